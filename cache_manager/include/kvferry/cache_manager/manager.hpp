@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace kvferry::cache_manager {
+
+struct ManagerConfig {
+  std::string runtime_dir;                   ///< Empty: the default.
+  std::string instance = "default";
+  std::uint64_t pool_bytes = 1ULL << 30;     ///< Host memory for blocks, all engines together.
+  std::uint32_t max_jobs_per_engine = 1024;  ///< Beyond it submits are kBusy.
+  std::chrono::milliseconds job_deadline{30'000};  ///< A mover that keeps a job longer is ended.
+};
+
+/// Runs the manager until SIGTERM or SIGINT. Throws Exception when it cannot be set up
+/// (kAlreadyExists: a second manager on the instance; kNoHostMemory: the pool does not fit).
+void run_manager(const ManagerConfig& config);
+
+}  // namespace kvferry::cache_manager

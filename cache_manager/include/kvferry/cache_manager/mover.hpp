@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+
+namespace kvferry::cache_manager {
+
+/// How blocks are moved. kAuto: direct for block-first arenas, staged where the arena has a ring
+/// and the group's slices are small, else batch.
+enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kBatch, kMemcpy };
+[[nodiscard]] std::string_view to_string(CopyStrategy strategy) noexcept;
+[[nodiscard]] ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text);
+
+struct MoverConfig {
+  ipc::RankConfig rank;
+  CopyStrategy strategy = CopyStrategy::kAuto;
+};
+
+/// Runs the mover of one rank until SIGTERM or SIGINT. Throws Exception when it cannot be set up.
+void run_mover(const MoverConfig& config);
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+# The one place where a kvferry target gets its language level, warnings and sanitizers.
+
+add_library(kvferry_options INTERFACE)
+target_compile_features(kvferry_options INTERFACE cxx_std_20)
+target_compile_options(kvferry_options INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Wsign-conversion;-Wshadow;-Werror>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wshadow,-Werror>")
+if(KVFERRY_SANITIZER)
+  target_compile_options(kvferry_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KVFERRY_SANITIZER};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+  target_link_options(kvferry_options INTERFACE "-fsanitize=${KVFERRY_SANITIZER}")
+endif()
+
+# kvferry_add_library(NAME ipc SOURCES ... HEADERS ... PUBLIC targets... PRIVATE targets...)
+# makes the static library kvferry_<name> with the alias kvferry::<name>.
+function(kvferry_add_library)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
+  set(target kvferry_${arg_NAME})
+  add_library(${target} STATIC)
+  add_library(kvferry::${arg_NAME} ALIAS ${target})
+  target_sources(${target} PRIVATE ${arg_SOURCES})
+  target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${arg_HEADERS})
+  target_include_directories(${target} PRIVATE src)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:kvferry_options>)
+  set_target_properties(${target} PROPERTIES
+    EXPORT_NAME ${arg_NAME}
+    CXX_EXTENSIONS OFF
+    CXX_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON
+    VERIFY_INTERFACE_HEADER_SETS ON)
+  set_property(GLOBAL APPEND PROPERTY KVFERRY_LIBRARIES ${target})
+endfunction()
+
+# kvferry_add_executable(NAME kvferry SOURCES ... LINK ...)
+function(kvferry_add_executable)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;LINK" ${ARGN})
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK} kvferry_options)
+  set_target_properties(${arg_NAME} PROPERTIES CXX_EXTENSIONS OFF)
+endfunction()

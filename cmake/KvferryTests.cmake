@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+include(GoogleTest)
+find_package(GTest 1.12 CONFIG REQUIRED)
+
+# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL unit|multiproc|gpu|cli [TIMEOUT s])
+# One label per binary: lists in gtest_discover_tests drop the properties after them on CMake 3.25.
+function(kvferry_add_test)
+  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT" "SOURCES;LINK" ${ARGN})
+  if(NOT arg_LABEL)
+    message(FATAL_ERROR "test ${arg_NAME} has no LABEL")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK} GTest::gmock GTest::gtest_main kvferry_options)
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  set_target_properties(${arg_NAME} PROPERTIES CXX_EXTENSIONS OFF)
+  if(arg_LABEL STREQUAL "gpu")
+    gtest_discover_tests(${arg_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} RESOURCE_LOCK gpu0)
+  else()
+    gtest_discover_tests(${arg_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL})
+  endif()
+endfunction()

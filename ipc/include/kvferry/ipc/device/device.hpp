@@ -1,0 +1,205 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/kernels/block_layout.hpp"
+
+namespace kvferry::ipc {
+
+enum class DeviceKind : std::uint8_t { kHost = 1, kCuda = 2 };
+
+/// How memory is shared. kLegacy: cudaIpc handles, where freeing under a living mapping is
+/// undefined. kVmm: reference-counted memory behind a descriptor, stable addresses.
+enum class HandleKind : std::uint8_t { kLegacy = 1, kVmm = 2 };
+
+[[nodiscard]] std::string_view to_string(DeviceKind kind) noexcept;
+[[nodiscard]] std::string_view to_string(HandleKind kind) noexcept;
+
+/// Which device, as text: "cuda:0", or "host:NAME:SIZE" where NAME identifies one simulated device
+/// among the processes of this user and SIZE is its capacity ("host:demo-0:2GiB"). Every process
+/// that names the same host device shares its capacity.
+struct DeviceSpec {
+  DeviceKind kind = DeviceKind::kHost;
+  int ordinal = 0;                      ///< CUDA only.
+  std::string host_name;                ///< Host only: [A-Za-z0-9._-]{1,64}.
+  std::uint64_t host_capacity_bytes = 0;///< Host only.
+
+  [[nodiscard]] static Result<DeviceSpec> parse(std::string_view text);
+  [[nodiscard]] std::string to_string() const;
+};
+
+struct MemoryInfo {
+  std::uint64_t free_bytes = 0;
+  std::uint64_t total_bytes = 0;
+};
+
+/// A device address: never dereferenced by host code except inside the backends.
+struct DevicePtr {
+  std::uintptr_t address = 0;
+  [[nodiscard]] DevicePtr operator+(std::uint64_t offset) const noexcept {
+    return DevicePtr{address + static_cast<std::uintptr_t>(offset)};
+  }
+  [[nodiscard]] void* raw() const noexcept {
+    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): what it is.
+  }
+  friend constexpr auto operator<=>(const DevicePtr&, const DevicePtr&) = default;
+};
+
+/// What one process sends so that another can map its memory. Legacy CUDA: token of 64 bytes, no
+/// descriptor. All others: a descriptor and an empty token. Close the descriptor right after use:
+/// it pins the memory.
+struct ExportedHandle {
+  HandleKind kind = HandleKind::kVmm;
+  std::uint64_t size_bytes = 0;
+  std::vector<std::uint8_t> token;
+  UniqueFd fd;
+};
+
+/// Addresses set aside without memory behind them: lets memory come back at the same address after
+/// a clear (VMM handles only). Outlives what is mapped into it.
+class AddressRange {
+ public:
+  virtual ~AddressRange() = default;
+  [[nodiscard]] virtual DevicePtr address() const noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t size_bytes() const noexcept = 0;
+};
+
+/// Memory of the device that this process allocated or imported. The destructor releases it and
+/// logs a failure; release() reports it. Releasing twice is harmless.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  [[nodiscard]] virtual DevicePtr address() const noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t size_bytes() const noexcept = 0;
+  [[nodiscard]] virtual HandleKind kind() const noexcept = 0;
+  /// Only for memory that this process allocated.
+  [[nodiscard]] virtual Result<ExportedHandle> export_handle() = 0;
+  /// Allocated: unmap and free. Imported: unmap and drop the reference. After success the address
+  /// faults when touched. Waits for no peer. Legacy memory that a living peer still maps: host
+  /// backend aborts with a report that names the peer.
+  [[nodiscard]] virtual Status release() = 0;
+};
+
+enum class CopyDirection : std::uint8_t { kDeviceToHost = 1, kHostToDevice = 2 };
+
+struct CopyOp {
+  void* host = nullptr;
+  DevicePtr device;
+  std::uint64_t size_bytes = 0;
+};
+
+/// kEach: one asynchronous copy per op. kBatch: one batched call where the backend has one.
+enum class CopyMode : std::uint8_t { kEach = 1, kBatch = 2 };
+
+/// Regions in memory that kernels read. Made once per mapping, valid until destroyed; must outlive
+/// all work launched with it.
+class RegionTable {
+ public:
+  virtual ~RegionTable() = default;
+  [[nodiscard]] virtual std::span<const kernels::StridedRegion> regions() const noexcept = 0;
+};
+
+/// Host memory that the device can write and read at full speed; for results and small staging.
+class PinnedBuffer {
+ public:
+  virtual ~PinnedBuffer() = default;
+  [[nodiscard]] virtual std::byte* data() noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t size_bytes() const noexcept = 0;
+};
+
+/// An ordered queue of device work. All calls enqueue and return; they run in order.
+/// @threading one at a time per stream. @lifetime the destructor waits for nothing that can hang:
+/// it drains with a bounded wait and logs what is left.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// Copies between host memory (pool or PinnedBuffer) and the device. Device-to-host sources are
+  /// read in stream order, never earlier.
+  [[nodiscard]] virtual Status copy(CopyDirection direction, std::span<const CopyOp> ops,
+                                    CopyMode mode) = 0;
+  [[nodiscard]] virtual Status zero(DevicePtr target, std::uint64_t size_bytes) = 0;
+
+  /// Kernels. Only for the worker's process: a kernel from another process stops its compute.
+  /// packed: device address of the packed blocks.
+  [[nodiscard]] virtual Status gather(const RegionTable& table, std::span<const std::uint32_t> ids,
+                                      DevicePtr packed, std::uint64_t packed_stride) = 0;
+  [[nodiscard]] virtual Status scatter(const RegionTable& table, std::span<const std::uint32_t> ids,
+                                       DevicePtr packed, std::uint64_t packed_stride) = 0;
+  [[nodiscard]] virtual Status fill_pattern(const RegionTable& table,
+                                            std::span<const kernels::SeededBlock> blocks) = 0;
+  /// Adds mismatching words of blocks[i] to results[i] (64-bit words of a PinnedBuffer, zeroed by
+  /// the caller).
+  [[nodiscard]] virtual Status verify_pattern(const RegionTable& table,
+                                              std::span<const kernels::SeededBlock> blocks,
+                                              PinnedBuffer& results) = 0;
+  /// results[i] (64-bit words) <- checksum of block ids[i].
+  [[nodiscard]] virtual Status checksum(const RegionTable& table,
+                                        std::span<const std::uint32_t> ids,
+                                        PinnedBuffer& results) = 0;
+
+  /// Adds one to the eventfd when all work enqueued before has ended. Not called when the device
+  /// has failed: waiters poll() with a time-out and look at query().
+  [[nodiscard]] virtual Status notify(int event_fd) = 0;
+  /// True when all enqueued work has ended; an error when the device failed.
+  [[nodiscard]] virtual Result<bool> query() = 0;
+};
+
+enum class StreamPriority : std::uint8_t { kNormal, kHigh };
+
+/// One GPU, or one simulated one. Never changes the process's current device: CUDA calls run under
+/// a guard in the calling thread.
+/// @threading any. @lifetime outlives everything made from it.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  [[nodiscard]] virtual const DeviceSpec& spec() const noexcept = 0;
+  /// Human name: "NVIDIA H200", "host device demo-0".
+  [[nodiscard]] virtual std::string name() const = 0;
+  /// The driver's (host backend: the kernel's) own count over all processes, not ours.
+  [[nodiscard]] virtual Result<MemoryInfo> memory_info() = 0;
+
+  [[nodiscard]] virtual Result<std::unique_ptr<AddressRange>> reserve(std::uint64_t size_bytes) = 0;
+  /// Sizes are rounded up to allocation_granularity(). at (VMM only): map at the range's start.
+  [[nodiscard]] virtual Result<std::unique_ptr<DeviceMemory>> allocate(std::uint64_t size_bytes,
+                                                                       HandleKind kind,
+                                                                       AddressRange* at) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<DeviceMemory>> import(ExportedHandle handle,
+                                                                     AddressRange* at) = 0;
+  [[nodiscard]] virtual std::uint64_t allocation_granularity() const noexcept = 0;
+
+  [[nodiscard]] virtual Result<std::unique_ptr<Stream>> make_stream(StreamPriority priority) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<RegionTable>> make_region_table(
+      std::vector<kernels::StridedRegion> regions) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<PinnedBuffer>> make_pinned_buffer(
+      std::uint64_t size_bytes) = 0;
+
+  /// Makes host memory reachable by copy engines at full speed. Pieces of at most 1 GiB each.
+  [[nodiscard]] virtual Status register_host(void* data, std::uint64_t size_bytes) = 0;
+  [[nodiscard]] virtual Status unregister_host(void* data) = 0;
+};
+
+/// Throws Exception when the device cannot be opened (no driver, no such ordinal, a build without
+/// CUDA, a name that is in use with another capacity).
+[[nodiscard]] std::unique_ptr<Device> open_device(const DeviceSpec& spec);
+
+/// Number of CUDA devices usable here; 0 without a driver or in a build without CUDA.
+[[nodiscard]] int cuda_device_count() noexcept;
+
+/// Used bytes of a host device over all processes, counted from /proc: every distinct memory object
+/// of that device that some process maps or holds open. For leak checks from outside.
+[[nodiscard]] Result<std::uint64_t> host_device_used_bytes(std::string_view host_name);
+
+}  // namespace kvferry::ipc

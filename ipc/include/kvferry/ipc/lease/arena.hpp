@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/model/arena_layout.hpp"
+
+namespace kvferry::ipc {
+
+/// Which regions of a group take part in a transfer: a store of the replicated part is done by one
+/// rank only; packed order is replicated regions first, then sharded ones, each in layout order.
+enum class RegionSet : std::uint8_t { kAll = 1, kSharded, kReplicated };
+
+/// Address ranges that outlive epochs, so that VMM memory comes back at the same addresses.
+using AddressRanges = std::vector<std::unique_ptr<AddressRange>>;
+
+/// The mapped arena of one epoch in one process, for owner and attacher alike: segments, layout and
+/// pointer lists. release() is the one free function for both roles: after it nothing of the epoch
+/// is left in this object, whatever the role and whatever failed on the way.
+/// @threading one at a time; const members any.
+class Arena {
+ public:
+  Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments);
+  Arena(Arena&&) noexcept = default;
+  Arena& operator=(Arena&&) noexcept = default;
+  ~Arena();
+
+  /// Reserves (or reuses) ranges when kind is kVmm and ranges is given.
+  [[nodiscard]] static Result<Arena> allocate(Device& device, Epoch epoch, const ArenaLayout& layout,
+                                              HandleKind kind, AddressRanges* ranges);
+  /// Handles in segment order. A failure part way closes what was imported.
+  [[nodiscard]] static Result<Arena> import(Device& device, Epoch epoch, const ArenaLayout& layout,
+                                            std::vector<ExportedHandle> handles,
+                                            AddressRanges* ranges);
+
+  [[nodiscard]] Epoch epoch() const noexcept { return epoch_; }
+  [[nodiscard]] const ArenaLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] bool mapped() const noexcept { return !segments_.empty(); }
+  [[nodiscard]] std::uint64_t total_bytes() const { return layout_.total_bytes(); }
+  [[nodiscard]] DevicePtr segment(std::uint32_t index) const;
+  [[nodiscard]] DevicePtr staging_slot(std::uint32_t slot) const;
+  /// Strided regions of a group with packed offsets and fill salts. salt depends on the region's
+  /// place in the group and, for sharded regions, on the rank.
+  [[nodiscard]] std::vector<kernels::StridedRegion> strided(GroupId group, RegionSet set,
+                                                            Rank rank) const;
+  [[nodiscard]] std::uint64_t packed_bytes(GroupId group, RegionSet set) const;
+  [[nodiscard]] Result<std::vector<ExportedHandle>> export_handles() const;
+
+  /// Releases every segment, errors collected and never short-circuited.
+  [[nodiscard]] Status release();
+
+ private:
+  Epoch epoch_;
+  ArenaLayout layout_;
+  std::vector<std::unique_ptr<DeviceMemory>> segments_;
+};
+
+/// What uses a mapped arena in a process: the mover's transfer engine, the worker's runner and
+/// staging agent. Called by the lease thread, one call at a time, in both roles.
+class ArenaUser {
+ public:
+  virtual ~ArenaUser() = default;
+  /// The epoch is mapped here; may be used from now on. The worker zeroes it before returning, in
+  /// either role. An error detaches (attacher) or frees (owner) again.
+  [[nodiscard]] virtual Status on_mapped(SessionId session, Arena& arena) = 0;
+  /// Stop admitting, end queued work as kRevoked, let what is in flight finish: on ok nothing of
+  /// this process touches the arena any more. Must return by the deadline.
+  [[nodiscard]] virtual Status quiesce(Epoch epoch, Deadline deadline) = 0;
+  /// Drop every pointer of the epoch; called before the memory is unmapped, after quiesce.
+  virtual void on_unmapped(Epoch epoch) = 0;
+};
+
+}  // namespace kvferry::ipc

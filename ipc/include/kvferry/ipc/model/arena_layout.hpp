@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
+
+namespace kvferry::ipc {
+
+/// One region inside an arena: segment index and byte offset instead of a pointer.
+struct Region {
+  RegionKind kind = RegionKind::kKey;
+  std::uint32_t layer = 0;
+  GroupId group;
+  bool replicated = false;
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t block_stride = 0;
+  std::uint64_t block_bytes = 0;
+  friend bool operator==(const Region&, const Region&) = default;
+  template <typename V> void visit(V& v) {
+    v(kind, layer, group, replicated, segment, offset, block_stride, block_bytes);
+  }
+};
+
+struct GroupLayout {
+  std::uint32_t block_count = 0;
+  friend bool operator==(const GroupLayout&, const GroupLayout&) = default;
+  template <typename V> void visit(V& v) { v(block_count); }
+};
+
+/// A ring of slots on the device, in the arena, for cooperative staging.
+struct StagingRing {
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint32_t slots = 0;       ///< 0: no staging.
+  friend bool operator==(const StagingRing&, const StagingRing&) = default;
+  template <typename V> void visit(V& v) { v(segment, offset, slot_bytes, slots); }
+};
+
+/// Everything an attacher needs to address an arena, without pointers. Sent with every grant.
+struct ArenaLayout {
+  ArenaOrder order = ArenaOrder::kLayerFirst;
+  std::vector<std::uint64_t> segment_bytes;  ///< One per allocation.
+  std::vector<Region> regions;               ///< In geometry order: group by group.
+  std::vector<GroupLayout> groups;
+  StagingRing staging;
+  Digest fingerprint;                        ///< Geometry::fingerprint(order).
+  friend bool operator==(const ArenaLayout&, const ArenaLayout&) = default;
+  template <typename V> void visit(V& v) {
+    v(order, segment_bytes, regions, groups, staging, fingerprint);
+  }
+
+  /// Holds every region and the ring to the segment sizes and the geometry (untrusted input):
+  /// counts, overflow, stride >= bytes, region bytes as the geometry says, fingerprint.
+  [[nodiscard]] Status validate(const Geometry& geometry) const;
+  [[nodiscard]] std::uint64_t total_bytes() const;
+};
+
+struct ArenaOptions {
+  ArenaOrder order = ArenaOrder::kLayerFirst;
+  std::uint32_t gpu_blocks = 0;          ///< Of a group with blocks_percent = 100.
+  std::uint64_t staging_slot_bytes = 0;  ///< 0: no staging ring.
+  std::uint32_t staging_slots = 0;
+};
+
+/// Pure: the layout for one rank. Region bases are 256-byte aligned. Errors name the size that is
+/// zero or overflows.
+[[nodiscard]] Result<ArenaLayout> plan_arena(const Geometry& geometry, const ArenaOptions& options);
+
+/// Where the bytes of one group's block lie on the host: the replicated part once, then each rank's
+/// shard. Parts are kept in separate runs of a slab, so each rank's share is one range.
+struct HostBlockShape {
+  std::uint64_t replicated_bytes = 0;
+  std::uint64_t shard_bytes = 0;
+};
+[[nodiscard]] HostBlockShape host_block_shape(const Geometry& geometry, GroupId group);
+
+}  // namespace kvferry::ipc

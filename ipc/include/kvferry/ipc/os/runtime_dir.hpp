@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
+namespace kvferry::ipc {
+
+/// The directory of one instance: DIR/INSTANCE, mode 0700, owned by this user. DIR is the
+/// --runtime-dir option, else $KVFERRY_RUNTIME_DIR, else $XDG_RUNTIME_DIR/kvferry, else
+/// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
+class RuntimeDir {
+ public:
+  /// Creates what is missing. Errors: kInvalidArgument for a bad instance name ([A-Za-z0-9._-]{1,32})
+  /// or a path too long for a socket, kPermission for a foreign owner or a wider mode (named, never
+  /// changed), kSystem for a read-only or full file system.
+  [[nodiscard]] static Result<RuntimeDir> open(std::string_view base, std::string_view instance);
+
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& instance() const noexcept { return instance_; }
+
+  [[nodiscard]] std::filesystem::path registry_socket() const { return path_ / "registry"; }
+  [[nodiscard]] std::filesystem::path control_socket() const { return path_ / "control"; }
+  /// ENGINE.RANK.KIND, for example "chat.0.lease", ".agent", ".step".
+  [[nodiscard]] std::filesystem::path rank_socket(std::string_view engine, std::uint32_t rank,
+                                                  std::string_view kind) const;
+
+ private:
+  std::filesystem::path path_;
+  std::string instance_;
+};
+
+/// "A lock before bind": an OFD lock on NAME.lock that the kernel drops when its holder dies. Held
+/// for life, O_CLOEXEC. A name whose lock is free is stale and may be replaced.
+class NameLock {
+ public:
+  /// kAlreadyExists names the pid that holds it.
+  [[nodiscard]] static Result<NameLock> acquire(const std::filesystem::path& name);
+  NameLock(NameLock&&) noexcept = default;
+  NameLock& operator=(NameLock&&) noexcept = default;
+  /// Removes NAME and NAME.lock while the lock is still held.
+  ~NameLock();
+
+ private:
+  NameLock(UniqueFd fd, std::filesystem::path name);
+  UniqueFd fd_;
+  std::filesystem::path name_;
+};
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
+namespace kvferry::ipc {
+
+/// A mapped range of a memfd (Boost.Interprocess mapped_region inside).
+/// @lifetime unmapped by the destructor.
+class SharedMapping {
+ public:
+  SharedMapping() = default;
+  SharedMapping(SharedMapping&&) noexcept;
+  SharedMapping& operator=(SharedMapping&&) noexcept;
+  ~SharedMapping();
+  [[nodiscard]] std::byte* data() const noexcept;
+  [[nodiscard]] std::size_t size_bytes() const noexcept;
+
+ private:
+  friend class SharedMemory;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Anonymous shared memory (memfd, O_CLOEXEC): no name to leak, gone with its last holder.
+class SharedMemory {
+ public:
+  /// A segment that only its creator can write: mapped by the creator, then sealed against growing,
+  /// shrinking and further writable mappings.
+  struct SingleWriter {
+    UniqueFd fd;
+    SharedMapping mapping;
+  };
+  [[nodiscard]] static Result<SingleWriter> create_single_writer(const std::string& name,
+                                                                 std::size_t size_bytes);
+  /// Maps a peer's single-writer segment read-only after checking size and seals (a segment that
+  /// could shrink would fault us): kProtocol otherwise.
+  [[nodiscard]] static Result<SharedMapping> map_single_writer(const UniqueFd& fd,
+                                                               std::size_t size_bytes);
+
+  /// A pool that several processes write: sealed against growing and shrinking. Memory is really
+  /// there on return (kNoHostMemory otherwise) when reserve is true.
+  [[nodiscard]] static Result<UniqueFd> create_pool(const std::string& name,
+                                                    std::uint64_t size_bytes, bool reserve);
+  [[nodiscard]] static Result<SharedMapping> map_pool(const UniqueFd& fd, std::uint64_t size_bytes);
+};
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+namespace kvferry::ipc {
+
+/// What worker and mover have in common, whatever their role: the lease (owner or attacher), the
+/// link to the manager with reconnects, the one clear and the one re-init, state reports.
+/// Clears and re-inits run on a thread of their own, one at a time.
+/// @threading constructor, destructor and send() on the loop's thread; hooks are called there.
+/// @lifetime loop, device and user outlive it. The destructor ends the arena (bounded) and says bye.
+class RankService {
+ public:
+  struct Hooks {
+    /// Messages of the manager other than clear and re-init.
+    std::function<void(Envelope)> on_message;
+    /// Connected (again) and accepted; movers get the pool. Called before any message.
+    std::function<void(const RegistryWelcome&, UniqueFd pool)> on_manager;
+    /// The manager is dead or gone: finish what runs, accept nothing new, let go of its pool.
+    std::function<void()> on_manager_lost;
+    /// Empties the caching device allocator: part of every clear, after the regions are gone, in
+    /// both roles. Called on the clearing thread.
+    std::function<void()> empty_allocator;
+    /// A refusal that no retry can mend (role, geometry, version): the process should end.
+    std::function<void(const Error&)> on_fatal;
+  };
+
+  /// Throws Exception when the lease cannot be set up. The owner allocates its first epoch at once,
+  /// manager or not; a failure to do so is thrown.
+  RankService(EventLoop& loop, const RankConfig& config, ProcessKind kind, Device& device,
+              ArenaUser& user, Hooks hooks);
+  RankService(const RankService&) = delete;
+  RankService& operator=(const RankService&) = delete;
+  ~RankService();
+
+  /// kNoManager while there is none.
+  [[nodiscard]] Status send(const Envelope& envelope);
+  template <typename T>
+  Status notify(MessageKind kind, const T& body) {
+    Envelope envelope;
+    envelope.kind = kind;
+    envelope.body = encode(body);
+    return send(envelope);
+  }
+  template <typename T>
+  Status reply(const Envelope& request, const T& body) {
+    Envelope envelope;
+    envelope.kind = request.kind;
+    envelope.request = request.request;
+    envelope.is_reply = true;
+    envelope.body = encode(body);
+    return send(envelope);
+  }
+  Status reply_error(const Envelope& request, Error error);
+
+  [[nodiscard]] const IncarnationId& incarnation() const noexcept;
+  [[nodiscard]] LeaseView view() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvferry::ipc

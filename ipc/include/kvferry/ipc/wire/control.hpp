@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/process.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+/// The control plane: a registry (SEQPACKET: uid check, pidfd, descriptors) and a ZeroMQ
+/// ROUTER/DEALER pair for messages. Used between the manager and its peers, and between an engine
+/// and its workers' step channels.
+namespace kvferry::ipc {
+
+struct Peer {
+  IncarnationId id;
+  ProcessKind kind = ProcessKind::kOperator;
+  std::string name;
+  pid_t pid = 0;
+};
+
+/// Events of a ControlServer, on its loop's thread.
+class ControlHandler {
+ public:
+  virtual ~ControlHandler() = default;
+  virtual void on_peer(const Peer& peer) = 0;
+  /// Request, reply or event of a registered peer. Malformed envelopes never get here.
+  virtual void on_message(const Peer& peer, Envelope envelope) = 0;
+  /// Closed its registry connection but may be alive: an alarm, never a proof.
+  virtual void on_peer_silent(const Peer& peer) = 0;
+  /// The kernel proved it dead.
+  virtual void on_peer_died(const Peer& peer) = 0;
+};
+
+/// The manager's side (and a worker's, for steps). @threading the loop's thread only.
+class ControlServer {
+ public:
+  struct Options {
+    std::filesystem::path registry_path;
+    std::filesystem::path control_path;
+    SessionId session;
+    int pool_fd = -1;                 ///< Given to movers.
+    std::uint64_t pool_bytes = 0;
+    int max_queued_messages = 10'000; ///< Per peer; beyond it send() is kBusy.
+  };
+
+  /// Throws Exception: a living server holds the name (kAlreadyExists), the directory refuses.
+  ControlServer(EventLoop& loop, Options options, ControlHandler& handler);
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+  ~ControlServer();
+
+  /// kNotFound for an unknown or gone peer, kBusy when its queue is full. Never blocks.
+  [[nodiscard]] Status send(const IncarnationId& peer, const Envelope& envelope);
+  /// Replies are remembered (bounded, per peer) so that a repeated request gets the same answer;
+  /// repeats never reach the handler.
+  template <typename T>
+  Status reply(const IncarnationId& peer, const Envelope& request, const T& body) {
+    return send_reply(peer, request, std::nullopt, encode(body));
+  }
+  Status reply_error(const IncarnationId& peer, const Envelope& request, Error error) {
+    return send_reply(peer, request, std::move(error), {});
+  }
+  template <typename T>
+  Status notify(const IncarnationId& peer, MessageKind kind, const T& body) {
+    Envelope envelope;
+    envelope.kind = kind;
+    envelope.body = encode(body);
+    return send(peer, envelope);
+  }
+  /// The process behind a peer, for proof of death and for signals; null when unknown.
+  [[nodiscard]] const ProcessRef* process(const IncarnationId& peer) const;
+  [[nodiscard]] std::uint64_t protocol_errors() const noexcept;
+
+ private:
+  Status send_reply(const IncarnationId& peer, const Envelope& request, std::optional<Error> error,
+                    Bytes body);
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A peer's side. @threading one thread at a time (not tied to one).
+class ControlLink {
+ public:
+  struct Options {
+    std::filesystem::path registry_path;
+    std::filesystem::path control_path;
+    ProcessKind kind = ProcessKind::kOperator;
+    IncarnationId incarnation;         ///< This life of this process.
+    std::string name;
+  };
+
+  /// kNoManager when nobody listens (also: stale name), kVersionMismatch, kTimeout.
+  [[nodiscard]] static Result<std::unique_ptr<ControlLink>> connect(Options options,
+                                                                    Deadline deadline);
+  ControlLink(const ControlLink&) = delete;
+  ControlLink& operator=(const ControlLink&) = delete;
+  ~ControlLink();
+
+  [[nodiscard]] const RegistryWelcome& welcome() const noexcept;
+  /// The pool's descriptor (movers); invalid otherwise or when taken.
+  [[nodiscard]] UniqueFd take_pool_fd();
+  [[nodiscard]] const ProcessRef& server() const noexcept;
+
+  /// For an EventLoop: readable when try_receive() may have something, or when the server ended
+  /// (server_lost()). After a callback, call try_receive() until it is empty.
+  [[nodiscard]] int fd() const noexcept;
+  [[nodiscard]] bool server_lost() const noexcept;
+
+  /// kBusy when the queue is full, kPeerDied when the server is gone.
+  [[nodiscard]] Status send(const Envelope& envelope);
+  [[nodiscard]] Result<std::optional<Envelope>> try_receive();
+
+  /// Fresh request ids, unique in this link's incarnation.
+  [[nodiscard]] RequestId next_request() noexcept;
+  /// Sends a request and waits for its reply; other messages that arrive are kept for
+  /// try_receive(). A reply's error is returned as such. kTimeout names kind and server.
+  [[nodiscard]] Result<Envelope> request(MessageKind kind, Bytes body, Deadline deadline);
+
+  template <typename Reply, typename Request>
+  [[nodiscard]] Result<Reply> call(MessageKind kind, const Request& body, Deadline deadline) {
+    KVFERRY_ASSIGN(Envelope envelope, request(kind, encode(body), deadline));
+    return decode<Reply>(envelope.body, "reply");
+  }
+
+ private:
+  ControlLink();
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvferry::ipc

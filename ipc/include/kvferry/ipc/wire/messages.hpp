@@ -1,0 +1,412 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvferry/ipc/base/error.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/wire/codec.hpp"
+
+/// Every message of the control plane (ZeroMQ), the registry and the staging agent (SEQPACKET).
+/// Adding, removing or reordering a field means: bump kWireVersion.
+namespace kvferry::ipc {
+
+inline constexpr std::uint32_t kWireVersion = 1;
+
+constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
+constexpr std::uint64_t wire_max(RegionKind) { return static_cast<std::uint64_t>(RegionKind::kOther); }
+constexpr std::uint64_t wire_max(HitRule) { return static_cast<std::uint64_t>(HitRule::kLastState); }
+constexpr std::uint64_t wire_max(ArenaOrder) { return static_cast<std::uint64_t>(ArenaOrder::kBlockFirst); }
+constexpr std::uint64_t wire_max(CacheOwner) { return static_cast<std::uint64_t>(CacheOwner::kMover); }
+constexpr std::uint64_t wire_max(ProcessKind) { return static_cast<std::uint64_t>(ProcessKind::kManager); }
+constexpr std::uint64_t wire_max(HandleKind) { return static_cast<std::uint64_t>(HandleKind::kVmm); }
+constexpr std::uint64_t wire_max(LeasePhase) { return static_cast<std::uint64_t>(LeasePhase::kShutdown); }
+constexpr std::uint64_t wire_max(ClearKind) { return static_cast<std::uint64_t>(ClearKind::kQuarantined); }
+constexpr std::uint64_t wire_max(CopyDirection) { return static_cast<std::uint64_t>(CopyDirection::kHostToDevice); }
+constexpr std::uint64_t wire_max(ErrorCode) { return static_cast<std::uint64_t>(ErrorCode::kCuda); }
+
+/// What an Envelope carries. Requests are answered by an envelope of the same kind and request id
+/// with is_reply set and either the reply body or an error. Events have request id 0.
+enum class MessageKind : std::uint16_t {
+  // engine and operator -> manager, answered
+  kEngineHello = 1, kLookup, kPin, kUnpin, kReserveStore, kAbandonStore, kSubmitStore, kSubmitLoad,
+  kCancel, kSwapOut, kSwapIn, kDropSequence, kClear, kReinit, kStatus,
+  // manager -> engine, events
+  kJobDone, kEngineState,
+  // worker and mover -> manager
+  kRankHello, kRankState,
+  // manager -> worker and mover, answered
+  kRankClear, kRankReinit, kQuiesceStaging,
+  // manager -> mover / mover -> manager
+  kMoverJob, kMoverCancel, kMoverJobDone,
+  // engine -> worker (step channel), answered
+  kStepHello, kStep,
+  // Either way: the peer ends in an orderly way.
+  kBye
+};
+constexpr std::uint64_t wire_max(MessageKind) { return static_cast<std::uint64_t>(MessageKind::kBye); }
+
+struct Envelope {
+  std::uint32_t version = kWireVersion;
+  MessageKind kind = MessageKind::kBye;
+  RequestId request;               ///< 0 for events. Repeating a request id repeats the reply.
+  bool is_reply = false;
+  std::optional<Error> error;      ///< Replies only.
+  Bytes body;
+  template <typename V> void visit(V& v) { v(version, kind, request, is_reply, error, body); }
+};
+
+// ---- registry (SEQPACKET, once per peer; the connection stays open as liveness doorbell) ----
+
+struct RegistryHello {
+  std::uint32_t version = kWireVersion;
+  ProcessKind kind = ProcessKind::kOperator;
+  IncarnationId incarnation;       ///< Also the ZeroMQ routing id of the peer (its 16 bytes).
+  std::string name;                ///< For people: "mover chat/0".
+  template <typename V> void visit(V& v) { v(version, kind, incarnation, name); }
+};
+struct RegistryWelcome {             ///< Movers also get the pool's descriptor.
+  std::uint32_t version = kWireVersion;
+  SessionId manager_session;
+  std::uint64_t pool_bytes = 0;
+  std::optional<Error> refused;
+  template <typename V> void visit(V& v) { v(version, manager_session, pool_bytes, refused); }
+};
+
+// ---- worker and mover -> manager ----
+
+struct RankHello {
+  std::string engine;
+  Rank rank;
+  ProcessKind kind = ProcessKind::kWorker;
+  CacheOwner cache_owner = CacheOwner::kWorker;
+  HandleKind handles = HandleKind::kVmm;
+  ArenaOrder order = ArenaOrder::kLayerFirst;
+  Geometry geometry;
+  std::string device;              ///< DeviceSpec::to_string().
+  template <typename V> void visit(V& v) { v(engine, rank, kind, cache_owner, handles, order, geometry, device); }
+};
+/// Sent after the hello and at every change; the manager keeps the latest.
+struct RankState {
+  SessionId session;
+  Epoch epoch;
+  LeasePhase phase = LeasePhase::kVacant;
+  bool mapped = false;
+  std::vector<std::uint32_t> group_blocks;
+  std::uint32_t living_leases = 0;
+  std::uint64_t quarantined_bytes = 0;
+  std::uint64_t device_free_bytes = 0;
+  std::uint64_t device_total_bytes = 0;
+  std::string note;
+  template <typename V> void visit(V& v) { v(session, epoch, phase, mapped, group_blocks, living_leases, quarantined_bytes, device_free_bytes, device_total_bytes, note); }
+};
+
+// ---- manager -> worker and mover ----
+
+struct RankClear {                   ///< Idempotent: clear of a cleared epoch repeats the outcome.
+  SessionId session;
+  Epoch epoch;
+  std::chrono::milliseconds deadline{8000};
+  template <typename V> void visit(V& v) { v(session, epoch, deadline); }
+};
+struct RankClearReply {
+  ClearKind kind = ClearKind::kCleared;
+  Epoch epoch;
+  std::string detail;
+  std::uint64_t quarantined_bytes = 0;
+  std::uint64_t free_before = 0;
+  std::uint64_t free_after = 0;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(kind, epoch, detail, quarantined_bytes, free_before, free_after, took); }
+};
+struct RankReinit {                  ///< To the owner: next epoch. To the attacher: wait until mapped.
+  Epoch epoch;                       ///< The attacher waits for at least this one.
+  std::uint32_t gpu_blocks = 0;      ///< 0: as before.
+  std::chrono::milliseconds deadline{8000};
+  template <typename V> void visit(V& v) { v(epoch, gpu_blocks, deadline); }
+};
+struct RankReinitReply {
+  SessionId session;
+  Epoch epoch;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(session, epoch, took); }
+};
+/// To the worker, after a mover's death: answered when no gather or scatter asked by that mover is
+/// queued or running any more. Then, and only then, its blocks may be used again.
+struct QuiesceStaging {
+  IncarnationId mover;
+  std::chrono::milliseconds deadline{3000};
+  template <typename V> void visit(V& v) { v(mover, deadline); }
+};
+
+struct MoverItem {
+  GroupId group;
+  BlockId block;
+  std::uint64_t replicated_offset = 0;  ///< Into the pool.
+  std::uint64_t shard_offset = 0;       ///< Into the pool; this rank's part.
+  bool with_replicated = true;          ///< Stores: only one rank stores it. Loads: always true.
+  template <typename V> void visit(V& v) { v(group, block, replicated_offset, shard_offset, with_replicated); }
+};
+struct MoverJob {
+  JobId job;
+  SessionId session;
+  Epoch epoch;
+  CopyDirection direction = CopyDirection::kDeviceToHost;
+  std::uint8_t priority = 0;       ///< Higher first.
+  std::vector<MoverItem> items;
+  template <typename V> void visit(V& v) { v(job, session, epoch, direction, priority, items); }
+};
+struct MoverCancel {
+  JobId job;
+  template <typename V> void visit(V& v) { v(job); }
+};
+struct MoverJobDone {
+  JobId job;
+  std::vector<std::uint8_t> results;  ///< Per item: 0 or an ErrorCode.
+  std::string message;                ///< First error's text.
+  std::uint64_t bytes = 0;
+  std::chrono::microseconds queued{};
+  std::chrono::microseconds copied{};
+  template <typename V> void visit(V& v) { v(job, results, message, bytes, queued, copied); }
+};
+
+// ---- engine -> manager ----
+
+struct EngineHello {
+  std::string engine;
+  std::string name_space = "default";
+  std::string model;
+  Digest weights;
+  std::uint32_t ranks = 1;
+  Digest fingerprint;
+  template <typename V> void visit(V& v) { v(engine, name_space, model, weights, ranks, fingerprint); }
+};
+struct RankArena {
+  SessionId session;
+  Epoch epoch;
+  template <typename V> void visit(V& v) { v(session, epoch); }
+};
+/// What an engine sees of its cache. generation grows whenever any rank's arena is another one;
+/// device blocks of an older generation hold nothing any more.
+enum class CachePhase : std::uint8_t { kDetached = 1, kReady, kClearing, kCleared };
+constexpr std::uint64_t wire_max(CachePhase) { return static_cast<std::uint64_t>(CachePhase::kCleared); }
+struct EngineState {
+  std::uint64_t generation = 0;
+  CachePhase phase = CachePhase::kDetached;
+  bool offload_ready = false;      ///< Every rank has a mover with the arena mapped.
+  std::vector<RankArena> ranks;
+  std::vector<std::uint32_t> group_blocks;
+  std::string note;
+  template <typename V> void visit(V& v) { v(generation, phase, offload_ready, ranks, group_blocks, note); }
+};
+
+enum class BlockPresence : std::uint8_t { kMiss = 1, kHitPending, kHit };
+constexpr std::uint64_t wire_max(BlockPresence) { return static_cast<std::uint64_t>(BlockPresence::kHit); }
+struct Lookup {
+  std::vector<Digest> blocks;      ///< A prefix: first block first.
+  template <typename V> void visit(V& v) { v(blocks); }
+};
+struct LookupReply {
+  std::uint32_t usable_prefix = 0;     ///< Longest by every group's rule, all ranks stored.
+  std::vector<std::uint8_t> presence;  ///< [group * blocks + i], BlockPresence.
+  template <typename V> void visit(V& v) { v(usable_prefix, presence); }
+};
+struct PinRequest {                  ///< kPin and kUnpin. Pins end with their engine.
+  std::vector<Digest> blocks;
+  template <typename V> void visit(V& v) { v(blocks); }
+};
+struct PinReply {
+  std::uint32_t pinned = 0;
+  template <typename V> void visit(V& v) { v(pinned); }
+};
+
+struct StoreKey {
+  GroupId group;
+  Digest block;
+  template <typename V> void visit(V& v) { v(group, block); }
+};
+enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
+constexpr std::uint64_t wire_max(ReserveOutcome) { return static_cast<std::uint64_t>(ReserveOutcome::kFull); }
+struct ReserveStore {
+  std::vector<StoreKey> keys;
+  template <typename V> void visit(V& v) { v(keys); }
+};
+struct ReservedSlot {
+  ReserveOutcome outcome = ReserveOutcome::kFull;
+  std::uint64_t slot = 0;          ///< Names the reservation, with kReserved only.
+  template <typename V> void visit(V& v) { v(outcome, slot); }
+};
+struct ReserveStoreReply {
+  std::vector<ReservedSlot> slots;
+  template <typename V> void visit(V& v) { v(slots); }
+};
+struct AbandonStore {
+  std::vector<std::uint64_t> slots;
+  template <typename V> void visit(V& v) { v(slots); }
+};
+
+struct StoreItem {
+  GroupId group;
+  BlockId block;
+  std::uint64_t slot = 0;
+  template <typename V> void visit(V& v) { v(group, block, slot); }
+};
+struct SubmitStore {                 ///< The caller has observed the writes of these blocks complete.
+  JobId job;                         ///< Chosen by the client, unique in its life.
+  std::uint64_t generation = 0;
+  std::vector<StoreItem> items;
+  template <typename V> void visit(V& v) { v(job, generation, items); }
+};
+struct LoadItem {
+  GroupId group;
+  BlockId block;
+  Digest key;
+  template <typename V> void visit(V& v) { v(group, block, key); }
+};
+struct SubmitLoad {
+  JobId job;
+  std::uint64_t generation = 0;
+  std::uint8_t priority = 1;
+  std::vector<LoadItem> items;
+  template <typename V> void visit(V& v) { v(job, generation, priority, items); }
+};
+struct CancelJob {
+  JobId job;
+  template <typename V> void visit(V& v) { v(job); }
+};
+struct SequenceBlock {
+  GroupId group;
+  BlockId block;
+  std::uint32_t index = 0;         ///< Place of the block in the sequence.
+  template <typename V> void visit(V& v) { v(group, block, index); }
+};
+struct SwapSequence {                ///< kSwapOut and kSwapIn.
+  JobId job;
+  std::uint64_t generation = 0;
+  std::uint64_t sequence = 0;        ///< The owner's handle.
+  std::vector<SequenceBlock> items;
+  template <typename V> void visit(V& v) { v(job, generation, sequence, items); }
+};
+struct DropSequence {
+  std::uint64_t sequence = 0;
+  template <typename V> void visit(V& v) { v(sequence); }
+};
+/// Every accepted job is answered by exactly one of these, whatever dies, and only after no copier
+/// touches its blocks any more.
+struct JobDone {
+  JobId job;
+  std::vector<std::uint8_t> results;  ///< Per item: 0 or an ErrorCode, over all ranks.
+  std::string message;
+  std::uint64_t bytes = 0;
+  template <typename V> void visit(V& v) { v(job, results, message, bytes); }
+};
+
+// ---- operator (and engine) -> manager ----
+
+enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
+constexpr std::uint64_t wire_max(HostPolicy) { return static_cast<std::uint64_t>(HostPolicy::kKeep); }
+struct ClearRequest {
+  std::string engine;              ///< Empty: all.
+  HostPolicy host = HostPolicy::kDrop;
+  std::chrono::milliseconds deadline{15000};
+  template <typename V> void visit(V& v) { v(engine, host, deadline); }
+};
+struct RankOutcome {
+  std::string engine;
+  Rank rank;
+  RankClearReply outcome;
+  std::optional<Error> error;
+  template <typename V> void visit(V& v) { v(engine, rank, outcome, error); }
+};
+struct ClearReply {                  ///< The envelope's error names the first failing rank.
+  std::vector<RankOutcome> ranks;
+  std::uint64_t host_blocks_dropped = 0;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(ranks, host_blocks_dropped, took); }
+};
+struct ReinitRequest {
+  std::string engine;
+  std::uint32_t gpu_blocks = 0;
+  std::chrono::milliseconds deadline{15000};
+  template <typename V> void visit(V& v) { v(engine, gpu_blocks, deadline); }
+};
+struct ReinitReply {
+  std::uint64_t generation = 0;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(generation, took); }
+};
+struct StatusReply {
+  std::string json;                ///< docs/operations.md describes the fields.
+  template <typename V> void visit(V& v) { v(json); }
+};
+struct Empty {
+  bool unused = false;
+  template <typename V> void visit(V& v) { v(unused); }
+};
+
+// ---- engine -> worker: the reference runner's step channel ----
+
+struct SeededItem {
+  GroupId group;
+  BlockId block;
+  std::uint64_t seed = 0;
+  template <typename V> void visit(V& v) { v(group, block, seed); }
+};
+struct StepBlock {
+  GroupId group;
+  BlockId block;
+  template <typename V> void visit(V& v) { v(group, block); }
+};
+struct Step {                        ///< Done in this order: fills (prefill), reads (decode), verifies.
+  SessionId session;
+  Epoch epoch;
+  std::uint32_t decode_steps = 0;    ///< How often `reads` are read, like attention would.
+  std::vector<SeededItem> fills;
+  std::vector<StepBlock> reads;
+  std::vector<SeededItem> verifies;
+  template <typename V> void visit(V& v) { v(session, epoch, decode_steps, fills, reads, verifies); }
+};
+struct StepReply {                   ///< Sent after the work was observed complete.
+  std::vector<std::uint64_t> mismatches;  ///< Words per verified block.
+  std::uint64_t checksum = 0;
+  template <typename V> void visit(V& v) { v(mismatches, checksum); }
+};
+
+// ---- mover -> worker's staging agent (SEQPACKET) ----
+
+struct AgentHello {
+  std::uint32_t version = kWireVersion;
+  IncarnationId mover;
+  std::string engine;
+  Rank rank;
+  template <typename V> void visit(V& v) { v(version, mover, engine, rank); }
+};
+enum class StageKind : std::uint8_t { kGather = 1, kScatter };
+constexpr std::uint64_t wire_max(StageKind) { return static_cast<std::uint64_t>(StageKind::kScatter); }
+constexpr std::uint64_t wire_max(RegionSet) { return static_cast<std::uint64_t>(RegionSet::kReplicated); }
+struct StageRequest {
+  std::uint64_t id = 0;
+  SessionId session;
+  Epoch epoch;
+  StageKind kind = StageKind::kGather;
+  GroupId group;
+  RegionSet set = RegionSet::kAll;
+  std::uint32_t slot = 0;          ///< Packed blocks lie one after another from the slot's start.
+  std::vector<std::uint32_t> blocks;
+  template <typename V> void visit(V& v) { v(id, session, epoch, kind, group, set, slot, blocks); }
+};
+struct StageReply {
+  std::uint64_t id = 0;
+  std::optional<Error> error;
+  template <typename V> void visit(V& v) { v(id, error); }
+};
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kvferry/kernels/block_layout.hpp"
+
+/// CPU twins of the kernels: the host backend runs them on its streams, tests use them as the
+/// reference for the CUDA kernels. @threading any; the caller orders access to the memory.
+namespace kvferry::kernels::host {
+
+/// packed block i <- slices of block ids.ids[i].
+void gather(const PackedBlocks& layout, const BlockIds& ids);
+
+/// slices of block ids.ids[i] <- packed block i.
+void scatter(const PackedBlocks& layout, const BlockIds& ids);
+
+/// Fills every slice of every block with pattern_word(seed, region.salt, word).
+void fill_pattern(const StridedRegion* regions, std::uint32_t region_count,
+                  const SeededBlocks& blocks);
+
+/// Adds to mismatches[i] the number of words of block i that differ from the pattern.
+void verify_pattern(const StridedRegion* regions, std::uint32_t region_count,
+                    const SeededBlocks& blocks, std::uint64_t* mismatches);
+
+/// checksums[i] <- an order-sensitive 64-bit sum over all words of block i (read-only pass: what a
+/// decode step's attention reads).
+void checksum(const StridedRegion* regions, std::uint32_t region_count, const BlockIds& ids,
+              std::uint64_t* checksums);
+
+}  // namespace kvferry::kernels::host

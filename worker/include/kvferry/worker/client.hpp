@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
+
+/// The engine's interface to kvferry: batched, every call takes a deadline or does not block, none
+/// throws. docs/example_engine.cpp is a complete small engine.
+namespace kvferry::worker {
+
+using ipc::BlockId;
+using ipc::Deadline;
+using ipc::Digest;
+using ipc::ErrorCode;
+using ipc::GroupId;
+using ipc::JobId;
+using ipc::Result;
+using ipc::Status;
+
+struct ClientOptions {
+  std::string runtime_dir;             ///< Empty: the default (RuntimeDir).
+  std::string instance = "default";
+  std::string engine = "default";      ///< The engine that the workers registered as.
+  std::uint32_t ranks = 1;
+  ipc::ModelIdentity identity;         ///< Blocks are shared only within one identity.
+};
+
+enum class Presence : std::uint8_t { kMiss = 1, kHitPending, kHit };
+
+struct LookupResult {
+  /// Blocks from the first on that can be loaded, by the rules of all groups.
+  std::uint32_t usable_prefix = 0;
+  /// presence[group][i] for hashes[i]. kHitPending: being stored; ask again or wait.
+  std::vector<std::vector<Presence>> presence;
+};
+
+enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
+
+struct StoreTarget {
+  GroupId group;
+  Digest block;
+};
+struct StoreSlot {
+  Reservation outcome = Reservation::kFull;
+  std::uint64_t slot = 0;              ///< Valid with kReserved: ends with a submit or abandon.
+};
+struct StoreItem {
+  GroupId group;
+  BlockId block;                       ///< Source on every rank.
+  std::uint64_t slot = 0;
+};
+struct LoadItem {
+  GroupId group;
+  BlockId block;                       ///< Target on every rank; unusable until the job is done.
+  Digest key;                          ///< Chained block hash.
+};
+struct SequenceItem {
+  GroupId group;
+  BlockId block;
+  std::uint32_t index = 0;             ///< Place of the block in its sequence.
+};
+
+/// One finished job. results[i] is empty-handed (0) or an ErrorCode for item i, over all ranks. When
+/// this arrives no copier of ours touches the job's blocks any more, whatever has died.
+struct Completion {
+  JobId job;
+  std::vector<std::uint8_t> results;
+  std::string message;                 ///< Text of the first error.
+  std::uint64_t bytes = 0;             ///< Moved over the link, all ranks.
+  [[nodiscard]] bool all_ok() const noexcept {
+    for (const std::uint8_t result : results) {
+      if (result != 0) return false;
+    }
+    return true;
+  }
+};
+
+enum class CachePhase : std::uint8_t { kDetached = 1, kReady, kClearing, kCleared };
+
+struct ArenaId {
+  ipc::SessionId session;
+  ipc::Epoch epoch;
+};
+
+/// The cache as the manager sees it. Device blocks of another generation hold nothing: when it
+/// changes, drop the device index and retract running requests.
+struct CacheState {
+  std::uint64_t generation = 0;
+  CachePhase phase = CachePhase::kDetached;
+  bool offload_ready = false;          ///< Jobs are accepted.
+  std::vector<ArenaId> ranks;
+  std::vector<std::uint32_t> group_blocks;
+  bool manager_connected = false;
+};
+
+enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
+
+struct ClearSummary {
+  bool quarantined = false;            ///< Some memory waits for a peer; see detail.
+  std::string detail;
+  std::uint64_t host_blocks_dropped = 0;
+  std::uint64_t free_before = 0;       ///< Driver's view, summed over ranks.
+  std::uint64_t free_after = 0;
+  std::chrono::microseconds took{};
+};
+
+struct ClientStats {
+  std::uint64_t jobs_submitted = 0;
+  std::uint64_t jobs_completed = 0;
+  std::uint64_t jobs_failed = 0;
+  std::uint64_t reconnects = 0;
+};
+
+/// An engine's connection. It reconnects by itself when the manager is replaced; jobs of the lost
+/// manager complete with kPeerDied once the movers are known to be idle.
+/// @threading one thread at a time; give each thread its own client or lock around one.
+/// @lifetime close() or the destructor gives up all pins and reservations; running jobs finish.
+class Client {
+ public:
+  /// kNoManager, kVersionMismatch, kGeometryMismatch (fingerprint or ranks differ from the
+  /// registered workers'), kTimeout. Does not wait for workers: see wait_ready().
+  [[nodiscard]] static Result<std::unique_ptr<Client>> connect(ClientOptions options,
+                                                               Deadline deadline);
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+  ~Client();
+  void close();
+
+  /// For the caller's event loop: readable when poll() may return something. Stable for the
+  /// client's life, over reconnects, too.
+  [[nodiscard]] int fd() const noexcept;
+  /// Last known state; refreshed by poll() and by every call.
+  [[nodiscard]] const CacheState& state() const noexcept;
+  /// Ok once phase is kReady (and offload_ready when asked); completions that arrive meanwhile are
+  /// kept for poll().
+  [[nodiscard]] Status wait_ready(bool offload, Deadline deadline);
+
+  [[nodiscard]] Result<LookupResult> lookup(std::span<const Digest> hashes, Deadline deadline);
+  /// Pinned blocks are not evicted; counts how many were present. Pins are counted per client.
+  [[nodiscard]] Result<std::uint32_t> pin(std::span<const Digest> hashes, Deadline deadline);
+  [[nodiscard]] Result<std::uint32_t> unpin(std::span<const Digest> hashes, Deadline deadline);
+
+  [[nodiscard]] Result<std::vector<StoreSlot>> reserve_store(std::span<const StoreTarget> targets,
+                                                             Deadline deadline);
+  [[nodiscard]] Status abandon_store(std::span<const std::uint64_t> slots);
+
+  /// Submits are answered by one Completion each, refusals included (kBusy: queue full, retry;
+  /// kStaleEpoch, kNotReady, kInvalidArgument). An error here means nothing was sent.
+  /// @pre the writes of the source blocks were observed complete on every rank.
+  [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items);
+  /// Higher priority goes first among loads; loads go before stores.
+  [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items, std::uint8_t priority);
+  /// A running sequence by its owner's handle: survives a weights update, is never indexed.
+  [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
+  [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
+  [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);
+  /// Asks for it; the completion says how it ended.
+  [[nodiscard]] Status cancel(JobId job);
+
+  /// Completions that have arrived, at most max. Never blocks.
+  [[nodiscard]] std::vector<Completion> poll(std::size_t max);
+  /// Waits for all of these jobs; other completions are kept for poll().
+  [[nodiscard]] Result<std::vector<Completion>> wait(std::span<const JobId> jobs, Deadline deadline);
+  /// The fence for preemption and abort: true at once when no unfinished job touches any of these
+  /// device blocks, else calls back from poll() when that is so.
+  [[nodiscard]] bool release_when_done(GroupId group, std::span<const BlockId> blocks,
+                                       std::function<void()> released);
+
+  /// Lifecycle rows 2 and 3, for this engine. See docs/handshake.md.
+  [[nodiscard]] Result<ClearSummary> clear(HostPolicy host, Deadline deadline);
+  /// gpu_blocks 0: as before. Returns the new generation.
+  [[nodiscard]] Result<std::uint64_t> reinit(std::uint32_t gpu_blocks, Deadline deadline);
+  /// JSON of docs/operations.md.
+  [[nodiscard]] Result<std::string> status(Deadline deadline);
+  [[nodiscard]] const ClientStats& stats() const noexcept;
+
+ private:
+  Client();
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvferry::worker
