@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/size.hpp"
 
-#include <gtest/gtest.h>
-
 #include "kvferry/ipc/base/ids.hpp"
+
+#include <gtest/gtest.h>
 
 namespace kvferry::ipc {
 namespace {
@@ -18,7 +18,8 @@ TEST(SizeTest, ParsesBinaryAndDecimalUnits) {
 }
 
 TEST(SizeTest, RefusesWhatIsNoPositiveSize) {
-  for (const char* text : {"", "x", "0", "-1", "-5GiB", "1e40", "nan", "inf", "5 apples", "1GiBx"}) {
+  for (const char* text :
+       {"", "x", "0", "-1", "-5GiB", "1e40", "nan", "inf", "5 apples", "1GiBx"}) {
     const auto size = parse_size(text);
     ASSERT_FALSE(size.has_value()) << text;
     EXPECT_EQ(size.error().code, ErrorCode::kInvalidArgument) << text;

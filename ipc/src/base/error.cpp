@@ -60,8 +60,7 @@ Error make_errno_error(int errno_value, std::string what, const char* file, int 
     case ENOENT: code = ErrorCode::kNotFound; break;
     default: break;
   }
-  return Error{code,
-               fmt::format("{}: {}", what, std::generic_category().message(errno_value)),
+  return Error{code, fmt::format("{}: {}", what, std::generic_category().message(errno_value)),
                errno_value, file, line};
 }
 

@@ -23,8 +23,8 @@ spdlog::level::level_enum to_spdlog(LogLevel level) noexcept {
 
 // Built on first use and never destroyed: destructors that run after main may still log.
 spdlog::logger& logger() {
-  static spdlog::logger& instance = *new spdlog::logger(
-      "kvferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static spdlog::logger& instance =
+      *new spdlog::logger("kvferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   return instance;
 }
 

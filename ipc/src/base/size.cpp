@@ -17,11 +17,20 @@ struct Unit {
   std::uint64_t factor;
 };
 
-constexpr std::array kUnits = {
-    Unit{"", 1},           Unit{"b", 1},          Unit{"k", 1ULL << 10}, Unit{"kib", 1ULL << 10},
-    Unit{"m", 1ULL << 20}, Unit{"mib", 1ULL << 20}, Unit{"g", 1ULL << 30}, Unit{"gib", 1ULL << 30},
-    Unit{"t", 1ULL << 40}, Unit{"tib", 1ULL << 40}, Unit{"kb", 1000},      Unit{"mb", 1'000'000},
-    Unit{"gb", 1'000'000'000}, Unit{"tb", 1'000'000'000'000}};
+constexpr std::array kUnits = {Unit{"", 1},
+                               Unit{"b", 1},
+                               Unit{"k", 1ULL << 10},
+                               Unit{"kib", 1ULL << 10},
+                               Unit{"m", 1ULL << 20},
+                               Unit{"mib", 1ULL << 20},
+                               Unit{"g", 1ULL << 30},
+                               Unit{"gib", 1ULL << 30},
+                               Unit{"t", 1ULL << 40},
+                               Unit{"tib", 1ULL << 40},
+                               Unit{"kb", 1000},
+                               Unit{"mb", 1'000'000},
+                               Unit{"gb", 1'000'000'000},
+                               Unit{"tb", 1'000'000'000'000}};
 
 }  // namespace
 
@@ -44,9 +53,9 @@ Result<std::uint64_t> parse_size(std::string_view text) {
     }
     return static_cast<std::uint64_t>(std::llround(size));
   }
-  return KVFERRY_ERROR(kInvalidArgument,
-                       "size '{}' has the unknown unit '{}'; use KiB, MiB, GiB, TiB or KB, MB, GB, TB",
-                       text, unit);
+  return KVFERRY_ERROR(
+      kInvalidArgument,
+      "size '{}' has the unknown unit '{}'; use KiB, MiB, GiB, TiB or KB, MB, GB, TB", text, unit);
 }
 
 std::string format_size(std::uint64_t size_bytes) {

@@ -9,7 +9,7 @@
 namespace kvferry::cache_manager {
 
 struct ManagerConfig {
-  std::string runtime_dir;                   ///< Empty: the default.
+  std::string runtime_dir;  ///< Empty: the default.
   std::string instance = "default";
   std::uint64_t pool_bytes = 1ULL << 30;     ///< Host memory for blocks, all engines together.
   std::uint32_t max_jobs_per_engine = 1024;  ///< Beyond it submits are kBusy.

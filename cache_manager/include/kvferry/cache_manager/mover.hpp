@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <string_view>
-
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+
+#include <cstdint>
+#include <string_view>
 
 namespace kvferry::cache_manager {
 

@@ -5,17 +5,24 @@
 #include <cstdint>
 #include <type_traits>
 
+/// Marks functions that kernels call, too; nothing where no CUDA compiler reads it.
+#if defined(__CUDACC__)
+#define KVFERRY_HOST_DEVICE __host__ __device__
+#else
+#define KVFERRY_HOST_DEVICE
+#endif
+
 /// Layout PODs shared by host code and kernels. C++17-clean, no kvferry include, raw pointers.
 namespace kvferry::kernels {
 
 /// One strided device range that holds one slice of every block of a group: slice of block b is
 /// [base + b * block_stride, + block_bytes).
 struct StridedRegion {
-  unsigned char* base = nullptr;      ///< Device address of block 0's slice; any alignment.
-  std::uint64_t block_stride = 0;     ///< Bytes between neighbouring blocks, >= block_bytes.
-  std::uint64_t block_bytes = 0;      ///< Bytes of one slice; any size > 0.
-  std::uint64_t packed_offset = 0;    ///< Where the slice lies inside the packed block.
-  std::uint64_t salt = 0;             ///< Distinguishes this region's fill pattern from others'.
+  unsigned char* base = nullptr;    ///< Device address of block 0's slice; any alignment.
+  std::uint64_t block_stride = 0;   ///< Bytes between neighbouring blocks, >= block_bytes.
+  std::uint64_t block_bytes = 0;    ///< Bytes of one slice; any size > 0.
+  std::uint64_t packed_offset = 0;  ///< Where the slice lies inside the packed block.
+  std::uint64_t salt = 0;           ///< Distinguishes this region's fill pattern from others'.
 };
 
 /// Gather and scatter between strided regions and packed blocks: packed block i of the call is
@@ -57,10 +64,9 @@ static_assert(std::is_trivially_copyable<SeededBlocks>::value && sizeof(SeededBl
 
 /// The 64-bit word that the fill pattern puts at byte offset 8 * word_index of a slice
 /// (little-endian; a last partial word is cut off). Same function on host and device.
-#if defined(__CUDACC__)
-__host__ __device__
-#endif
-inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t salt, std::uint64_t word_index) {
+KVFERRY_HOST_DEVICE inline std::uint64_t pattern_word(std::uint64_t seed,
+                                                      std::uint64_t salt,
+                                                      std::uint64_t word_index) {
   std::uint64_t x = seed ^ (salt * 0x9E3779B97F4A7C15ULL);
   x += word_index * 0xD1B54A32D192ED03ULL;
   x ^= x >> 32;

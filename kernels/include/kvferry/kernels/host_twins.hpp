@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-
 #include "kvferry/kernels/block_layout.hpp"
+
+#include <cstdint>
 
 /// CPU twins of the kernels: the host backend runs them on its streams, tests use them as the
 /// reference for the CUDA kernels. @threading any; the caller orders access to the memory.
@@ -17,16 +17,21 @@ void gather(const PackedBlocks& layout, const BlockIds& ids);
 void scatter(const PackedBlocks& layout, const BlockIds& ids);
 
 /// Fills every slice of every block with pattern_word(seed, region.salt, word).
-void fill_pattern(const StridedRegion* regions, std::uint32_t region_count,
+void fill_pattern(const StridedRegion* regions,
+                  std::uint32_t region_count,
                   const SeededBlocks& blocks);
 
 /// Adds to mismatches[i] the number of words of block i that differ from the pattern.
-void verify_pattern(const StridedRegion* regions, std::uint32_t region_count,
-                    const SeededBlocks& blocks, std::uint64_t* mismatches);
+void verify_pattern(const StridedRegion* regions,
+                    std::uint32_t region_count,
+                    const SeededBlocks& blocks,
+                    std::uint64_t* mismatches);
 
 /// checksums[i] <- an order-sensitive 64-bit sum over all words of block i (read-only pass: what a
 /// decode step's attention reads).
-void checksum(const StridedRegion* regions, std::uint32_t region_count, const BlockIds& ids,
+void checksum(const StridedRegion* regions,
+              std::uint32_t region_count,
+              const BlockIds& ids,
               std::uint64_t* checksums);
 
 }  // namespace kvferry::kernels::host

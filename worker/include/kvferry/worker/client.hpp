@@ -2,6 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -9,11 +14,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-#include "kvferry/ipc/base/clock.hpp"
-#include "kvferry/ipc/base/ids.hpp"
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/model/block_key.hpp"
 
 /// The engine's interface to kvferry: batched, every call takes a deadline or does not block, none
 /// throws. docs/example_engine.cpp is a complete small engine.
@@ -29,11 +29,11 @@ using ipc::Result;
 using ipc::Status;
 
 struct ClientOptions {
-  std::string runtime_dir;             ///< Empty: the default (RuntimeDir).
+  std::string runtime_dir;  ///< Empty: the default (RuntimeDir).
   std::string instance = "default";
-  std::string engine = "default";      ///< The engine that the workers registered as.
+  std::string engine = "default";  ///< The engine that the workers registered as.
   std::uint32_t ranks = 1;
-  ipc::ModelIdentity identity;         ///< Blocks are shared only within one identity.
+  ipc::ModelIdentity identity;  ///< Blocks are shared only within one identity.
 };
 
 enum class Presence : std::uint8_t { kMiss = 1, kHitPending, kHit };
@@ -53,31 +53,31 @@ struct StoreTarget {
 };
 struct StoreSlot {
   Reservation outcome = Reservation::kFull;
-  std::uint64_t slot = 0;              ///< Valid with kReserved: ends with a submit or abandon.
+  std::uint64_t slot = 0;  ///< Valid with kReserved: ends with a submit or abandon.
 };
 struct StoreItem {
   GroupId group;
-  BlockId block;                       ///< Source on every rank.
+  BlockId block;  ///< Source on every rank.
   std::uint64_t slot = 0;
 };
 struct LoadItem {
   GroupId group;
-  BlockId block;                       ///< Target on every rank; unusable until the job is done.
-  Digest key;                          ///< Chained block hash.
+  BlockId block;  ///< Target on every rank; unusable until the job is done.
+  Digest key;     ///< Chained block hash.
 };
 struct SequenceItem {
   GroupId group;
   BlockId block;
-  std::uint32_t index = 0;             ///< Place of the block in its sequence.
+  std::uint32_t index = 0;  ///< Place of the block in its sequence.
 };
 
-/// One finished job. results[i] is empty-handed (0) or an ErrorCode for item i, over all ranks. When
-/// this arrives no copier of ours touches the job's blocks any more, whatever has died.
+/// One finished job. results[i] is empty-handed (0) or an ErrorCode for item i, over all ranks.
+/// When this arrives no copier of ours touches the job's blocks any more, whatever has died.
 struct Completion {
   JobId job;
   std::vector<std::uint8_t> results;
-  std::string message;                 ///< Text of the first error.
-  std::uint64_t bytes = 0;             ///< Moved over the link, all ranks.
+  std::string message;      ///< Text of the first error.
+  std::uint64_t bytes = 0;  ///< Moved over the link, all ranks.
   [[nodiscard]] bool all_ok() const noexcept {
     for (const std::uint8_t result : results) {
       if (result != 0) return false;
@@ -98,7 +98,7 @@ struct ArenaId {
 struct CacheState {
   std::uint64_t generation = 0;
   CachePhase phase = CachePhase::kDetached;
-  bool offload_ready = false;          ///< Jobs are accepted.
+  bool offload_ready = false;  ///< Jobs are accepted.
   std::vector<ArenaId> ranks;
   std::vector<std::uint32_t> group_blocks;
   bool manager_connected = false;
@@ -107,10 +107,10 @@ struct CacheState {
 enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
 
 struct ClearSummary {
-  bool quarantined = false;            ///< Some memory waits for a peer; see detail.
+  bool quarantined = false;  ///< Some memory waits for a peer; see detail.
   std::string detail;
   std::uint64_t host_blocks_dropped = 0;
-  std::uint64_t free_before = 0;       ///< Driver's view, summed over ranks.
+  std::uint64_t free_before = 0;  ///< Driver's view, summed over ranks.
   std::uint64_t free_after = 0;
   std::chrono::microseconds took{};
 };
@@ -171,10 +171,12 @@ class Client {
   /// Completions that have arrived, at most max. Never blocks.
   [[nodiscard]] std::vector<Completion> poll(std::size_t max);
   /// Waits for all of these jobs; other completions are kept for poll().
-  [[nodiscard]] Result<std::vector<Completion>> wait(std::span<const JobId> jobs, Deadline deadline);
+  [[nodiscard]] Result<std::vector<Completion>> wait(std::span<const JobId> jobs,
+                                                     Deadline deadline);
   /// The fence for preemption and abort: true at once when no unfinished job touches any of these
   /// device blocks, else calls back from poll() when that is so.
-  [[nodiscard]] bool release_when_done(GroupId group, std::span<const BlockId> blocks,
+  [[nodiscard]] bool release_when_done(GroupId group,
+                                       std::span<const BlockId> blocks,
                                        std::function<void()> released);
 
   /// Lifecycle rows 2 and 3, for this engine. See docs/handshake.md.

@@ -41,9 +41,9 @@ enum class ErrorCode : std::uint8_t {
 struct Error {
   ErrorCode code = ErrorCode::kInvalidArgument;
   std::string message;
-  int native_code = 0;           ///< errno or cudaError_t, 0 when neither applies.
-  const char* file = "";         ///< Source file of the decision.
-  int line = 0;                  ///< Source line of the decision.
+  int native_code = 0;    ///< errno or cudaError_t, 0 when neither applies.
+  const char* file = "";  ///< Source file of the decision.
+  int line = 0;           ///< Source line of the decision.
 
   /// "stale_epoch: job 7 names epoch 3, current is 4".
   [[nodiscard]] std::string to_string() const;
@@ -70,10 +70,10 @@ namespace detail {
 
 /// Builds an Error with the source position: KVFERRY_ERROR(kBusy, "queue of {} is full", name).
 /// clang 14 with libstdc++ 12 lacks std::source_location, hence the macro.
-#define KVFERRY_ERROR(code_, ...)                                                             \
+#define KVFERRY_ERROR(code_, ...)                                                                  \
   ::kvferry::ipc::detail::make_error(::kvferry::ipc::ErrorCode::code_, ::fmt::format(__VA_ARGS__), \
                                      __FILE__, __LINE__)
 
 /// Builds an Error from errno; maps EACCES/EPERM, ENOMEM/ENOSPC and ENOENT to their own codes.
-#define KVFERRY_ERRNO(...)                                                                    \
+#define KVFERRY_ERRNO(...) \
   ::kvferry::ipc::detail::make_errno_error(errno, ::fmt::format(__VA_ARGS__), __FILE__, __LINE__)

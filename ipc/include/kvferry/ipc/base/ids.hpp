@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+
 #include <array>
 #include <compare>
 #include <cstddef>
@@ -9,25 +11,22 @@
 #include <functional>
 #include <string>
 
-#include "kvferry/ipc/base/result.hpp"
-
 namespace kvferry::ipc {
 
 /// An integer that cannot be mixed up with another kind of id.
-template <typename Tag, typename Int>
-struct Id {
+template <typename Tag, typename Int> struct Id {
   using value_type = Int;
   Int value{};
   friend constexpr auto operator<=>(const Id&, const Id&) = default;
 };
 
-using Rank = Id<struct RankTag, std::uint32_t>;        ///< Tensor-parallel rank, 0-based.
-using GroupId = Id<struct GroupTag, std::uint32_t>;    ///< Index into Geometry::groups.
-using BlockId = Id<struct BlockTag, std::uint32_t>;    ///< Device block index within a group.
-using Epoch = Id<struct EpochTag, std::uint64_t>;      ///< Arena generation; 0 is "none".
-using LeaseId = Id<struct LeaseTag, std::uint64_t>;    ///< Strictly increasing in a session; 0 none.
-using JobId = Id<struct JobTag, std::uint64_t>;        ///< Unique per manager life.
-using RequestId = Id<struct RequestTag, std::uint64_t>;///< Chosen by the requester, for retries.
+using Rank = Id<struct RankTag, std::uint32_t>;      ///< Tensor-parallel rank, 0-based.
+using GroupId = Id<struct GroupTag, std::uint32_t>;  ///< Index into Geometry::groups.
+using BlockId = Id<struct BlockTag, std::uint32_t>;  ///< Device block index within a group.
+using Epoch = Id<struct EpochTag, std::uint64_t>;    ///< Arena generation; 0 is "none".
+using LeaseId = Id<struct LeaseTag, std::uint64_t>;  ///< Strictly increasing in a session; 0 none.
+using JobId = Id<struct JobTag, std::uint64_t>;      ///< Unique per manager life.
+using RequestId = Id<struct RequestTag, std::uint64_t>;  ///< Chosen by the requester, for retries.
 
 /// 128 bits: session nonces, incarnations, weights identities, block hashes, fingerprints.
 struct Digest {
@@ -52,15 +51,13 @@ using IncarnationId = Digest;  ///< One life of any process of ours.
 
 }  // namespace kvferry::ipc
 
-template <typename Tag, typename Int>
-struct std::hash<kvferry::ipc::Id<Tag, Int>> {
+template <typename Tag, typename Int> struct std::hash<kvferry::ipc::Id<Tag, Int>> {
   std::size_t operator()(const kvferry::ipc::Id<Tag, Int>& id) const noexcept {
     return std::hash<Int>{}(id.value);
   }
 };
 
-template <>
-struct std::hash<kvferry::ipc::Digest> {
+template <> struct std::hash<kvferry::ipc::Digest> {
   std::size_t operator()(const kvferry::ipc::Digest& digest) const noexcept {
     return static_cast<std::size_t>(digest.low());
   }

@@ -26,26 +26,22 @@ void write_log(LogLevel level, std::string_view text) noexcept;
 }  // namespace detail
 
 /// One line each; formatting is skipped below the level. @threading any.
-template <typename... Args>
-void log_debug(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void log_debug(fmt::format_string<Args...> format, Args&&... args) {
   if (detail::log_enabled(LogLevel::kDebug)) {
     detail::write_log(LogLevel::kDebug, fmt::format(format, std::forward<Args>(args)...));
   }
 }
-template <typename... Args>
-void log_info(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void log_info(fmt::format_string<Args...> format, Args&&... args) {
   if (detail::log_enabled(LogLevel::kInfo)) {
     detail::write_log(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
   }
 }
-template <typename... Args>
-void log_warn(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void log_warn(fmt::format_string<Args...> format, Args&&... args) {
   if (detail::log_enabled(LogLevel::kWarn)) {
     detail::write_log(LogLevel::kWarn, fmt::format(format, std::forward<Args>(args)...));
   }
 }
-template <typename... Args>
-void log_error(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void log_error(fmt::format_string<Args...> format, Args&&... args) {
   if (detail::log_enabled(LogLevel::kError)) {
     detail::write_log(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
   }

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/base/error.hpp"
+
 #include <fmt/format.h>
 
 #include <optional>
@@ -9,15 +12,11 @@
 #include <utility>
 #include <variant>
 
-#include "kvferry/ipc/base/check.hpp"
-#include "kvferry/ipc/base/error.hpp"
-
 namespace kvferry::ipc {
 
 /// A value or the Error that prevented it. Member names are those of std::expected, which
 /// gcc 12 lacks, so that this class can become an alias of it.
-template <typename T>
-class [[nodiscard]] Result {
+template <typename T> class [[nodiscard]] Result {
  public:
   using value_type = T;
 
@@ -56,15 +55,12 @@ class [[nodiscard]] Result {
     return std::move(*std::get_if<1>(&state_));
   }
 
-  template <typename U>
-  [[nodiscard]] T value_or(U&& fallback) const& {
+  template <typename U> [[nodiscard]] T value_or(U&& fallback) const& {
     return has_value() ? *std::get_if<0>(&state_) : static_cast<T>(std::forward<U>(fallback));
   }
 
  private:
-  void require_value() const {
-    KVFERRY_CHECK(has_value(), std::get_if<1>(&state_)->to_string());
-  }
+  void require_value() const { KVFERRY_CHECK(has_value(), std::get_if<1>(&state_)->to_string()); }
 
   std::variant<T, Error> state_;
 };
@@ -98,12 +94,12 @@ inline Status ok() { return {}; }
 #define KVFERRY_CONCAT(a, b) KVFERRY_CONCAT_INNER(a, b)
 
 /// Returns the error of a Status or Result expression from the enclosing function.
-#define KVFERRY_TRY(expr)                                      \
-  do {                                                         \
-    auto&& kvferry_try_status = (expr);                        \
-    if (!kvferry_try_status.has_value()) {                     \
-      return std::move(kvferry_try_status).error();            \
-    }                                                          \
+#define KVFERRY_TRY(expr)                           \
+  do {                                              \
+    auto&& kvferry_try_status = (expr);             \
+    if (!kvferry_try_status.has_value()) {          \
+      return std::move(kvferry_try_status).error(); \
+    }                                               \
   } while (false)
 
 /// KVFERRY_ASSIGN(auto fd, open_it()) declares fd or returns the error.

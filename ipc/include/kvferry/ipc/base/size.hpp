@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+
 #include <cstdint>
 #include <string>
 #include <string_view>
-
-#include "kvferry/ipc/base/result.hpp"
 
 namespace kvferry::ipc {
 

@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/kernels/block_layout.hpp"
+
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -10,10 +14,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
-#include "kvferry/kernels/block_layout.hpp"
 
 namespace kvferry::ipc {
 
@@ -31,9 +31,9 @@ enum class HandleKind : std::uint8_t { kLegacy = 1, kVmm = 2 };
 /// that names the same host device shares its capacity.
 struct DeviceSpec {
   DeviceKind kind = DeviceKind::kHost;
-  int ordinal = 0;                      ///< CUDA only.
-  std::string host_name;                ///< Host only: [A-Za-z0-9._-]{1,64}.
-  std::uint64_t host_capacity_bytes = 0;///< Host only.
+  int ordinal = 0;                        ///< CUDA only.
+  std::string host_name;                  ///< Host only: [A-Za-z0-9._-]{1,64}.
+  std::uint64_t host_capacity_bytes = 0;  ///< Host only.
 
   [[nodiscard]] static Result<DeviceSpec> parse(std::string_view text);
   [[nodiscard]] std::string to_string() const;
@@ -127,16 +127,21 @@ class Stream {
 
   /// Copies between host memory (pool or PinnedBuffer) and the device. Device-to-host sources are
   /// read in stream order, never earlier.
-  [[nodiscard]] virtual Status copy(CopyDirection direction, std::span<const CopyOp> ops,
+  [[nodiscard]] virtual Status copy(CopyDirection direction,
+                                    std::span<const CopyOp> ops,
                                     CopyMode mode) = 0;
   [[nodiscard]] virtual Status zero(DevicePtr target, std::uint64_t size_bytes) = 0;
 
   /// Kernels. Only for the worker's process: a kernel from another process stops its compute.
   /// packed: device address of the packed blocks.
-  [[nodiscard]] virtual Status gather(const RegionTable& table, std::span<const std::uint32_t> ids,
-                                      DevicePtr packed, std::uint64_t packed_stride) = 0;
-  [[nodiscard]] virtual Status scatter(const RegionTable& table, std::span<const std::uint32_t> ids,
-                                       DevicePtr packed, std::uint64_t packed_stride) = 0;
+  [[nodiscard]] virtual Status gather(const RegionTable& table,
+                                      std::span<const std::uint32_t> ids,
+                                      DevicePtr packed,
+                                      std::uint64_t packed_stride) = 0;
+  [[nodiscard]] virtual Status scatter(const RegionTable& table,
+                                       std::span<const std::uint32_t> ids,
+                                       DevicePtr packed,
+                                       std::uint64_t packed_stride) = 0;
   [[nodiscard]] virtual Status fill_pattern(const RegionTable& table,
                                             std::span<const kernels::SeededBlock> blocks) = 0;
   /// Adds mismatching words of blocks[i] to results[i] (64-bit words of a PinnedBuffer, zeroed by

@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace kvferry::ipc {
 
@@ -33,10 +33,15 @@ class Arena {
   ~Arena();
 
   /// Reserves (or reuses) ranges when kind is kVmm and ranges is given.
-  [[nodiscard]] static Result<Arena> allocate(Device& device, Epoch epoch, const ArenaLayout& layout,
-                                              HandleKind kind, AddressRanges* ranges);
+  [[nodiscard]] static Result<Arena> allocate(Device& device,
+                                              Epoch epoch,
+                                              const ArenaLayout& layout,
+                                              HandleKind kind,
+                                              AddressRanges* ranges);
   /// Handles in segment order. A failure part way closes what was imported.
-  [[nodiscard]] static Result<Arena> import(Device& device, Epoch epoch, const ArenaLayout& layout,
+  [[nodiscard]] static Result<Arena> import(Device& device,
+                                            Epoch epoch,
+                                            const ArenaLayout& layout,
                                             std::vector<ExportedHandle> handles,
                                             AddressRanges* ranges);
 
@@ -48,7 +53,8 @@ class Arena {
   [[nodiscard]] DevicePtr staging_slot(std::uint32_t slot) const;
   /// Strided regions of a group with packed offsets and fill salts. salt depends on the region's
   /// place in the group and, for sharded regions, on the rank.
-  [[nodiscard]] std::vector<kernels::StridedRegion> strided(GroupId group, RegionSet set,
+  [[nodiscard]] std::vector<kernels::StridedRegion> strided(GroupId group,
+                                                            RegionSet set,
                                                             Rank rank) const;
   [[nodiscard]] std::uint64_t packed_bytes(GroupId group, RegionSet set) const;
   [[nodiscard]] Result<std::vector<ExportedHandle>> export_handles() const;

@@ -2,14 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
@@ -17,6 +9,14 @@
 #include "kvferry/ipc/lease/arena.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 /// The unlink handshake of docs/handshake.md, role-symmetric: whoever allocates is the owner.
 namespace kvferry::ipc {
@@ -30,7 +30,12 @@ enum class ProcessKind : std::uint8_t { kWorker = 1, kMover, kEngine, kOperator,
 
 /// Phase of the owner word (epoch << 8 | phase): one indivisible 64-bit value, one writer.
 enum class LeasePhase : std::uint8_t {
-  kVacant = 0, kReady = 1, kRevoking = 2, kCleared = 3, kQuarantined = 4, kShutdown = 5
+  kVacant = 0,
+  kReady = 1,
+  kRevoking = 2,
+  kCleared = 3,
+  kQuarantined = 4,
+  kShutdown = 5
 };
 [[nodiscard]] std::string_view to_string(LeasePhase phase) noexcept;
 /// The transition relation of the owner word; epochs are compared by the caller.
@@ -38,11 +43,9 @@ enum class LeasePhase : std::uint8_t {
   switch (from) {
     case LeasePhase::kVacant: return to == LeasePhase::kReady || to == LeasePhase::kShutdown;
     case LeasePhase::kReady: return to == LeasePhase::kRevoking;
-    case LeasePhase::kRevoking:
-      return to == LeasePhase::kCleared || to == LeasePhase::kQuarantined;
+    case LeasePhase::kRevoking: return to == LeasePhase::kCleared || to == LeasePhase::kQuarantined;
     case LeasePhase::kCleared:
-    case LeasePhase::kQuarantined:
-      return to == LeasePhase::kReady || to == LeasePhase::kShutdown;
+    case LeasePhase::kQuarantined: return to == LeasePhase::kReady || to == LeasePhase::kShutdown;
     case LeasePhase::kShutdown: return false;
   }
   return false;
@@ -67,29 +70,29 @@ struct LeaseIdentity {
 
 struct LeaseTimeouts {
   std::chrono::milliseconds hello{5000};
-  std::chrono::milliseconds drain{3000};     ///< Attacher: quiesce.
-  std::chrono::milliseconds revoke{5000};    ///< Owner: Revoking until all leases ended.
-  std::chrono::milliseconds kill{2000};      ///< Owner: SIGKILL of a mover until its death is proven.
+  std::chrono::milliseconds drain{3000};   ///< Attacher: quiesce.
+  std::chrono::milliseconds revoke{5000};  ///< Owner: Revoking until all leases ended.
+  std::chrono::milliseconds kill{2000};    ///< Owner: SIGKILL of a mover until its death is proven.
   std::chrono::milliseconds kill_per_pinned_gib{50};
-  std::chrono::milliseconds settle{1000};    ///< Memory back at the driver after a death.
+  std::chrono::milliseconds settle{1000};  ///< Memory back at the driver after a death.
 };
 
 struct LeaseOptions {
   LeaseIdentity identity;
   LeaseTimeouts timeouts;
-  bool stable_addresses = true;   ///< VMM: map each epoch at the same addresses.
+  bool stable_addresses = true;  ///< VMM: map each epoch at the same addresses.
 };
 
 /// A consistent picture for status and for the manager.
 struct LeaseView {
-  SessionId session;               ///< Zero: attacher without an owner.
-  Epoch epoch;                     ///< Last epoch seen or made.
+  SessionId session;  ///< Zero: attacher without an owner.
+  Epoch epoch;        ///< Last epoch seen or made.
   LeasePhase phase = LeasePhase::kVacant;
-  bool mapped = false;             ///< This process has the epoch mapped and its user accepted it.
+  bool mapped = false;  ///< This process has the epoch mapped and its user accepted it.
   std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
-  std::uint32_t living_leases = 0; ///< Owner: leases not ended, over all epochs.
+  std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;
-  std::string note;                ///< Last error or wait, in words.
+  std::string note;  ///< Last error or wait, in words.
 };
 
 enum class ClearKind : std::uint8_t { kCleared = 1, kClearedPeerDead, kQuarantined };
@@ -98,9 +101,9 @@ enum class ClearKind : std::uint8_t { kCleared = 1, kClearedPeerDead, kQuarantin
 struct ClearOutcome {
   ClearKind kind = ClearKind::kCleared;
   Epoch epoch;
-  std::string detail;              ///< Names the peer, the bytes and the remedy when not kCleared.
+  std::string detail;  ///< Names the peer, the bytes and the remedy when not kCleared.
   std::uint64_t quarantined_bytes = 0;
-  MemoryInfo before;               ///< Driver's view at the start and at the end.
+  MemoryInfo before;  ///< Driver's view at the start and at the end.
   MemoryInfo after;
   std::chrono::microseconds took{};
 };
@@ -109,11 +112,15 @@ using LeaseChanged = std::function<void(const LeaseView&)>;
 
 /// The owner's side for one rank: listens, grants, revokes, frees. One internal thread does grants
 /// and clears; calls from other threads are handed to it.
-/// @threading any. @lifetime device and user outlive it; the destructor shuts down (a bounded clear).
+/// @threading any. @lifetime device and user outlive it; the destructor shuts down (a bounded
+/// clear).
 class LeaseOwner {
  public:
   /// Throws Exception: the name is owned by a living process, no room, no permission.
-  LeaseOwner(LeaseOptions options, const RuntimeDir& dir, Device& device, ArenaUser& user,
+  LeaseOwner(LeaseOptions options,
+             const RuntimeDir& dir,
+             Device& device,
+             ArenaUser& user,
              LeaseChanged on_change);
   LeaseOwner(const LeaseOwner&) = delete;
   LeaseOwner& operator=(const LeaseOwner&) = delete;
@@ -138,8 +145,12 @@ class LeaseOwner {
 /// @threading any. @lifetime device, geometry and user outlive it; the destructor detaches.
 class LeaseAttacher {
  public:
-  LeaseAttacher(LeaseOptions options, const RuntimeDir& dir, Device& device,
-                const Geometry& geometry, ArenaUser& user, LeaseChanged on_change);
+  LeaseAttacher(LeaseOptions options,
+                const RuntimeDir& dir,
+                Device& device,
+                const Geometry& geometry,
+                ArenaUser& user,
+                LeaseChanged on_change);
   LeaseAttacher(const LeaseAttacher&) = delete;
   LeaseAttacher& operator=(const LeaseAttacher&) = delete;
   ~LeaseAttacher();

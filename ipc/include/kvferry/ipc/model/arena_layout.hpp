@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
+
+#include <cstdint>
+#include <span>
+#include <vector>
 
 namespace kvferry::ipc {
 
@@ -39,7 +39,7 @@ struct StagingRing {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
   std::uint64_t slot_bytes = 0;
-  std::uint32_t slots = 0;       ///< 0: no staging.
+  std::uint32_t slots = 0;  ///< 0: no staging.
   friend bool operator==(const StagingRing&, const StagingRing&) = default;
   template <typename V> void visit(V& v) { v(segment, offset, slot_bytes, slots); }
 };
@@ -51,7 +51,7 @@ struct ArenaLayout {
   std::vector<Region> regions;               ///< In geometry order: group by group.
   std::vector<GroupLayout> groups;
   StagingRing staging;
-  Digest fingerprint;                        ///< Geometry::fingerprint(order).
+  Digest fingerprint;  ///< Geometry::fingerprint(order).
   friend bool operator==(const ArenaLayout&, const ArenaLayout&) = default;
   template <typename V> void visit(V& v) {
     v(order, segment_bytes, regions, groups, staging, fingerprint);

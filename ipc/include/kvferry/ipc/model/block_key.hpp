@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/ids.hpp"
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "kvferry/ipc/base/ids.hpp"
 
 namespace kvferry::ipc {
 
@@ -16,8 +16,8 @@ namespace kvferry::ipc {
 struct ModelIdentity {
   std::string name_space = "default";
   std::string model;
-  Digest fingerprint;   ///< Geometry::fingerprint.
-  Digest weights;       ///< Digest of the caller, or fresh random bytes per load; never a counter.
+  Digest fingerprint;  ///< Geometry::fingerprint.
+  Digest weights;      ///< Digest of the caller, or fresh random bytes per load; never a counter.
 
   /// One digest over all of it; the root that block hashes are combined with.
   [[nodiscard]] Digest root() const;
@@ -25,21 +25,21 @@ struct ModelIdentity {
 };
 
 /// Chained hash of a block: hash(parent, tokens). The first block's parent is zero.
-[[nodiscard]] Digest chain_block_hash(const Digest& parent, const void* tokens,
+[[nodiscard]] Digest chain_block_hash(const Digest& parent,
+                                      const void* tokens,
                                       std::size_t size_bytes);
 
 /// What a host block is found by.
 struct BlockKey {
-  Digest root;    ///< ModelIdentity::root().
-  Digest block;   ///< Chained block hash, or the engine's own.
+  Digest root;   ///< ModelIdentity::root().
+  Digest block;  ///< Chained block hash, or the engine's own.
   GroupId group;
   friend constexpr auto operator<=>(const BlockKey&, const BlockKey&) = default;
 };
 
 }  // namespace kvferry::ipc
 
-template <>
-struct std::hash<kvferry::ipc::BlockKey> {
+template <> struct std::hash<kvferry::ipc::BlockKey> {
   std::size_t operator()(const kvferry::ipc::BlockKey& key) const noexcept {
     return static_cast<std::size_t>(key.block.low() ^ (key.root.high() * 0x9E3779B97F4A7C15ULL) ^
                                     key.group.value);

@@ -2,20 +2,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "kvferry/ipc/base/ids.hpp"
-#include "kvferry/ipc/base/result.hpp"
-
 namespace kvferry::ipc {
 
 enum class DataType : std::uint8_t { kFp32 = 1, kFp16, kBf16, kFp8E4m3, kFp8E5m2, kInt8, kUint8 };
 enum class RegionKind : std::uint8_t {
-  kKey = 1, kValue, kScale, kLatent, kIndexer, kDraft, kState, kOther
+  kKey = 1,
+  kValue,
+  kScale,
+  kLatent,
+  kIndexer,
+  kDraft,
+  kState,
+  kOther
 };
 /// Which blocks of a group a prefix hit of n blocks needs.
 enum class HitRule : std::uint8_t {
@@ -47,9 +54,9 @@ struct RegionSpec {
 
 /// Regions that share one space of block ids.
 struct GroupSpec {
-  std::string name;                   ///< "main", "draft", "window", "state" …
+  std::string name;  ///< "main", "draft", "window", "state" …
   HitRule rule = HitRule::kFull;
-  std::uint32_t window_blocks = 0;    ///< kSlidingWindow only.
+  std::uint32_t window_blocks = 0;  ///< kSlidingWindow only.
   /// Device blocks of this group per 100 blocks of --gpu-blocks (draft layers may have more).
   std::uint32_t blocks_percent = 100;
   std::vector<RegionSpec> regions;
@@ -62,10 +69,12 @@ struct Geometry {
   std::string name;
   std::uint32_t tokens_per_block = 0;
   std::uint32_t ranks = 1;
-  bool key_before_value = true;       ///< K/V order inside a layer.
+  bool key_before_value = true;  ///< K/V order inside a layer.
   std::vector<GroupSpec> groups;
   friend bool operator==(const Geometry&, const Geometry&) = default;
-  template <typename V> void visit(V& v) { v(name, tokens_per_block, ranks, key_before_value, groups); }
+  template <typename V> void visit(V& v) {
+    v(name, tokens_per_block, ranks, key_before_value, groups);
+  }
 
   /// Bytes of one block of a group on one rank: replicated and sharded parts.
   [[nodiscard]] std::uint64_t replicated_bytes(GroupId group) const;

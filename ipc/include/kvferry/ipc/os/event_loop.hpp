@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
 #include <cstdint>
 #include <functional>
 #include <memory>
-
-#include "kvferry/ipc/base/clock.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
 
 namespace kvferry::ipc {
 

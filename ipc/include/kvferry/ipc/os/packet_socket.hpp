@@ -2,6 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/process.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+
 #include <sys/types.h>
 
 #include <cstddef>
@@ -10,12 +16,6 @@
 #include <optional>
 #include <span>
 #include <vector>
-
-#include "kvferry/ipc/base/clock.hpp"
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
-#include "kvferry/ipc/os/process.hpp"
-#include "kvferry/ipc/os/runtime_dir.hpp"
 
 namespace kvferry::ipc {
 

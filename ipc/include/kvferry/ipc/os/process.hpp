@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
 #include <sys/types.h>
 
 #include <cstdint>
 #include <string>
 #include <type_traits>
-
-#include "kvferry/ipc/base/clock.hpp"
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
 
 namespace kvferry::ipc {
 

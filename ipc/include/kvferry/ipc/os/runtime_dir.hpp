@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
 #include <filesystem>
 #include <string>
 #include <string_view>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
 
 namespace kvferry::ipc {
 
@@ -16,9 +16,9 @@ namespace kvferry::ipc {
 /// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
 class RuntimeDir {
  public:
-  /// Creates what is missing. Errors: kInvalidArgument for a bad instance name ([A-Za-z0-9._-]{1,32})
-  /// or a path too long for a socket, kPermission for a foreign owner or a wider mode (named, never
-  /// changed), kSystem for a read-only or full file system.
+  /// Creates what is missing. Errors: kInvalidArgument for a bad instance name
+  /// ([A-Za-z0-9._-]{1,32}) or a path too long for a socket, kPermission for a foreign owner or a
+  /// wider mode (named, never changed), kSystem for a read-only or full file system.
   [[nodiscard]] static Result<RuntimeDir> open(std::string_view base, std::string_view instance);
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
@@ -27,7 +27,8 @@ class RuntimeDir {
   [[nodiscard]] std::filesystem::path registry_socket() const { return path_ / "registry"; }
   [[nodiscard]] std::filesystem::path control_socket() const { return path_ / "control"; }
   /// ENGINE.RANK.KIND, for example "chat.0.lease", ".agent", ".step".
-  [[nodiscard]] std::filesystem::path rank_socket(std::string_view engine, std::uint32_t rank,
+  [[nodiscard]] std::filesystem::path rank_socket(std::string_view engine,
+                                                  std::uint32_t rank,
                                                   std::string_view kind) const;
 
  private:

@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
 
 namespace kvferry::ipc {
 
@@ -48,7 +48,8 @@ class SharedMemory {
   /// A pool that several processes write: sealed against growing and shrinking. Memory is really
   /// there on return (kNoHostMemory otherwise) when reserve is true.
   [[nodiscard]] static Result<UniqueFd> create_pool(const std::string& name,
-                                                    std::uint64_t size_bytes, bool reserve);
+                                                    std::uint64_t size_bytes,
+                                                    bool reserve);
   [[nodiscard]] static Result<SharedMapping> map_pool(const UniqueFd& fd, std::uint64_t size_bytes);
 };
 

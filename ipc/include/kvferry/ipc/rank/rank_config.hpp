@@ -2,24 +2,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <string>
-
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 
+#include <cstdint>
+#include <string>
+
 namespace kvferry::ipc {
 
 /// What a worker and a mover of one rank are both started with. They are compared at hello.
 struct RankConfig {
-  std::string runtime_dir;             ///< Empty: the default (RuntimeDir::open).
+  std::string runtime_dir;  ///< Empty: the default (RuntimeDir::open).
   std::string instance = "default";
   std::string engine = "default";
   Rank rank;
-  Geometry geometry;                   ///< Holds the rank count, too.
+  Geometry geometry;  ///< Holds the rank count, too.
   CacheOwner cache_owner = CacheOwner::kWorker;
   HandleKind handles = HandleKind::kVmm;
   ArenaOptions arena;

@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-#include <memory>
-
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
@@ -12,13 +9,17 @@
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
+#include <functional>
+#include <memory>
+
 namespace kvferry::ipc {
 
 /// What worker and mover have in common, whatever their role: the lease (owner or attacher), the
 /// link to the manager with reconnects, the one clear and the one re-init, state reports.
 /// Clears and re-inits run on a thread of their own, one at a time.
 /// @threading constructor, destructor and send() on the loop's thread; hooks are called there.
-/// @lifetime loop, device and user outlive it. The destructor ends the arena (bounded) and says bye.
+/// @lifetime loop, device and user outlive it. The destructor ends the arena (bounded) and says
+/// bye.
 class RankService {
  public:
   struct Hooks {
@@ -37,23 +38,25 @@ class RankService {
 
   /// Throws Exception when the lease cannot be set up. The owner allocates its first epoch at once,
   /// manager or not; a failure to do so is thrown.
-  RankService(EventLoop& loop, const RankConfig& config, ProcessKind kind, Device& device,
-              ArenaUser& user, Hooks hooks);
+  RankService(EventLoop& loop,
+              const RankConfig& config,
+              ProcessKind kind,
+              Device& device,
+              ArenaUser& user,
+              Hooks hooks);
   RankService(const RankService&) = delete;
   RankService& operator=(const RankService&) = delete;
   ~RankService();
 
   /// kNoManager while there is none.
   [[nodiscard]] Status send(const Envelope& envelope);
-  template <typename T>
-  Status notify(MessageKind kind, const T& body) {
+  template <typename T> Status notify(MessageKind kind, const T& body) {
     Envelope envelope;
     envelope.kind = kind;
     envelope.body = encode(body);
     return send(envelope);
   }
-  template <typename T>
-  Status reply(const Envelope& request, const T& body) {
+  template <typename T> Status reply(const Envelope& request, const T& body) {
     Envelope envelope;
     envelope.kind = request.kind;
     envelope.request = request.request;

@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/error.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+
 #include <array>
 #include <chrono>
 #include <concepts>
@@ -14,10 +18,6 @@
 #include <string_view>
 #include <type_traits>
 #include <vector>
-
-#include "kvferry/ipc/base/error.hpp"
-#include "kvferry/ipc/base/ids.hpp"
-#include "kvferry/ipc/base/result.hpp"
 
 /// msgpack codec. A message is a struct with
 ///   template <typename V> void visit(V& v) { v(field_a, field_b, …); }
@@ -45,8 +45,7 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  template <typename... T>
-  void operator()(const T&... fields) {
+  template <typename... T> void operator()(const T&... fields) {
     begin_array(sizeof...(T));
     (write(fields), ...);
   }
@@ -66,33 +65,33 @@ class Encoder {
   void write(const std::string& text) { put_string(text); }
   void write(const Bytes& bytes) { put_bytes(bytes); }
   void write(const Digest& digest) { put_bytes(digest.bytes); }
-  template <std::unsigned_integral T>
-  void write(T value) { put_uint(value); }
-  template <std::signed_integral T>
-  void write(T value) { put_int(value); }
-  template <WireEnum E>
-  void write(E value) { put_uint(static_cast<std::uint64_t>(value)); }
-  template <typename Tag, typename Int>
-  void write(const Id<Tag, Int>& id) { put_uint(id.value); }
-  template <typename Rep, typename Period>
-  void write(const std::chrono::duration<Rep, Period>& d) { put_int(d.count()); }
-  template <typename T>
-  void write(const std::vector<T>& items) {
+  template <std::unsigned_integral T> void write(T value) { put_uint(value); }
+  template <std::signed_integral T> void write(T value) { put_int(value); }
+  template <WireEnum E> void write(E value) { put_uint(static_cast<std::uint64_t>(value)); }
+  template <typename Tag, typename Int> void write(const Id<Tag, Int>& id) { put_uint(id.value); }
+  template <typename Rep, typename Period> void write(const std::chrono::duration<Rep, Period>& d) {
+    put_int(d.count());
+  }
+  template <typename T> void write(const std::vector<T>& items) {
     begin_array(items.size());
     for (const T& item : items) write(item);
   }
-  template <typename T>
-  void write(const std::optional<T>& item) {
+  template <typename T> void write(const std::optional<T>& item) {
     begin_array(item ? 1 : 0);
     if (item) write(*item);
   }
-  void write(const Error& error) { (*this)(static_cast<std::uint64_t>(error.code), error.message, static_cast<std::int64_t>(error.native_code)); }
+  void write(const Error& error) {
+    (*this)(static_cast<std::uint64_t>(error.code), error.message,
+            static_cast<std::int64_t>(error.native_code));
+  }
   template <typename T>
-    requires requires(T& t, Encoder& e) { t.visit(e); }
-  void write(const T& message) { const_cast<T&>(message).visit(*this); }  // NOLINT(cppcoreguidelines-pro-type-const-cast): visit() serves both ways; the encoder takes const.
+  requires requires(T& t, Encoder& e) { t.visit(e); }
+  void write(const T& message) {
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): visit() serves both ways; we only read
+    const_cast<T&>(message).visit(*this);
+  }
 
-  template <typename T>
-  friend Bytes encode(const T& message);
+  template <typename T> friend Bytes encode(const T& message);
 
   struct State;
   std::unique_ptr<State> state_;
@@ -105,8 +104,7 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  template <typename... T>
-  void operator()(T&... fields) {
+  template <typename... T> void operator()(T&... fields) {
     expect_array(sizeof...(T));
     (read(fields), ...);
     end_array();
@@ -133,27 +131,25 @@ class Decoder {
   void read(Bytes& bytes) { bytes = get_bytes(); }
   void read(Digest& digest);
   void read(Error& error);
-  template <std::unsigned_integral T>
-  void read(T& value) { value = static_cast<T>(get_uint(std::numeric_limits<T>::max())); }
-  template <std::signed_integral T>
-  void read(T& value) { value = static_cast<T>(get_int(std::numeric_limits<T>::min(), std::numeric_limits<T>::max())); }
-  template <WireEnum E>
-  void read(E& value) { value = static_cast<E>(get_uint(wire_max(E{}))); }
-  template <typename Tag, typename Int>
-  void read(Id<Tag, Int>& id) { read(id.value); }
-  template <typename Rep, typename Period>
-  void read(std::chrono::duration<Rep, Period>& d) {
-    d = std::chrono::duration<Rep, Period>(static_cast<Rep>(get_int(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max())));
+  template <std::unsigned_integral T> void read(T& value) {
+    value = static_cast<T>(get_uint(std::numeric_limits<T>::max()));
   }
-  template <typename T>
-  void read(std::vector<T>& items) {
+  template <std::signed_integral T> void read(T& value) {
+    value = static_cast<T>(get_int(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+  }
+  template <WireEnum E> void read(E& value) { value = static_cast<E>(get_uint(wire_max(E{}))); }
+  template <typename Tag, typename Int> void read(Id<Tag, Int>& id) { read(id.value); }
+  template <typename Rep, typename Period> void read(std::chrono::duration<Rep, Period>& d) {
+    d = std::chrono::duration<Rep, Period>(static_cast<Rep>(get_int(
+        std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max())));
+  }
+  template <typename T> void read(std::vector<T>& items) {
     const std::uint64_t count = begin_any_array();
     items.clear();
     for (std::uint64_t i = 0; i < count && !failed(); ++i) read(items.emplace_back());
     end_array();
   }
-  template <typename T>
-  void read(std::optional<T>& item) {
+  template <typename T> void read(std::optional<T>& item) {
     const std::uint64_t count = begin_any_array();
     item.reset();
     if (count > 1) fail("optional with more than one element");
@@ -161,7 +157,7 @@ class Decoder {
     end_array();
   }
   template <typename T>
-    requires requires(T& t, Decoder& d) { t.visit(d); }
+  requires requires(T& t, Decoder& d) { t.visit(d); }
   void read(T& message) { message.visit(*this); }
 
   template <typename T>
@@ -171,8 +167,7 @@ class Decoder {
   std::unique_ptr<State> state_;
 };
 
-template <typename T>
-[[nodiscard]] Bytes encode(const T& message) {
+template <typename T> [[nodiscard]] Bytes encode(const T& message) {
   Encoder encoder;
   encoder.write(message);
   return encoder.take();

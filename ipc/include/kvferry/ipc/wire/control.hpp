@@ -2,12 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
@@ -15,6 +9,12 @@
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 
 /// The control plane: a registry (SEQPACKET: uid check, pidfd, descriptors) and a ZeroMQ
 /// ROUTER/DEALER pair for messages. Used between the manager and its peers, and between an engine
@@ -48,9 +48,9 @@ class ControlServer {
     std::filesystem::path registry_path;
     std::filesystem::path control_path;
     SessionId session;
-    int pool_fd = -1;                 ///< Given to movers.
+    int pool_fd = -1;  ///< Given to movers.
     std::uint64_t pool_bytes = 0;
-    int max_queued_messages = 10'000; ///< Per peer; beyond it send() is kBusy.
+    int max_queued_messages = 10'000;  ///< Per peer; beyond it send() is kBusy.
   };
 
   /// Throws Exception: a living server holds the name (kAlreadyExists), the directory refuses.
@@ -70,8 +70,7 @@ class ControlServer {
   Status reply_error(const IncarnationId& peer, const Envelope& request, Error error) {
     return send_reply(peer, request, std::move(error), {});
   }
-  template <typename T>
-  Status notify(const IncarnationId& peer, MessageKind kind, const T& body) {
+  template <typename T> Status notify(const IncarnationId& peer, MessageKind kind, const T& body) {
     Envelope envelope;
     envelope.kind = kind;
     envelope.body = encode(body);
@@ -82,7 +81,9 @@ class ControlServer {
   [[nodiscard]] std::uint64_t protocol_errors() const noexcept;
 
  private:
-  Status send_reply(const IncarnationId& peer, const Envelope& request, std::optional<Error> error,
+  Status send_reply(const IncarnationId& peer,
+                    const Envelope& request,
+                    std::optional<Error> error,
                     Bytes body);
   class Impl;
   std::unique_ptr<Impl> impl_;
@@ -95,7 +96,7 @@ class ControlLink {
     std::filesystem::path registry_path;
     std::filesystem::path control_path;
     ProcessKind kind = ProcessKind::kOperator;
-    IncarnationId incarnation;         ///< This life of this process.
+    IncarnationId incarnation;  ///< This life of this process.
     std::string name;
   };
 

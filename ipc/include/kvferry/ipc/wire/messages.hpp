@@ -2,18 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "kvferry/ipc/base/error.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 /// Every message of the control plane (ZeroMQ), the registry and the staging agent (SEQPACKET).
 /// Adding, removing or reordering a field means: bump kWireVersion.
@@ -22,44 +22,84 @@ namespace kvferry::ipc {
 inline constexpr std::uint32_t kWireVersion = 1;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
-constexpr std::uint64_t wire_max(RegionKind) { return static_cast<std::uint64_t>(RegionKind::kOther); }
-constexpr std::uint64_t wire_max(HitRule) { return static_cast<std::uint64_t>(HitRule::kLastState); }
-constexpr std::uint64_t wire_max(ArenaOrder) { return static_cast<std::uint64_t>(ArenaOrder::kBlockFirst); }
-constexpr std::uint64_t wire_max(CacheOwner) { return static_cast<std::uint64_t>(CacheOwner::kMover); }
-constexpr std::uint64_t wire_max(ProcessKind) { return static_cast<std::uint64_t>(ProcessKind::kManager); }
-constexpr std::uint64_t wire_max(HandleKind) { return static_cast<std::uint64_t>(HandleKind::kVmm); }
-constexpr std::uint64_t wire_max(LeasePhase) { return static_cast<std::uint64_t>(LeasePhase::kShutdown); }
-constexpr std::uint64_t wire_max(ClearKind) { return static_cast<std::uint64_t>(ClearKind::kQuarantined); }
-constexpr std::uint64_t wire_max(CopyDirection) { return static_cast<std::uint64_t>(CopyDirection::kHostToDevice); }
+constexpr std::uint64_t wire_max(RegionKind) {
+  return static_cast<std::uint64_t>(RegionKind::kOther);
+}
+constexpr std::uint64_t wire_max(HitRule) {
+  return static_cast<std::uint64_t>(HitRule::kLastState);
+}
+constexpr std::uint64_t wire_max(ArenaOrder) {
+  return static_cast<std::uint64_t>(ArenaOrder::kBlockFirst);
+}
+constexpr std::uint64_t wire_max(CacheOwner) {
+  return static_cast<std::uint64_t>(CacheOwner::kMover);
+}
+constexpr std::uint64_t wire_max(ProcessKind) {
+  return static_cast<std::uint64_t>(ProcessKind::kManager);
+}
+constexpr std::uint64_t wire_max(HandleKind) {
+  return static_cast<std::uint64_t>(HandleKind::kVmm);
+}
+constexpr std::uint64_t wire_max(LeasePhase) {
+  return static_cast<std::uint64_t>(LeasePhase::kShutdown);
+}
+constexpr std::uint64_t wire_max(ClearKind) {
+  return static_cast<std::uint64_t>(ClearKind::kQuarantined);
+}
+constexpr std::uint64_t wire_max(CopyDirection) {
+  return static_cast<std::uint64_t>(CopyDirection::kHostToDevice);
+}
 constexpr std::uint64_t wire_max(ErrorCode) { return static_cast<std::uint64_t>(ErrorCode::kCuda); }
 
 /// What an Envelope carries. Requests are answered by an envelope of the same kind and request id
 /// with is_reply set and either the reply body or an error. Events have request id 0.
 enum class MessageKind : std::uint16_t {
   // engine and operator -> manager, answered
-  kEngineHello = 1, kLookup, kPin, kUnpin, kReserveStore, kAbandonStore, kSubmitStore, kSubmitLoad,
-  kCancel, kSwapOut, kSwapIn, kDropSequence, kClear, kReinit, kStatus,
+  kEngineHello = 1,
+  kLookup,
+  kPin,
+  kUnpin,
+  kReserveStore,
+  kAbandonStore,
+  kSubmitStore,
+  kSubmitLoad,
+  kCancel,
+  kSwapOut,
+  kSwapIn,
+  kDropSequence,
+  kClear,
+  kReinit,
+  kStatus,
   // manager -> engine, events
-  kJobDone, kEngineState,
+  kJobDone,
+  kEngineState,
   // worker and mover -> manager
-  kRankHello, kRankState,
+  kRankHello,
+  kRankState,
   // manager -> worker and mover, answered
-  kRankClear, kRankReinit, kQuiesceStaging,
+  kRankClear,
+  kRankReinit,
+  kQuiesceStaging,
   // manager -> mover / mover -> manager
-  kMoverJob, kMoverCancel, kMoverJobDone,
+  kMoverJob,
+  kMoverCancel,
+  kMoverJobDone,
   // engine -> worker (step channel), answered
-  kStepHello, kStep,
+  kStepHello,
+  kStep,
   // Either way: the peer ends in an orderly way.
   kBye
 };
-constexpr std::uint64_t wire_max(MessageKind) { return static_cast<std::uint64_t>(MessageKind::kBye); }
+constexpr std::uint64_t wire_max(MessageKind) {
+  return static_cast<std::uint64_t>(MessageKind::kBye);
+}
 
 struct Envelope {
   std::uint32_t version = kWireVersion;
   MessageKind kind = MessageKind::kBye;
-  RequestId request;               ///< 0 for events. Repeating a request id repeats the reply.
+  RequestId request;  ///< 0 for events. Repeating a request id repeats the reply.
   bool is_reply = false;
-  std::optional<Error> error;      ///< Replies only.
+  std::optional<Error> error;  ///< Replies only.
   Bytes body;
   template <typename V> void visit(V& v) { v(version, kind, request, is_reply, error, body); }
 };
@@ -69,11 +109,11 @@ struct Envelope {
 struct RegistryHello {
   std::uint32_t version = kWireVersion;
   ProcessKind kind = ProcessKind::kOperator;
-  IncarnationId incarnation;       ///< Also the ZeroMQ routing id of the peer (its 16 bytes).
-  std::string name;                ///< For people: "mover chat/0".
+  IncarnationId incarnation;  ///< Also the ZeroMQ routing id of the peer (its 16 bytes).
+  std::string name;           ///< For people: "mover chat/0".
   template <typename V> void visit(V& v) { v(version, kind, incarnation, name); }
 };
-struct RegistryWelcome {             ///< Movers also get the pool's descriptor.
+struct RegistryWelcome {  ///< Movers also get the pool's descriptor.
   std::uint32_t version = kWireVersion;
   SessionId manager_session;
   std::uint64_t pool_bytes = 0;
@@ -91,8 +131,10 @@ struct RankHello {
   HandleKind handles = HandleKind::kVmm;
   ArenaOrder order = ArenaOrder::kLayerFirst;
   Geometry geometry;
-  std::string device;              ///< DeviceSpec::to_string().
-  template <typename V> void visit(V& v) { v(engine, rank, kind, cache_owner, handles, order, geometry, device); }
+  std::string device;  ///< DeviceSpec::to_string().
+  template <typename V> void visit(V& v) {
+    v(engine, rank, kind, cache_owner, handles, order, geometry, device);
+  }
 };
 /// Sent after the hello and at every change; the manager keeps the latest.
 struct RankState {
@@ -106,12 +148,15 @@ struct RankState {
   std::uint64_t device_free_bytes = 0;
   std::uint64_t device_total_bytes = 0;
   std::string note;
-  template <typename V> void visit(V& v) { v(session, epoch, phase, mapped, group_blocks, living_leases, quarantined_bytes, device_free_bytes, device_total_bytes, note); }
+  template <typename V> void visit(V& v) {
+    v(session, epoch, phase, mapped, group_blocks, living_leases, quarantined_bytes,
+      device_free_bytes, device_total_bytes, note);
+  }
 };
 
 // ---- manager -> worker and mover ----
 
-struct RankClear {                   ///< Idempotent: clear of a cleared epoch repeats the outcome.
+struct RankClear {  ///< Idempotent: clear of a cleared epoch repeats the outcome.
   SessionId session;
   Epoch epoch;
   std::chrono::milliseconds deadline{8000};
@@ -125,11 +170,13 @@ struct RankClearReply {
   std::uint64_t free_before = 0;
   std::uint64_t free_after = 0;
   std::chrono::microseconds took{};
-  template <typename V> void visit(V& v) { v(kind, epoch, detail, quarantined_bytes, free_before, free_after, took); }
+  template <typename V> void visit(V& v) {
+    v(kind, epoch, detail, quarantined_bytes, free_before, free_after, took);
+  }
 };
-struct RankReinit {                  ///< To the owner: next epoch. To the attacher: wait until mapped.
-  Epoch epoch;                       ///< The attacher waits for at least this one.
-  std::uint32_t gpu_blocks = 0;      ///< 0: as before.
+struct RankReinit {              ///< To the owner: next epoch. To the attacher: wait until mapped.
+  Epoch epoch;                   ///< The attacher waits for at least this one.
+  std::uint32_t gpu_blocks = 0;  ///< 0: as before.
   std::chrono::milliseconds deadline{8000};
   template <typename V> void visit(V& v) { v(epoch, gpu_blocks, deadline); }
 };
@@ -153,14 +200,16 @@ struct MoverItem {
   std::uint64_t replicated_offset = 0;  ///< Into the pool.
   std::uint64_t shard_offset = 0;       ///< Into the pool; this rank's part.
   bool with_replicated = true;          ///< Stores: only one rank stores it. Loads: always true.
-  template <typename V> void visit(V& v) { v(group, block, replicated_offset, shard_offset, with_replicated); }
+  template <typename V> void visit(V& v) {
+    v(group, block, replicated_offset, shard_offset, with_replicated);
+  }
 };
 struct MoverJob {
   JobId job;
   SessionId session;
   Epoch epoch;
   CopyDirection direction = CopyDirection::kDeviceToHost;
-  std::uint8_t priority = 0;       ///< Higher first.
+  std::uint8_t priority = 0;  ///< Higher first.
   std::vector<MoverItem> items;
   template <typename V> void visit(V& v) { v(job, session, epoch, direction, priority, items); }
 };
@@ -187,7 +236,9 @@ struct EngineHello {
   Digest weights;
   std::uint32_t ranks = 1;
   Digest fingerprint;
-  template <typename V> void visit(V& v) { v(engine, name_space, model, weights, ranks, fingerprint); }
+  template <typename V> void visit(V& v) {
+    v(engine, name_space, model, weights, ranks, fingerprint);
+  }
 };
 struct RankArena {
   SessionId session;
@@ -197,21 +248,27 @@ struct RankArena {
 /// What an engine sees of its cache. generation grows whenever any rank's arena is another one;
 /// device blocks of an older generation hold nothing any more.
 enum class CachePhase : std::uint8_t { kDetached = 1, kReady, kClearing, kCleared };
-constexpr std::uint64_t wire_max(CachePhase) { return static_cast<std::uint64_t>(CachePhase::kCleared); }
+constexpr std::uint64_t wire_max(CachePhase) {
+  return static_cast<std::uint64_t>(CachePhase::kCleared);
+}
 struct EngineState {
   std::uint64_t generation = 0;
   CachePhase phase = CachePhase::kDetached;
-  bool offload_ready = false;      ///< Every rank has a mover with the arena mapped.
+  bool offload_ready = false;  ///< Every rank has a mover with the arena mapped.
   std::vector<RankArena> ranks;
   std::vector<std::uint32_t> group_blocks;
   std::string note;
-  template <typename V> void visit(V& v) { v(generation, phase, offload_ready, ranks, group_blocks, note); }
+  template <typename V> void visit(V& v) {
+    v(generation, phase, offload_ready, ranks, group_blocks, note);
+  }
 };
 
 enum class BlockPresence : std::uint8_t { kMiss = 1, kHitPending, kHit };
-constexpr std::uint64_t wire_max(BlockPresence) { return static_cast<std::uint64_t>(BlockPresence::kHit); }
+constexpr std::uint64_t wire_max(BlockPresence) {
+  return static_cast<std::uint64_t>(BlockPresence::kHit);
+}
 struct Lookup {
-  std::vector<Digest> blocks;      ///< A prefix: first block first.
+  std::vector<Digest> blocks;  ///< A prefix: first block first.
   template <typename V> void visit(V& v) { v(blocks); }
 };
 struct LookupReply {
@@ -219,7 +276,7 @@ struct LookupReply {
   std::vector<std::uint8_t> presence;  ///< [group * blocks + i], BlockPresence.
   template <typename V> void visit(V& v) { v(usable_prefix, presence); }
 };
-struct PinRequest {                  ///< kPin and kUnpin. Pins end with their engine.
+struct PinRequest {  ///< kPin and kUnpin. Pins end with their engine.
   std::vector<Digest> blocks;
   template <typename V> void visit(V& v) { v(blocks); }
 };
@@ -234,14 +291,16 @@ struct StoreKey {
   template <typename V> void visit(V& v) { v(group, block); }
 };
 enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
-constexpr std::uint64_t wire_max(ReserveOutcome) { return static_cast<std::uint64_t>(ReserveOutcome::kFull); }
+constexpr std::uint64_t wire_max(ReserveOutcome) {
+  return static_cast<std::uint64_t>(ReserveOutcome::kFull);
+}
 struct ReserveStore {
   std::vector<StoreKey> keys;
   template <typename V> void visit(V& v) { v(keys); }
 };
 struct ReservedSlot {
   ReserveOutcome outcome = ReserveOutcome::kFull;
-  std::uint64_t slot = 0;          ///< Names the reservation, with kReserved only.
+  std::uint64_t slot = 0;  ///< Names the reservation, with kReserved only.
   template <typename V> void visit(V& v) { v(outcome, slot); }
 };
 struct ReserveStoreReply {
@@ -259,8 +318,8 @@ struct StoreItem {
   std::uint64_t slot = 0;
   template <typename V> void visit(V& v) { v(group, block, slot); }
 };
-struct SubmitStore {                 ///< The caller has observed the writes of these blocks complete.
-  JobId job;                         ///< Chosen by the client, unique in its life.
+struct SubmitStore {  ///< The caller has observed the writes of these blocks complete.
+  JobId job;          ///< Chosen by the client, unique in its life.
   std::uint64_t generation = 0;
   std::vector<StoreItem> items;
   template <typename V> void visit(V& v) { v(job, generation, items); }
@@ -285,13 +344,13 @@ struct CancelJob {
 struct SequenceBlock {
   GroupId group;
   BlockId block;
-  std::uint32_t index = 0;         ///< Place of the block in the sequence.
+  std::uint32_t index = 0;  ///< Place of the block in the sequence.
   template <typename V> void visit(V& v) { v(group, block, index); }
 };
-struct SwapSequence {                ///< kSwapOut and kSwapIn.
+struct SwapSequence {  ///< kSwapOut and kSwapIn.
   JobId job;
   std::uint64_t generation = 0;
-  std::uint64_t sequence = 0;        ///< The owner's handle.
+  std::uint64_t sequence = 0;  ///< The owner's handle.
   std::vector<SequenceBlock> items;
   template <typename V> void visit(V& v) { v(job, generation, sequence, items); }
 };
@@ -312,9 +371,11 @@ struct JobDone {
 // ---- operator (and engine) -> manager ----
 
 enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
-constexpr std::uint64_t wire_max(HostPolicy) { return static_cast<std::uint64_t>(HostPolicy::kKeep); }
+constexpr std::uint64_t wire_max(HostPolicy) {
+  return static_cast<std::uint64_t>(HostPolicy::kKeep);
+}
 struct ClearRequest {
-  std::string engine;              ///< Empty: all.
+  std::string engine;  ///< Empty: all.
   HostPolicy host = HostPolicy::kDrop;
   std::chrono::milliseconds deadline{15000};
   template <typename V> void visit(V& v) { v(engine, host, deadline); }
@@ -326,7 +387,7 @@ struct RankOutcome {
   std::optional<Error> error;
   template <typename V> void visit(V& v) { v(engine, rank, outcome, error); }
 };
-struct ClearReply {                  ///< The envelope's error names the first failing rank.
+struct ClearReply {  ///< The envelope's error names the first failing rank.
   std::vector<RankOutcome> ranks;
   std::uint64_t host_blocks_dropped = 0;
   std::chrono::microseconds took{};
@@ -344,7 +405,7 @@ struct ReinitReply {
   template <typename V> void visit(V& v) { v(generation, took); }
 };
 struct StatusReply {
-  std::string json;                ///< docs/operations.md describes the fields.
+  std::string json;  ///< docs/operations.md describes the fields.
   template <typename V> void visit(V& v) { v(json); }
 };
 struct Empty {
@@ -365,16 +426,18 @@ struct StepBlock {
   BlockId block;
   template <typename V> void visit(V& v) { v(group, block); }
 };
-struct Step {                        ///< Done in this order: fills (prefill), reads (decode), verifies.
+struct Step {  ///< Done in this order: fills (prefill), reads (decode), verifies.
   SessionId session;
   Epoch epoch;
-  std::uint32_t decode_steps = 0;    ///< How often `reads` are read, like attention would.
+  std::uint32_t decode_steps = 0;  ///< How often `reads` are read, like attention would.
   std::vector<SeededItem> fills;
   std::vector<StepBlock> reads;
   std::vector<SeededItem> verifies;
-  template <typename V> void visit(V& v) { v(session, epoch, decode_steps, fills, reads, verifies); }
+  template <typename V> void visit(V& v) {
+    v(session, epoch, decode_steps, fills, reads, verifies);
+  }
 };
-struct StepReply {                   ///< Sent after the work was observed complete.
+struct StepReply {                        ///< Sent after the work was observed complete.
   std::vector<std::uint64_t> mismatches;  ///< Words per verified block.
   std::uint64_t checksum = 0;
   template <typename V> void visit(V& v) { v(mismatches, checksum); }
@@ -390,8 +453,12 @@ struct AgentHello {
   template <typename V> void visit(V& v) { v(version, mover, engine, rank); }
 };
 enum class StageKind : std::uint8_t { kGather = 1, kScatter };
-constexpr std::uint64_t wire_max(StageKind) { return static_cast<std::uint64_t>(StageKind::kScatter); }
-constexpr std::uint64_t wire_max(RegionSet) { return static_cast<std::uint64_t>(RegionSet::kReplicated); }
+constexpr std::uint64_t wire_max(StageKind) {
+  return static_cast<std::uint64_t>(StageKind::kScatter);
+}
+constexpr std::uint64_t wire_max(RegionSet) {
+  return static_cast<std::uint64_t>(RegionSet::kReplicated);
+}
 struct StageRequest {
   std::uint64_t id = 0;
   SessionId session;
@@ -399,7 +466,7 @@ struct StageRequest {
   StageKind kind = StageKind::kGather;
   GroupId group;
   RegionSet set = RegionSet::kAll;
-  std::uint32_t slot = 0;          ///< Packed blocks lie one after another from the slot's start.
+  std::uint32_t slot = 0;  ///< Packed blocks lie one after another from the slot's start.
   std::vector<std::uint32_t> blocks;
   template <typename V> void visit(V& v) { v(id, session, epoch, kind, group, set, slot, blocks); }
 };
