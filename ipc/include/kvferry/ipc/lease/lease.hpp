@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -92,7 +93,8 @@ struct LeaseView {
   std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
   std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;
-  std::string note;  ///< Last error or wait, in words.
+  std::optional<Error> refused;  ///< A refusal at hello that no retry can mend.
+  std::string note;              ///< Last error or wait, in words.
 };
 
 enum class ClearKind : std::uint8_t { kCleared = 1, kClearedPeerDead, kQuarantined };

@@ -29,6 +29,9 @@ class RankService {
     std::function<void(const RegistryWelcome&, UniqueFd pool)> on_manager;
     /// The manager is dead or gone: finish what runs, accept nothing new, let go of its pool.
     std::function<void()> on_manager_lost;
+    /// Asked before each attempt to connect: false while work of a lost manager still runs. A new
+    /// manager may therefore take a connected mover's silence about old jobs as their end.
+    std::function<bool()> may_connect;
     /// Empties the caching device allocator: part of every clear, after the regions are gone, in
     /// both roles. Called on the clearing thread.
     std::function<void()> empty_allocator;

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace kvferry::ipc {
+
+/// Runs clears and re-inits one after another, off the event loop: they wait
+/// for peers.
+/// @threading post() from any thread. The destructor waits for the running task
+/// only, which ends by its own deadline.
+class LifecycleThread {
+ public:
+  LifecycleThread();
+  LifecycleThread(const LifecycleThread&) = delete;
+  LifecycleThread& operator=(const LifecycleThread&) = delete;
+  ~LifecycleThread();
+
+  void post(std::function<void()> task);
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards stopping_ and tasks_
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::deque<std::function<void()>> tasks_;
+  std::thread thread_;  // last: starts when all above exists
+};
+
+}  // namespace kvferry::ipc
