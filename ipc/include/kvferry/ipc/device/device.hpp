@@ -6,6 +6,8 @@
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/kernels/block_layout.hpp"
 
+#include <sys/types.h>
+
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -85,6 +87,11 @@ class DeviceMemory {
   [[nodiscard]] virtual HandleKind kind() const noexcept = 0;
   /// Only for memory that this process allocated.
   [[nodiscard]] virtual Result<ExportedHandle> export_handle() = 0;
+  /// Other processes that map this memory now, where the backend can tell (host: from /proc); empty
+  /// where it cannot (CUDA). Finds a dead peer's forked child before legacy memory is freed.
+  [[nodiscard]] virtual Result<std::vector<pid_t>> mapped_elsewhere() {
+    return std::vector<pid_t>{};
+  }
   /// Allocated: unmap and free. Imported: unmap and drop the reference. After success the address
   /// faults when touched. Waits for no peer. Legacy memory that a living peer still maps: host
   /// backend aborts with a report that names the peer.

@@ -59,6 +59,9 @@ class Arena {
   [[nodiscard]] std::uint64_t packed_bytes(GroupId group, RegionSet set) const;
   [[nodiscard]] Result<std::vector<ExportedHandle>> export_handles() const;
 
+  /// Other processes that map a segment, where the backend can tell (DeviceMemory::mapped_elsewhere).
+  [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() const;
+
   /// Releases every segment, errors collected and never short-circuited.
   [[nodiscard]] Status release();
 
@@ -74,7 +77,8 @@ class ArenaUser {
  public:
   virtual ~ArenaUser() = default;
   /// The epoch is mapped here; may be used from now on. The worker zeroes it before returning, in
-  /// either role. An error detaches (attacher) or frees (owner) again.
+  /// either role. An error detaches (attacher) or frees (owner) again. After an error quiesce() and
+  /// on_unmapped() are called as well, so work already begun on the arena has ended.
   [[nodiscard]] virtual Status on_mapped(SessionId session, Arena& arena) = 0;
   /// Stop admitting, end queued work as kRevoked, let what is in flight finish: on ok nothing of
   /// this process touches the arena any more. Must return by the deadline.

@@ -72,9 +72,9 @@ struct LeaseIdentity {
 struct LeaseTimeouts {
   std::chrono::milliseconds hello{5000};
   std::chrono::milliseconds drain{3000};   ///< Attacher: quiesce.
-  std::chrono::milliseconds revoke{5000};  ///< Owner: Revoking until all leases ended.
+  std::chrono::milliseconds revoke{5000};  ///< Owner: start of a clear until all leases ended.
   std::chrono::milliseconds kill{2000};    ///< Owner: SIGKILL of a mover until its death is proven.
-  std::chrono::milliseconds kill_per_pinned_gib{50};
+  std::chrono::milliseconds kill_per_pinned_gib{50};  ///< Added to kill, per GiB it holds.
   std::chrono::milliseconds settle{1000};  ///< Memory back at the driver after a death.
 };
 
@@ -93,7 +93,11 @@ struct LeaseView {
   std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
   std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;
-  std::optional<Error> refused;  ///< A refusal at hello that no retry can mend.
+  /// Attacher: refused at hello for a reason that no retry can mend (role, geometry, ranks, handles,
+  /// version); it has stopped trying, and the process should end.
+  std::optional<Error> refused;
+  /// Owner: why the last peer was turned away at hello. The owner itself serves on.
+  std::optional<Error> peer_refused;
   std::string note;              ///< Last error or wait, in words.
 };
 
