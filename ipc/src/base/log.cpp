@@ -5,6 +5,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <array>
 #include <memory>
 
 namespace kvferry::ipc {
@@ -23,6 +24,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) noexcept {
 
 // Built on first use and never destroyed: destructors that run after main may still log.
 spdlog::logger& logger() {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): thread-safe sink
   static spdlog::logger& instance =
       *new spdlog::logger("kvferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   return instance;
@@ -31,11 +33,12 @@ spdlog::logger& logger() {
 }  // namespace
 
 bool parse_log_level(std::string_view text, LogLevel& level) noexcept {
-  constexpr std::pair<std::string_view, LogLevel> kNames[] = {{"debug", LogLevel::kDebug},
-                                                              {"info", LogLevel::kInfo},
-                                                              {"warn", LogLevel::kWarn},
-                                                              {"error", LogLevel::kError},
-                                                              {"off", LogLevel::kOff}};
+  constexpr auto kNames =
+      std::to_array<std::pair<std::string_view, LogLevel>>({{"debug", LogLevel::kDebug},
+                                                            {"info", LogLevel::kInfo},
+                                                            {"warn", LogLevel::kWarn},
+                                                            {"error", LogLevel::kError},
+                                                            {"off", LogLevel::kOff}});
   for (const auto& [name, value] : kNames) {
     if (name == text) {
       level = value;

@@ -60,7 +60,7 @@ Result<std::uint64_t> parse_size(std::string_view text) {
 
 std::string format_size(std::uint64_t size_bytes) {
   constexpr std::array<std::string_view, 5> kNames = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(size_bytes);
+  auto value = static_cast<double>(size_bytes);
   std::size_t unit = 0;
   while (value >= 1024.0 && unit + 1 < kNames.size()) {
     value /= 1024.0;

@@ -39,6 +39,7 @@ inline constexpr std::uint32_t kMaxBlocksPerLaunch = 256;
 
 struct BlockIds {
   std::uint32_t count = 0;
+  // NOLINTNEXTLINE(modernize-avoid-c-arrays): indexed by device code
   std::uint32_t ids[kMaxBlocksPerLaunch] = {};
 };
 
@@ -53,6 +54,7 @@ inline constexpr std::uint32_t kMaxSeededPerLaunch = 192;
 
 struct SeededBlocks {
   std::uint32_t count = 0;
+  // NOLINTNEXTLINE(modernize-avoid-c-arrays): indexed by device code
   SeededBlock blocks[kMaxSeededPerLaunch] = {};
 };
 

@@ -31,7 +31,7 @@ template <typename T> class [[nodiscard]] Result {
     require_value();
     return *std::get_if<0>(&state_);
   }
-  const T& value() const& {
+  [[nodiscard]] const T& value() const& {
     require_value();
     return *std::get_if<0>(&state_);
   }
@@ -46,7 +46,7 @@ template <typename T> class [[nodiscard]] Result {
   const T* operator->() const { return &value(); }
 
   /// @pre !has_value().
-  const Error& error() const& {
+  [[nodiscard]] const Error& error() const& {
     KVFERRY_CHECK(!has_value(), "error() of a Result that holds a value");
     return *std::get_if<1>(&state_);
   }
@@ -73,7 +73,7 @@ class [[nodiscard]] Status {
 
   [[nodiscard]] bool has_value() const noexcept { return !error_.has_value(); }
   explicit operator bool() const noexcept { return has_value(); }
-  const Error& error() const& {
+  [[nodiscard]] const Error& error() const& {
     KVFERRY_CHECK(error_.has_value(), "error() of a Status that is ok");
     return *error_;
   }
@@ -102,6 +102,7 @@ inline Status ok() { return {}; }
     }                                               \
   } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 /// KVFERRY_ASSIGN(auto fd, open_it()) declares fd or returns the error.
 #define KVFERRY_ASSIGN(decl, expr) \
   KVFERRY_ASSIGN_INNER(KVFERRY_CONCAT(kvferry_result_, __LINE__), decl, expr)
@@ -111,3 +112,4 @@ inline Status ok() { return {}; }
     return std::move(temp).error();            \
   }                                            \
   decl = std::move(temp).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -30,6 +30,8 @@ class Arena {
   Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments);
   Arena(Arena&&) noexcept = default;
   Arena& operator=(Arena&&) noexcept = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
   ~Arena();
 
   /// Reserves (or reuses) ranges when kind is kVmm and ranges is given.

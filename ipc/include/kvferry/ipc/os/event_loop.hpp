@@ -17,6 +17,7 @@ class EventFd {
   EventFd();  ///< Throws Exception.
   void signal() const noexcept;
   /// Resets to zero; true when it had been signalled.
+  // NOLINTNEXTLINE(modernize-use-nodiscard): often called for its effect alone
   bool drain() const noexcept;
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 

@@ -44,6 +44,8 @@ class NameLock {
   [[nodiscard]] static Result<NameLock> acquire(const std::filesystem::path& name);
   NameLock(NameLock&&) noexcept = default;
   NameLock& operator=(NameLock&&) noexcept = default;
+  NameLock(const NameLock&) = delete;
+  NameLock& operator=(const NameLock&) = delete;
   /// Removes NAME and NAME.lock while the lock is still held.
   ~NameLock();
 
