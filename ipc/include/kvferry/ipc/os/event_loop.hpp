@@ -39,7 +39,8 @@ class EventLoop {
   EventLoop& operator=(const EventLoop&) = delete;
   ~EventLoop();
 
-  /// Calls back whenever fd is readable (level-triggered). The fd must outlive the watch.
+  /// Calls back whenever fd is readable (level-triggered). The fd must outlive the watch, and has
+  /// one at a time. Throws Exception when the kernel refuses (no memory, not a pollable file).
   void watch(int fd, Callback on_readable);
   void unwatch(int fd);
   TimerId at(TimePoint when, Callback callback);
@@ -50,8 +51,9 @@ class EventLoop {
   /// Runs the callback on the loop's thread; before the next poll.
   void post(Callback callback);
 
-  /// Until stop().
-  void run();
+  /// Until stop(), which also counts when it was called before. False when a callback's exception
+  /// ended it.
+  bool run();
   /// One round: waits at most until the deadline for something to do, then does it.
   void run_once(Deadline deadline);
   void stop();

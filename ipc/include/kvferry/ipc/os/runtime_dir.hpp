@@ -43,7 +43,7 @@ class NameLock {
   /// kAlreadyExists names the pid that holds it.
   [[nodiscard]] static Result<NameLock> acquire(const std::filesystem::path& name);
   NameLock(NameLock&&) noexcept = default;
-  NameLock& operator=(NameLock&&) noexcept = default;
+  NameLock& operator=(NameLock&&) noexcept;
   NameLock(const NameLock&) = delete;
   NameLock& operator=(const NameLock&) = delete;
   /// Removes NAME and NAME.lock while the lock is still held.

@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/os/shared_memory.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/interprocess/exceptions.hpp>
+#include <boost/interprocess/mapped_region.hpp>
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+#include "kvferry/ipc/base/size.hpp"
+#include "os/host_memory.hpp"
+#include "os/syscall.hpp"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; absent from the C library's headers of that time.
+#endif
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+// What mapped_region wants of a memory object; borrows the descriptor.
+class MappableFd {
+ public:
+  MappableFd(int fd, boost::interprocess::mode_t mode) : fd_(fd), mode_(mode) {}
+  [[nodiscard]] boost::interprocess::mapping_handle_t get_mapping_handle() const {
+    return boost::interprocess::ipcdetail::mapping_handle_from_file_handle(fd_);
+  }
+  [[nodiscard]] boost::interprocess::mode_t get_mode() const { return mode_; }
+
+ private:
+  int fd_;
+  boost::interprocess::mode_t mode_;
+};
+
+Result<boost::interprocess::mapped_region> map(int fd, boost::interprocess::mode_t mode,
+                                               std::uint64_t size_bytes) {
+  try {
+    return boost::interprocess::mapped_region(MappableFd(fd, mode), mode, 0,
+                                              static_cast<std::size_t>(size_bytes));
+  } catch (const boost::interprocess::interprocess_exception& exception) {
+    errno = exception.get_native_error();
+    return KVFERRY_ERRNO("mapping {} of shared memory", format_size(size_bytes));
+  }
+}
+
+Result<UniqueFd> create_memfd(const std::string& name, std::uint64_t size_bytes) {
+  if (size_bytes == 0 ||
+      size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+    return KVFERRY_ERROR(kInvalidArgument, "shared memory \"{}\" of {} bytes", name, size_bytes);
+  }
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create(name.c_str(), kFlags | MFD_NOEXEC_SEAL));
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), kFlags));
+  if (!fd.valid()) return KVFERRY_ERRNO("memfd_create \"{}\"", name);
+  if (retry_interrupted([&] { return ::ftruncate(fd.get(), static_cast<off_t>(size_bytes)); }) !=
+      0) {
+    return KVFERRY_ERRNO("sizing shared memory \"{}\" to {}", name, format_size(size_bytes));
+  }
+  return fd;
+}
+
+Status seal(const UniqueFd& fd, const std::string& name, int seals) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
+    return KVFERRY_ERRNO("sealing shared memory \"{}\"", name);
+  }
+  return ok();
+}
+
+// Size and seals of a descriptor that a peer sent: without the seals it could shrink it under us,
+// and our next access would be a SIGBUS.
+Status check_segment(const UniqueFd& fd, std::uint64_t size_bytes, int required_seals) {
+  struct stat info {};
+  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
+    return KVFERRY_ERROR(kProtocol, "descriptor {} is no shared memory", fd.get());
+  }
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (!S_ISREG(info.st_mode) || seals < 0) {
+    return KVFERRY_ERROR(kProtocol, "descriptor {} is no sealable shared memory", fd.get());
+  }
+  if ((seals & required_seals) != required_seals) {
+    return KVFERRY_ERROR(kProtocol, "shared memory {} has seals {:#x}, {:#x} are required", fd.get(),
+                         seals, required_seals);
+  }
+  if (size_bytes == 0 || info.st_size < 0 ||
+      static_cast<std::uint64_t>(info.st_size) != size_bytes) {
+    return KVFERRY_ERROR(kProtocol, "shared memory {} has {} bytes, expected {}", fd.get(),
+                         info.st_size, size_bytes);
+  }
+  return ok();
+}
+
+Error no_room(const std::string& name, std::uint64_t size_bytes, std::uint64_t available) {
+  return KVFERRY_ERROR(kNoHostMemory,
+                       "host pool \"{}\" of {} was asked, {} are available; ask for less or free "
+                       "memory",
+                       name, format_size(size_bytes), format_size(available));
+}
+
+Status reserve_pages(const UniqueFd& fd, const std::string& name, std::uint64_t size_bytes) {
+  // The kernel would rather end a process than refuse pages: refuse here.
+  if (const std::uint64_t available = available_host_bytes(); size_bytes > available) {
+    return no_room(name, size_bytes, available);
+  }
+  // A signal undoes the whole call, so that steps bound what is lost.
+  constexpr std::uint64_t kStepBytes = 1ULL << 30;
+  for (std::uint64_t offset = 0; offset < size_bytes; offset += kStepBytes) {
+    const std::uint64_t step = std::min(kStepBytes, size_bytes - offset);
+    const int result = retry_interrupted([&] {
+      return ::fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(step));
+    });
+    if (result != 0) {
+      if (errno == ENOMEM || errno == ENOSPC) {
+        return no_room(name, size_bytes, std::max(offset, available_host_bytes()));
+      }
+      return KVFERRY_ERRNO("reserving {} for host pool \"{}\"", format_size(size_bytes), name);
+    }
+  }
+  return ok();
+}
+
+}  // namespace
+
+struct SharedMapping::State {
+  boost::interprocess::mapped_region region;
+};
+
+SharedMapping::SharedMapping(SharedMapping&&) noexcept = default;
+SharedMapping& SharedMapping::operator=(SharedMapping&&) noexcept = default;
+SharedMapping::~SharedMapping() = default;
+
+std::byte* SharedMapping::data() const noexcept {
+  return state_ == nullptr ? nullptr : static_cast<std::byte*>(state_->region.get_address());
+}
+
+std::size_t SharedMapping::size_bytes() const noexcept {
+  return state_ == nullptr ? 0 : state_->region.get_size();
+}
+
+Result<SharedMemory::SingleWriter> SharedMemory::create_single_writer(const std::string& name,
+                                                                      std::size_t size_bytes) {
+  SingleWriter segment;
+  KVFERRY_ASSIGN(segment.fd, create_memfd(name, size_bytes));
+  KVFERRY_ASSIGN(auto region, map(segment.fd.get(), boost::interprocess::read_write, size_bytes));
+  // Our own mapping stays writable; every later one, in any process, is read-only.
+  KVFERRY_TRY(seal(segment.fd, name, kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
+  segment.mapping.state_ =
+      std::make_unique<SharedMapping::State>(SharedMapping::State{std::move(region)});
+  return segment;
+}
+
+Result<SharedMapping> SharedMemory::map_single_writer(const UniqueFd& fd, std::size_t size_bytes) {
+  KVFERRY_TRY(check_segment(fd, size_bytes, kSizeSeals | F_SEAL_FUTURE_WRITE));
+  KVFERRY_ASSIGN(auto region, map(fd.get(), boost::interprocess::read_only, size_bytes));
+  SharedMapping mapping;
+  mapping.state_ = std::make_unique<SharedMapping::State>(SharedMapping::State{std::move(region)});
+  return mapping;
+}
+
+Result<UniqueFd> SharedMemory::create_pool(const std::string& name, std::uint64_t size_bytes,
+                                           bool reserve) {
+  KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
+  if (reserve) KVFERRY_TRY(reserve_pages(fd, name, size_bytes));
+  KVFERRY_TRY(seal(fd, name, kSizeSeals | F_SEAL_SEAL));
+  return fd;
+}
+
+Result<SharedMapping> SharedMemory::map_pool(const UniqueFd& fd, std::uint64_t size_bytes) {
+  KVFERRY_TRY(check_segment(fd, size_bytes, kSizeSeals));
+  KVFERRY_ASSIGN(auto region, map(fd.get(), boost::interprocess::read_write, size_bytes));
+  SharedMapping mapping;
+  mapping.state_ = std::make_unique<SharedMapping::State>(SharedMapping::State{std::move(region)});
+  return mapping;
+}
+
+}  // namespace kvferry::ipc
