@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/event_loop.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "os/syscall.hpp"
+
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -18,10 +22,6 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/base/result.hpp"
-#include "os/syscall.hpp"
 
 namespace kvferry::ipc {
 

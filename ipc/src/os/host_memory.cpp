@@ -43,8 +43,7 @@ std::uint64_t cgroup_headroom(const std::filesystem::path& group) {
   const auto used = read_number(group / "memory.current");
   if (!limit || !used) return kUnlimited;
   // Page cache of files is given up before anything else.
-  const std::uint64_t reclaimable =
-      read_field(group / "memory.stat", "inactive_file").value_or(0);
+  const std::uint64_t reclaimable = read_field(group / "memory.stat", "inactive_file").value_or(0);
   const std::uint64_t held = *used - std::min(*used, reclaimable);
   return *limit - std::min(*limit, held);
 }

@@ -6,9 +6,9 @@
 
 namespace kvferry::ipc {
 
-/// Bytes that this process can still take without the kernel ending somebody: the system's available
-/// memory, or what the tightest memory cgroup above this process leaves, whichever is less. The
-/// largest value when neither can be read.
+/// Bytes that this process can still take without the kernel ending somebody: the system's
+/// available memory, or what the tightest memory cgroup above this process leaves, whichever is
+/// less. The largest value when neither can be read.
 [[nodiscard]] std::uint64_t available_host_bytes();
 
 }  // namespace kvferry::ipc

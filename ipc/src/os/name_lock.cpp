@@ -1,5 +1,9 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "os/syscall.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -10,10 +14,6 @@
 #include <charconv>
 #include <string>
 #include <utility>
-
-#include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/os/runtime_dir.hpp"
-#include "os/syscall.hpp"
 
 namespace kvferry::ipc {
 namespace {

@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/packet_socket.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+#include "os/socket_address.hpp"
+#include "os/syscall.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -13,10 +17,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include "kvferry/ipc/base/log.hpp"
-#include "os/socket_address.hpp"
-#include "os/syscall.hpp"
 
 namespace kvferry::ipc {
 namespace {
@@ -31,9 +31,9 @@ void widen_send_buffer(int fd) noexcept {
 
 Status set_send_timeout(int fd, Deadline deadline) {
   // Zero would mean "for ever".
-  const auto left = std::max(std::chrono::duration_cast<std::chrono::microseconds>(
-                                 deadline.remaining()),
-                             std::chrono::microseconds(1000));
+  const auto left =
+      std::max(std::chrono::duration_cast<std::chrono::microseconds>(deadline.remaining()),
+               std::chrono::microseconds(1000));
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
   timeval timeout{};
   timeout.tv_sec = seconds.count();

@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/process.hpp"
 
+#include "os/syscall.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,8 +16,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <string_view>
-
-#include "os/syscall.hpp"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77  // Linux 6.5; absent from the C library's headers of that time.
@@ -28,8 +28,7 @@ namespace {
 // counted from the last closing bracket.
 Result<std::uint64_t> read_start_time(pid_t pid) {
   const std::string path = fmt::format("/proc/{}/stat", pid);
-  const UniqueFd fd(
-      retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  const UniqueFd fd(retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!fd.valid()) {
     if (errno == ENOENT) return KVFERRY_ERROR(kPeerDied, "process {} is gone", pid);
     return KVFERRY_ERRNO("open {}", path);
@@ -64,7 +63,9 @@ Result<std::uint64_t> read_start_time(pid_t pid) {
 }
 
 Result<UniqueFd> open_pidfd(pid_t pid) {
-  UniqueFd fd(::pidfd_open(pid, 0));  // always close-on-exec
+  // By number: the C library's <sys/pidfd.h> of Debian 12 is unusable from C++. Always
+  // close-on-exec.
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
   if (fd.valid()) return fd;
   if (errno == ESRCH) return KVFERRY_ERROR(kPeerDied, "process {} is gone", pid);
   return KVFERRY_ERRNO("pidfd_open of process {}", pid);
@@ -160,7 +161,7 @@ bool ProcessRef::wait_death(Deadline deadline) const noexcept {
 
 Status ProcessRef::signal(int signal_number) const {
   KVFERRY_CHECK(valid(), "signal to an empty ProcessRef");
-  if (::pidfd_send_signal(pidfd_.get(), signal_number, nullptr, 0) == 0) return ok();
+  if (::syscall(SYS_pidfd_send_signal, pidfd_.get(), signal_number, nullptr, 0U) == 0) return ok();
   if (errno == ESRCH) return KVFERRY_ERROR(kPeerDied, "process {} is dead", pid_);
   return KVFERRY_ERRNO("signal {} to process {}", signal_number, pid_);
 }

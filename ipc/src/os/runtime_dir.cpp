@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/runtime_dir.hpp"
 
+#include "kvferry/ipc/os/process.hpp"
+#include "os/socket_address.hpp"
+#include "os/syscall.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -10,10 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
-
-#include "kvferry/ipc/os/process.hpp"
-#include "os/socket_address.hpp"
-#include "os/syscall.hpp"
 
 namespace kvferry::ipc {
 namespace {
@@ -84,8 +84,8 @@ Status make_directory(const std::filesystem::path& path, DirKind kind) {
     }
   }
   // O_PATH needs no permission on the directory itself, which an odd umask may have taken away.
-  const UniqueFd fd(retry_interrupted(
-      [&] { return ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC); }));
+  const UniqueFd fd(
+      retry_interrupted([&] { return ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC); }));
   struct stat info {};
   if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
     return KVFERRY_ERRNO("open directory {}", path.native());
@@ -140,7 +140,8 @@ Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view inst
   return dir;
 }
 
-std::filesystem::path RuntimeDir::rank_socket(std::string_view engine, std::uint32_t rank,
+std::filesystem::path RuntimeDir::rank_socket(std::string_view engine,
+                                              std::uint32_t rank,
                                               std::string_view kind) const {
   return path_ / fmt::format("{}.{}.{}", engine, rank, kind);
 }

@@ -2,6 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/shared_memory.hpp"
 
+#include "kvferry/ipc/base/size.hpp"
+#include "os/host_memory.hpp"
+#include "os/syscall.hpp"
+
+#include <boost/interprocess/exceptions.hpp>
+#include <boost/interprocess/mapped_region.hpp>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -9,15 +15,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/interprocess/exceptions.hpp>
-#include <boost/interprocess/mapped_region.hpp>
 #include <cerrno>
 #include <limits>
 #include <utility>
-
-#include "kvferry/ipc/base/size.hpp"
-#include "os/host_memory.hpp"
-#include "os/syscall.hpp"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; absent from the C library's headers of that time.
@@ -42,7 +42,8 @@ class MappableFd {
   boost::interprocess::mode_t mode_;
 };
 
-Result<boost::interprocess::mapped_region> map(int fd, boost::interprocess::mode_t mode,
+Result<boost::interprocess::mapped_region> map(int fd,
+                                               boost::interprocess::mode_t mode,
                                                std::uint64_t size_bytes) {
   try {
     return boost::interprocess::mapped_region(MappableFd(fd, mode), mode, 0,
@@ -88,8 +89,8 @@ Status check_segment(const UniqueFd& fd, std::uint64_t size_bytes, int required_
     return KVFERRY_ERROR(kProtocol, "descriptor {} is no sealable shared memory", fd.get());
   }
   if ((seals & required_seals) != required_seals) {
-    return KVFERRY_ERROR(kProtocol, "shared memory {} has seals {:#x}, {:#x} are required", fd.get(),
-                         seals, required_seals);
+    return KVFERRY_ERROR(kProtocol, "shared memory {} has seals {:#x}, {:#x} are required",
+                         fd.get(), seals, required_seals);
   }
   if (size_bytes == 0 || info.st_size < 0 ||
       static_cast<std::uint64_t>(info.st_size) != size_bytes) {
@@ -166,7 +167,8 @@ Result<SharedMapping> SharedMemory::map_single_writer(const UniqueFd& fd, std::s
   return mapping;
 }
 
-Result<UniqueFd> SharedMemory::create_pool(const std::string& name, std::uint64_t size_bytes,
+Result<UniqueFd> SharedMemory::create_pool(const std::string& name,
+                                           std::uint64_t size_bytes,
                                            bool reserve) {
   KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
   if (reserve) KVFERRY_TRY(reserve_pages(fd, name, size_bytes));

@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cstring>
 #include <filesystem>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
 
 namespace kvferry::ipc {
 

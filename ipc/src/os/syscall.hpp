@@ -2,17 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+
 #include <poll.h>
 
 #include <cerrno>
 
-#include "kvferry/ipc/base/clock.hpp"
-
 namespace kvferry::ipc {
 
 /// Repeats a system call for as long as a signal interrupts it. Not for close().
-template <typename Call>
-auto retry_interrupted(Call call) {
+template <typename Call> auto retry_interrupted(Call call) {
   auto result = call();
   while (result == -1 && errno == EINTR) result = call();
   return result;

@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/event_loop.hpp"
 
+#include "kvferry/ipc/base/error.hpp"
+
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <stdexcept>
 #include <thread>
 #include <vector>
-
-#include "kvferry/ipc/base/error.hpp"
 
 namespace kvferry::ipc {
 namespace {

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/runtime_dir.hpp"
 
+#include "ipc/os/temp_dir.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -12,8 +14,6 @@
 #include <optional>
 #include <thread>
 #include <vector>
-
-#include "ipc/os/temp_dir.hpp"
 
 namespace kvferry::ipc {
 namespace {
