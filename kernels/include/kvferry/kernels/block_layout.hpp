@@ -77,4 +77,19 @@ KVFERRY_HOST_DEVICE inline std::uint64_t pattern_word(std::uint64_t seed,
   return x;
 }
 
+/// What 64-bit word word_index of a slice (a last partial word is padded with zeros) adds to its
+/// block's checksum, modulo 2^64. region_index is the region's place in the call. The terms can be
+/// added in any order, while moving a word changes the sum. Same function on host and device.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline std::uint64_t
+    checksum_term(std::uint64_t word, std::uint32_t region_index, std::uint64_t word_index) {
+  std::uint64_t x = word + (region_index + 1ULL) * 0x9E3779B97F4A7C15ULL;
+  x += word_index * 0xD1B54A32D192ED03ULL;
+  x ^= x >> 32;
+  x *= 0x94D049BB133111EBULL;
+  return x ^ (x >> 29);
+}
+
 }  // namespace kvferry::kernels

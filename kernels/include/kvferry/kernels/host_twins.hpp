@@ -27,7 +27,7 @@ void verify_pattern(const StridedRegion* regions,
                     const SeededBlocks& blocks,
                     std::uint64_t* mismatches);
 
-/// checksums[i] <- an order-sensitive 64-bit sum over all words of block i (read-only pass: what a
+/// checksums[i] <- sum of checksum_term over all words of block i (read-only pass: what a
 /// decode step's attention reads).
 void checksum(const StridedRegion* regions,
               std::uint32_t region_count,
