@@ -29,9 +29,7 @@ Envelope reply_to(const Envelope& request) {
   return reply;
 }
 
-LeaseOptions lease_options(const RankConfig& config,
-                           ProcessKind kind,
-                           const IncarnationId& incarnation) {
+LeaseOptions lease_options(const RankConfig& config, ProcessKind kind) {
   LeaseOptions options;
   options.identity.instance = config.instance;
   options.identity.engine = config.engine;
@@ -41,7 +39,7 @@ LeaseOptions lease_options(const RankConfig& config,
   options.identity.cache_owner = config.cache_owner;
   options.identity.handles = config.handles;
   options.identity.fingerprint = config.geometry.fingerprint(config.arena.order);
-  options.identity.incarnation = incarnation;
+  options.identity.incarnation = config.incarnation;
   options.timeouts = config.timeouts;
   return options;
 }
@@ -87,11 +85,11 @@ class RankService::Impl {
   }
 
   [[nodiscard]] LeaseView view() const { return owner_ ? owner_->view() : attacher_->view(); }
-  [[nodiscard]] const IncarnationId& incarnation() const noexcept { return incarnation_; }
+  [[nodiscard]] const IncarnationId& incarnation() const noexcept { return config_.incarnation; }
 
  private:
   void start_lease(ArenaUser& user) {
-    const LeaseOptions options = lease_options(config_, kind_, incarnation_);
+    const LeaseOptions options = lease_options(config_, kind_);
     auto changed = [this](const LeaseView& view) {
       // Lease thread: hand the picture over to the loop, where everything else
       // lives.
@@ -154,7 +152,7 @@ class RankService::Impl {
     options.registry_path = dir_->registry_socket();
     options.control_path = dir_->control_socket();
     options.kind = kind_;
-    options.incarnation = incarnation_;
+    options.incarnation = config_.incarnation;
     options.name = fmt::format("{} {}/{}", to_string(kind_), config_.engine, config_.rank.value);
     const Deadline deadline = Deadline::after(kConnectDeadline);
     KVFERRY_ASSIGN(auto link, ControlLink::connect(options, deadline));
@@ -369,7 +367,6 @@ class RankService::Impl {
   ProcessKind kind_;
   Device& device_;
   Hooks hooks_;
-  IncarnationId incarnation_ = Digest::random();
   std::unique_ptr<RuntimeDir> dir_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   std::unique_ptr<ControlLink> link_;

@@ -25,6 +25,7 @@ struct RankConfig {
   ArenaOptions arena;
   DeviceSpec device;
   LeaseTimeouts timeouts;
+  IncarnationId incarnation = Digest::random();  ///< This life of this process.
 };
 
 }  // namespace kvferry::ipc

@@ -445,6 +445,7 @@ struct StepReply {                        ///< Sent after the work was observed 
 
 // ---- mover -> worker's staging agent (SEQPACKET) ----
 
+/// First message of a staging connection; answered by a StageReply with id 0. Request ids start at 1.
 struct AgentHello {
   std::uint32_t version = kWireVersion;
   IncarnationId mover;

@@ -1,0 +1,147 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/cache_manager/mover.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/rank_service.hpp"
+#include "mover/transfer_engine.hpp"
+
+#include <csignal>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::Envelope;
+using ipc::MessageKind;
+
+constexpr auto kResendDelay = std::chrono::milliseconds(1);
+
+/// Wires engine, lease and manager link together on one loop.
+class MoverProcess {
+ public:
+  explicit MoverProcess(const MoverConfig& config)
+      : device_(ipc::open_device(config.rank.device)),
+        engine_(
+            *device_,
+            engine_options(config),
+            [this](ipc::MoverJobDone d) { done(std::move(d)); },
+            [this](const ipc::Error& e) { device_failed(e); }) {
+    ipc::RankService::Hooks hooks;
+    hooks.on_message = [this](Envelope envelope) { on_message(envelope); };
+    hooks.on_manager = [this](const ipc::RegistryWelcome& welcome, ipc::UniqueFd pool) {
+      on_manager(welcome, std::move(pool));
+    };
+    hooks.on_manager_lost = [this] {
+      connected_ = false;
+      unsent_.clear();
+      engine_.drop_pool();
+    };
+    hooks.may_connect = [this] { return engine_.idle(); };
+    hooks.on_fatal = [this](const ipc::Error& error) { end(error); };
+    loop_.watch(signals_.fd(), [this] {
+      ipc::log_info("{} received, ending", signals_.take() == SIGINT ? "SIGINT" : "SIGTERM");
+      loop_.stop();
+    });
+    service_ = std::make_unique<ipc::RankService>(loop_, config.rank, ipc::ProcessKind::kMover,
+                                                  *device_, engine_, std::move(hooks));
+  }
+
+  void run() {
+    loop_.run();
+    service_.reset();  // lets go of the arena while the engine still serves quiesce
+    if (fatal_) throw ipc::Exception(*fatal_);
+  }
+
+ private:
+  TransferEngine::Options engine_options(const MoverConfig& config) {
+    auto dir = ipc::RuntimeDir::open(config.rank.runtime_dir, config.rank.instance);
+    if (!dir) throw ipc::Exception(std::move(dir).error());
+    TransferEngine::Options options;
+    options.strategy = config.strategy;
+    options.staging.agent_path =
+        dir->rank_socket(config.rank.engine, config.rank.rank.value, "agent");
+    options.staging.engine = config.rank.engine;
+    options.staging.rank = config.rank.rank;
+    options.staging.mover = config.rank.incarnation;
+    return options;
+  }
+
+  void on_manager(const ipc::RegistryWelcome& welcome, ipc::UniqueFd pool) {
+    auto mapped = PoolMapping::map(*device_, std::move(pool), welcome.pool_bytes);
+    if (!mapped) {
+      end(mapped.error());
+      return;
+    }
+    engine_.set_pool(std::move(mapped).value());
+    connected_ = true;
+  }
+
+  void on_message(const Envelope& envelope) {
+    if (envelope.kind == MessageKind::kMoverJob) {
+      auto job = ipc::decode<ipc::MoverJob>(envelope.body, "MoverJob");
+      if (job) {
+        engine_.submit(std::move(job).value());
+      } else {
+        ipc::log_error("job dropped: {}", job.error().to_string());
+      }
+    } else if (envelope.kind == MessageKind::kMoverCancel) {
+      if (const auto cancel = ipc::decode<ipc::MoverCancel>(envelope.body, "MoverCancel"); cancel) {
+        engine_.cancel(cancel->job);
+      }
+    } else {
+      ipc::log_warn("message of kind {} is not for a mover, dropped",
+                    static_cast<int>(envelope.kind));
+    }
+  }
+
+  // Lane threads.
+  void done(ipc::MoverJobDone result) {
+    loop_.post([this, result = std::move(result)]() mutable {
+      if (!connected_) return;  // of a lost manager: nobody knows the job any more
+      unsent_.push_back(std::move(result));
+      send_unsent();
+    });
+  }
+
+  void device_failed(const ipc::Error& error) {
+    loop_.post([this, error] { end(error); });
+  }
+
+  void send_unsent() {
+    while (!unsent_.empty()) {
+      const ipc::Status sent = service_->notify(MessageKind::kMoverJobDone, unsent_.front());
+      if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
+        loop_.after(kResendDelay, [this] { send_unsent(); });
+        return;
+      }
+      if (!sent) ipc::log_warn("completion not sent: {}", sent.error().to_string());
+      unsent_.pop_front();
+    }
+  }
+
+  void end(const ipc::Error& error) {
+    ipc::log_error("ending: {}", error.to_string());
+    if (!fatal_) fatal_ = error;
+    loop_.stop();
+  }
+
+  ipc::SignalFd signals_;  // first: blocks the signals in all threads
+  ipc::EventLoop loop_;
+  std::unique_ptr<ipc::Device> device_;
+  bool connected_ = false;
+  std::deque<ipc::MoverJobDone> unsent_;
+  std::optional<ipc::Error> fatal_;
+  TransferEngine engine_;
+  std::unique_ptr<ipc::RankService> service_;  // last: uses all above
+};
+
+}  // namespace
+
+void run_mover(const MoverConfig& config) { MoverProcess(config).run(); }
+
+}  // namespace kvferry::cache_manager

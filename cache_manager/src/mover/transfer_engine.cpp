@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/transfer_engine.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::Status;
+
+// Slices below this size reach the link's speed only when gathered first (docs/performance.md).
+constexpr std::uint64_t kSmallSliceBytes = 1ULL << 20;
+
+constexpr std::array<std::pair<CopyStrategy, std::string_view>, 5> kStrategyNames{{
+    {CopyStrategy::kAuto, "auto"},
+    {CopyStrategy::kDirect, "direct"},
+    {CopyStrategy::kStaged, "staged"},
+    {CopyStrategy::kBatch, "batch"},
+    {CopyStrategy::kMemcpy, "memcpy"},
+}};
+
+bool can_stage(const ipc::ArenaLayout& layout) {
+  if (layout.staging.slots < 2) return false;  // one slot for each direction at least
+  const BlockParts parts(layout);
+  for (std::uint32_t group = 0; group < layout.groups.size(); ++group) {
+    const ipc::GroupId id{group};
+    if (parts.replicated_bytes(id) + parts.sharded_bytes(id) > layout.staging.slot_bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool has_small_slices(const ipc::ArenaLayout& layout) {
+  return std::any_of(layout.regions.begin(), layout.regions.end(), [](const ipc::Region& region) {
+    return region.block_bytes < kSmallSliceBytes;
+  });
+}
+
+TransferLane::Options lane_options(ipc::CopyDirection direction,
+                                   std::uint32_t lane,
+                                   const StagingClient::Options& staging) {
+  return {direction, staging, lane};
+}
+
+}  // namespace
+
+std::string_view to_string(CopyStrategy strategy) noexcept {
+  for (const auto& [value, name] : kStrategyNames) {
+    if (value == strategy) return name;
+  }
+  return "invalid";
+}
+
+ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text) {
+  for (const auto& [value, name] : kStrategyNames) {
+    if (name == text) return value;
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "copy strategy '{}' is unknown; use auto, direct, staged, batch or memcpy",
+                       text);
+}
+
+ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked, const ipc::ArenaLayout& layout) {
+  const bool block_first = layout.order == ipc::ArenaOrder::kBlockFirst;
+  switch (asked) {
+    case CopyStrategy::kDirect:
+      if (!block_first) {
+        return KVFERRY_ERROR(kInvalidArgument,
+                             "copy strategy direct needs a block-first arena, this one is {}; use "
+                             "--arena block-first or --copy-strategy auto",
+                             ipc::to_string(layout.order));
+      }
+      return asked;
+    case CopyStrategy::kStaged:
+      if (!can_stage(layout)) {
+        return KVFERRY_ERROR(
+            kInvalidArgument,
+            "copy strategy staged needs at least 2 staging slots that hold a whole "
+            "block, the arena has {} of {}; raise --staging-slots and "
+            "--staging-slot-bytes or use --copy-strategy auto",
+            layout.staging.slots, ipc::format_size(layout.staging.slot_bytes));
+      }
+      return asked;
+    case CopyStrategy::kBatch:
+    case CopyStrategy::kMemcpy: return asked;
+    case CopyStrategy::kAuto: break;
+  }
+  if (block_first) return CopyStrategy::kDirect;
+  if (can_stage(layout) && has_small_slices(layout)) return CopyStrategy::kStaged;
+  return CopyStrategy::kBatch;
+}
+
+TransferEngine::TransferEngine(ipc::Device& device,
+                               Options options,
+                               TransferLane::Done done,
+                               std::function<void(const ipc::Error&)> device_failed)
+    : device_(device),
+      options_(std::move(options)),
+      done_(std::move(done)),
+      stores_(device,
+              lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_.staging),
+              done_,
+              device_failed),
+      loads_(device,
+             lane_options(ipc::CopyDirection::kHostToDevice, 1, options_.staging),
+             done_,
+             device_failed) {}
+
+void TransferEngine::submit(ipc::MoverJob job) {
+  LaneJob admitted;
+  {
+    const std::lock_guard lock(mutex_);
+    if (admitting_ && pool_ && arena_->session == job.session &&
+        arena_->arena->epoch() == job.epoch) {
+      admitted = LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now()};
+      // Under the lock, so that quiesce finds in the queues whatever was admitted before it.
+      TransferLane& lane =
+          admitted.job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
+      lane.submit(std::move(admitted));
+      return;
+    }
+    if (admitting_ && pool_) {
+      const auto error = KVFERRY_ERROR(kStaleEpoch,
+                                       "job {} names epoch {} of session {}, current is "
+                                       "epoch {} of session {}",
+                                       job.job.value, job.epoch.value, job.session.hex(),
+                                       arena_->arena->epoch().value, arena_->session.hex());
+      refuse(job, error);
+      return;
+    }
+  }
+  refuse(job, KVFERRY_ERROR(kNotReady, "job {}: no arena is mapped here, or it is being cleared",
+                            job.job.value));
+}
+
+void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
+  ipc::log_debug("job refused: {}", error.to_string());
+  ipc::MoverJobDone result;
+  result.job = job.job;
+  result.results.assign(job.items.size(), static_cast<std::uint8_t>(error.code));
+  result.message = error.message;
+  done_(std::move(result));
+}
+
+void TransferEngine::cancel(ipc::JobId job) {
+  stores_.cancel(job);
+  loads_.cancel(job);
+}
+
+void TransferEngine::set_pool(std::shared_ptr<PoolMapping> pool) {
+  const std::lock_guard lock(mutex_);
+  pool_ = std::move(pool);
+}
+
+void TransferEngine::drop_pool() {
+  {
+    const std::lock_guard lock(mutex_);
+    pool_.reset();
+  }
+  stores_.revoke(ipc::ErrorCode::kCancelled);
+  loads_.revoke(ipc::ErrorCode::kCancelled);
+}
+
+bool TransferEngine::idle() { return stores_.idle() && loads_.idle(); }
+
+Status TransferEngine::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
+  KVFERRY_ASSIGN(const CopyStrategy strategy, choose_strategy(options_.strategy, arena.layout()));
+  auto mapped = std::make_shared<MappedArena>(arena);
+  mapped->session = session;
+  mapped->strategy = strategy;
+  ipc::log_info("epoch {} mapped: {} at strategy {}", arena.epoch().value,
+                ipc::format_size(arena.total_bytes()), to_string(strategy));
+  const std::lock_guard lock(mutex_);
+  arena_ = std::move(mapped);
+  admitting_ = true;
+  return ipc::ok();
+}
+
+Status TransferEngine::quiesce(ipc::Epoch epoch, ipc::Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    admitting_ = false;
+  }
+  stores_.revoke(ipc::ErrorCode::kRevoked);
+  loads_.revoke(ipc::ErrorCode::kRevoked);
+  if (stores_.wait_idle(deadline) && loads_.wait_idle(deadline)) return ipc::ok();
+  return KVFERRY_ERROR(kTimeout, "epoch {}: copies in flight did not end in time", epoch.value);
+}
+
+void TransferEngine::on_unmapped(ipc::Epoch /*epoch*/) {
+  const std::lock_guard lock(mutex_);
+  admitting_ = false;
+  arena_.reset();
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/lease/arena.hpp"
+#include "mover/transfer_lane.hpp"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace kvferry::cache_manager {
+
+/// The strategy for an arena: the forced one where it can be used, else by layout. A forced
+/// strategy that the arena cannot do is kInvalidArgument.
+[[nodiscard]] ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked,
+                                                        const ipc::ArenaLayout& layout);
+
+/// The mover's use of the arena: admits jobs for the mapped epoch and moves their blocks, loads and
+/// stores side by side. Every admitted or refused job is answered exactly once.
+/// @threading any.
+class TransferEngine final : public ipc::ArenaUser {
+ public:
+  struct Options {
+    CopyStrategy strategy = CopyStrategy::kAuto;
+    StagingClient::Options staging;
+  };
+
+  TransferEngine(ipc::Device& device,
+                 Options options,
+                 TransferLane::Done done,
+                 std::function<void(const ipc::Error&)> device_failed);
+
+  void submit(ipc::MoverJob job);
+  void cancel(ipc::JobId job);
+
+  /// The pool of the manager that is connected now.
+  void set_pool(std::shared_ptr<PoolMapping> pool);
+  /// The manager is lost: queued jobs end, running ones finish; the pool goes with the last of
+  /// them.
+  void drop_pool();
+  [[nodiscard]] bool idle();
+
+  ipc::Status on_mapped(ipc::SessionId session, ipc::Arena& arena) override;
+  ipc::Status quiesce(ipc::Epoch epoch, ipc::Deadline deadline) override;
+  void on_unmapped(ipc::Epoch epoch) override;
+
+ private:
+  void refuse(const ipc::MoverJob& job, const ipc::Error& error);
+
+  ipc::Device& device_;
+  Options options_;
+  TransferLane::Done done_;
+
+  std::mutex mutex_;  // guards arena_, pool_, admitting_
+  std::shared_ptr<const MappedArena> arena_;
+  std::shared_ptr<PoolMapping> pool_;
+  bool admitting_ = false;
+
+  TransferLane stores_;  // last: their threads use all above
+  TransferLane loads_;
+};
+
+}  // namespace kvferry::cache_manager

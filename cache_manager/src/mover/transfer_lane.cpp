@@ -1,0 +1,254 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/transfer_lane.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "mover/staged_run.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::Deadline;
+using ipc::ErrorCode;
+using ipc::MoverItem;
+using ipc::MoverJobDone;
+using ipc::Status;
+
+// How often a waiting lane looks at the device although nothing woke it: a failed device wakes
+// nobody.
+constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
+
+}  // namespace
+
+TransferLane::TransferLane(ipc::Device& device,
+                           Options options,
+                           Done done,
+                           std::function<void(const ipc::Error&)> device_failed)
+    : device_(device),
+      options_(std::move(options)),
+      done_(std::move(done)),
+      device_failed_(std::move(device_failed)),
+      staging_(options_.staging) {
+  auto stream = device.make_stream(ipc::StreamPriority::kNormal);
+  if (!stream) throw ipc::Exception(std::move(stream).error());
+  stream_ = std::move(stream).value();
+  thread_ = std::thread([this] { run(); });
+}
+
+TransferLane::~TransferLane() {
+  revoke(ErrorCode::kCancelled);
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void TransferLane::submit(LaneJob job) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto place = std::find_if(queue_.begin(), queue_.end(), [&job](const LaneJob& queued) {
+      return queued.job.priority < job.job.priority;
+    });
+    queue_.insert(place, std::move(job));
+  }
+  changed_.notify_all();
+}
+
+void TransferLane::cancel(ipc::JobId job) {
+  std::optional<LaneJob> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_ && running_job_ == job) {
+      if (!stop_running_) stop_running_ = ErrorCode::kCancelled;
+      return;
+    }
+    const auto found = std::find_if(queue_.begin(), queue_.end(),
+                                    [job](const LaneJob& queued) { return queued.job.job == job; });
+    if (found == queue_.end()) return;
+    cancelled = std::move(*found);
+    queue_.erase(found);
+  }
+  MoverJobDone result;
+  result.job = job;
+  result.results.assign(cancelled->job.items.size(),
+                        static_cast<std::uint8_t>(ErrorCode::kCancelled));
+  result.message = "cancelled before it started";
+  finish(*cancelled, std::move(result));
+}
+
+void TransferLane::revoke(ErrorCode code) {
+  std::deque<LaneJob> revoked;
+  {
+    const std::lock_guard lock(mutex_);
+    revoked.swap(queue_);
+    if (running_) stop_running_ = code;
+  }
+  stopped_.signal();
+  for (const LaneJob& job : revoked) {
+    MoverJobDone result;
+    result.job = job.job.job;
+    result.results.assign(job.job.items.size(), static_cast<std::uint8_t>(code));
+    result.message = fmt::format("{} before it started", ipc::to_string(code));
+    finish(job, std::move(result));
+  }
+  changed_.notify_all();
+}
+
+bool TransferLane::wait_idle(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline.when(), [this] { return !running_ && queue_.empty(); });
+}
+
+bool TransferLane::idle() {
+  const std::lock_guard lock(mutex_);
+  return !running_ && queue_.empty();
+}
+
+void TransferLane::run() {
+  for (;;) {
+    LaneJob job;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      job = std::move(queue_.front());
+      queue_.pop_front();
+      running_ = true;
+      running_job_ = job.job.job;
+      stop_running_.reset();
+      stopped_.drain();
+    }
+    execute(job);
+    // The pool and arena go before the lane calls itself idle: a detach may unmap right then.
+    job = LaneJob();
+    {
+      const std::lock_guard lock(mutex_);
+      running_ = false;
+    }
+    changed_.notify_all();
+  }
+}
+
+void TransferLane::execute(LaneJob& job) {
+  const ipc::TimePoint start = ipc::MonotonicClock::now();
+  MoverJobDone result;
+  result.job = job.job.job;
+  result.results.assign(job.job.items.size(), 0);
+  result.queued = std::chrono::duration_cast<std::chrono::microseconds>(start - job.submitted);
+
+  std::vector<MoverItem> items;
+  std::vector<std::size_t> index;  // items[i] is job item index[i]
+  for (std::size_t i = 0; i < job.job.items.size(); ++i) {
+    const MoverItem& item = job.job.items[i];
+    if (const auto wrong = check_item(item, job.arena->arena->layout(), job.arena->parts,
+                                      job.pool->size_bytes())) {
+      result.results[i] = static_cast<std::uint8_t>(wrong->code);
+      if (result.message.empty()) result.message = wrong->message;
+      continue;
+    }
+    items.push_back(item);
+    index.push_back(i);
+  }
+  if (job.arena->strategy == CopyStrategy::kStaged) {
+    StagedRun::Context context{options_.direction,
+                               options_.lane,
+                               *stream_,
+                               copied_,
+                               stopped_,
+                               staging_,
+                               [this, &job](std::span<const CopyRun> runs, ipc::DevicePtr slot) {
+                                 return enqueue(job, runs, slot, true);
+                               },
+                               [this, &job] { return stop_reason(job.job.job); }};
+    StagedRun(std::move(context), job, items, index, result).run();
+  } else {
+    run_direct(job, items, index, result);
+  }
+  result.copied =
+      std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() - start);
+  const auto state = stream_->query();
+  finish(job, std::move(result));
+  if (!state) device_failed_(state.error());
+}
+
+void TransferLane::run_direct(LaneJob& job,
+                              std::span<const MoverItem> items,
+                              std::span<const std::size_t> index,
+                              MoverJobDone& result) {
+  PlanLimits limits;
+  limits.pool_piece_bytes = PoolMapping::kPieceBytes;
+  for (const CopyChunk& chunk : plan_direct(job.arena->parts, items, limits)) {
+    Status moved;
+    if (const auto reason = stop_reason(job.job.job)) {
+      moved = KVFERRY_ERROR(kRevoked, "{} while it ran", ipc::to_string(*reason));
+      fail_items(result, index.subspan(chunk.first_item, chunk.item_count), *reason,
+                 moved.error().message);
+      continue;
+    }
+    moved = enqueue(job, chunk.runs, ipc::DevicePtr{}, false);
+    // Even after a failed enqueue: earlier runs of the chunk may be on their way.
+    const Status waited = wait_stream();
+    if (moved && !waited) moved = waited;
+    if (!moved) {
+      ipc::log_warn("job {}: copy failed: {}", job.job.job.value, moved.error().to_string());
+      fail_items(result, index.subspan(chunk.first_item, chunk.item_count), moved.error().code,
+                 moved.error().message);
+      continue;
+    }
+    result.bytes += chunk.size_bytes;
+  }
+}
+
+Status TransferLane::enqueue(const LaneJob& job,
+                             std::span<const CopyRun> runs,
+                             ipc::DevicePtr slot,
+                             bool staged) {
+  std::vector<ipc::CopyOp> ops;
+  ops.reserve(runs.size());
+  for (const CopyRun& run : runs) {
+    KVFERRY_ASSIGN(void* host, job.pool->pinned(run.pool_offset, run.size_bytes));
+    const ipc::DevicePtr base = staged ? slot : job.arena->arena->segment(run.segment);
+    ops.push_back({host, base + run.device_offset, run.size_bytes});
+  }
+  const bool each = job.arena->strategy == CopyStrategy::kMemcpy || ops.size() == 1;
+  return stream_->copy(options_.direction, ops,
+                       each ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
+}
+
+Status TransferLane::wait_stream() {
+  copied_.drain();
+  KVFERRY_TRY(stream_->notify(copied_.fd()));
+  for (;;) {
+    pollfd waited{copied_.fd(), POLLIN, 0};
+    const int ready = ::poll(&waited, 1, Deadline::after(kDeviceCheck).poll_timeout_ms());
+    if (ready > 0) {
+      copied_.drain();
+      return ipc::ok();
+    }
+    // Bounded by the device: it either gets there or reports a failure. A device that hangs is the
+    // business of quiesce's deadline, which ends this process.
+    KVFERRY_ASSIGN(const bool done, stream_->query());
+    if (done && copied_.drain()) return ipc::ok();
+  }
+}
+
+std::optional<ErrorCode> TransferLane::stop_reason(ipc::JobId job) {
+  const std::lock_guard lock(mutex_);
+  return running_job_ == job ? stop_running_ : std::nullopt;
+}
+
+void TransferLane::finish(const LaneJob& job, MoverJobDone result) {
+  ipc::log_debug("job {} done: {} items, {} bytes, queued {} us, copied {} us{}{}",
+                 job.job.job.value, result.results.size(), result.bytes, result.queued.count(),
+                 result.copied.count(), result.message.empty() ? "" : ", ", result.message);
+  done_(std::move(result));
+}
+
+}  // namespace kvferry::cache_manager

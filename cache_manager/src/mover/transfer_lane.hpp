@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/lease/arena.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "mover/copy_plan.hpp"
+#include "mover/pool_mapping.hpp"
+#include "mover/staging_client.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The mapped epoch as a lane needs it. Valid from on_mapped until quiesce has returned ok.
+struct MappedArena {
+  const ipc::Arena* arena = nullptr;
+  ipc::SessionId session;
+  BlockParts parts;
+  CopyStrategy strategy = CopyStrategy::kBatch;  ///< Resolved, never kAuto.
+  explicit MappedArena(const ipc::Arena& mapped) : arena(&mapped), parts(mapped.layout()) {}
+};
+
+/// A job on its way through a lane.
+struct LaneJob {
+  ipc::MoverJob job;
+  std::shared_ptr<const MappedArena> arena;
+  std::shared_ptr<PoolMapping> pool;
+  ipc::TimePoint submitted;
+};
+
+/// Moves blocks in one direction: a thread, a stream and a staging connection of its own, so that
+/// loads and stores run at the same time. Jobs run one after another, higher priority first.
+/// @threading all public calls from any thread.
+class TransferLane {
+ public:
+  using Done = std::function<void(ipc::MoverJobDone)>;
+
+  struct Options {
+    ipc::CopyDirection direction = ipc::CopyDirection::kDeviceToHost;
+    StagingClient::Options staging;
+    std::uint32_t lane = 0;  ///< 0 or 1: which half of the staging ring is ours.
+  };
+
+  /// done is called on the lane's thread, or on the caller's for jobs that end while queued.
+  /// Throws Exception when the stream cannot be made.
+  TransferLane(ipc::Device& device,
+               Options options,
+               Done done,
+               std::function<void(const ipc::Error&)> device_failed);
+  TransferLane(const TransferLane&) = delete;
+  TransferLane& operator=(const TransferLane&) = delete;
+  ~TransferLane();
+
+  void submit(LaneJob job);
+  /// Ends a queued job as kCancelled; one that runs stops before its next chunk.
+  void cancel(ipc::JobId job);
+  /// Ends all queued jobs with this code; the running one abandons hand-overs with the worker and
+  /// ends as soon as its own copies have.
+  void revoke(ipc::ErrorCode code);
+  /// True when nothing is queued or runs before the deadline.
+  [[nodiscard]] bool wait_idle(ipc::Deadline deadline);
+  [[nodiscard]] bool idle();
+
+ private:
+  void run();
+  void execute(LaneJob& job);
+  void run_direct(LaneJob& job,
+                  std::span<const ipc::MoverItem> items,
+                  std::span<const std::size_t> index,
+                  ipc::MoverJobDone& result);
+  [[nodiscard]] ipc::Status enqueue(const LaneJob& job,
+                                    std::span<const CopyRun> runs,
+                                    ipc::DevicePtr slot,
+                                    bool staged);
+  /// Waits until the stream is done with everything enqueued so far.
+  [[nodiscard]] ipc::Status wait_stream();
+  [[nodiscard]] std::optional<ipc::ErrorCode> stop_reason(ipc::JobId job);
+  void finish(const LaneJob& job, ipc::MoverJobDone result);
+
+  ipc::Device& device_;
+  Options options_;
+  Done done_;
+  std::function<void(const ipc::Error&)> device_failed_;
+  std::unique_ptr<ipc::Stream> stream_;
+  ipc::EventFd copied_;    // counts notify()s of the stream
+  ipc::EventFd stopped_;   // signalled by cancel and revoke
+  StagingClient staging_;  // lane thread only
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::deque<LaneJob> queue_;
+  bool stopping_ = false;
+  bool running_ = false;
+  ipc::JobId running_job_;
+  std::optional<ipc::ErrorCode> stop_running_;
+
+  std::thread thread_;  // last: starts when all above exists
+};
+
+}  // namespace kvferry::cache_manager
