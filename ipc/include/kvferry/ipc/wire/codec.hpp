@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -29,14 +30,30 @@ using Bytes = std::vector<std::uint8_t>;
 
 /// Largest element count of any array in a message.
 inline constexpr std::uint32_t kMaxWireElements = 1U << 20;
+/// Largest encoded message, and so of any text or byte string in one.
+inline constexpr std::size_t kMaxWireBytes = std::size_t{16} << 20;
+/// Deepest nesting of structs and arrays.
+inline constexpr int kMaxWireDepth = 16;
+/// Longest duration, either sign: far from overflow when added to a point in time.
+inline constexpr std::chrono::hours kMaxWireDuration{24 * 365 * 100};
 
 /// Enums on the wire give their largest enumerator by overloading this for argument-dependent
-/// lookup: constexpr std::uint64_t wire_max(MyEnum) { return ...; }. Values are 1..max unless zero
-/// is an enumerator, too (wire_max alone bounds it).
+/// lookup: constexpr std::uint64_t wire_max(MyEnum) { return ...; }. Values are 1..max; an enum
+/// that has a zero says so with constexpr std::uint64_t wire_min(MyEnum) { return 0; }.
 template <typename E>
 concept WireEnum = std::is_enum_v<E> && requires(E e) {
   { wire_max(e) } -> std::convertible_to<std::uint64_t>;
 };
+
+namespace detail {
+template <WireEnum E> constexpr std::uint64_t lowest_wire_value() {
+  if constexpr (requires(E e) { wire_min(e); }) {
+    return wire_min(E{});
+  } else {
+    return 1;
+  }
+}
+}  // namespace detail
 
 class Encoder {
  public:
@@ -119,6 +136,7 @@ class Decoder {
   void fail(std::string_view what);
   [[nodiscard]] bool failed() const noexcept;
   std::uint64_t get_uint(std::uint64_t max);
+  std::uint64_t get_enum(std::uint64_t min, std::uint64_t max);
   std::int64_t get_int(std::int64_t min, std::int64_t max);
   double get_double();
   bool get_bool();
@@ -137,11 +155,14 @@ class Decoder {
   template <std::signed_integral T> void read(T& value) {
     value = static_cast<T>(get_int(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
   }
-  template <WireEnum E> void read(E& value) { value = static_cast<E>(get_uint(wire_max(E{}))); }
+  template <WireEnum E> void read(E& value) {
+    value = static_cast<E>(get_enum(detail::lowest_wire_value<E>(), wire_max(E{})));
+  }
   template <typename Tag, typename Int> void read(Id<Tag, Int>& id) { read(id.value); }
   template <typename Rep, typename Period> void read(std::chrono::duration<Rep, Period>& d) {
-    d = std::chrono::duration<Rep, Period>(static_cast<Rep>(get_int(
-        std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max())));
+    using Wire = std::chrono::duration<std::int64_t, Period>;
+    constexpr std::int64_t kMost = std::chrono::duration_cast<Wire>(kMaxWireDuration).count();
+    d = std::chrono::duration<Rep, Period>(static_cast<Rep>(get_int(-kMost, kMost)));
   }
   template <typename T> void read(std::vector<T>& items) {
     const std::uint64_t count = begin_any_array();

@@ -40,6 +40,7 @@ constexpr std::uint64_t wire_max(ProcessKind) {
 constexpr std::uint64_t wire_max(HandleKind) {
   return static_cast<std::uint64_t>(HandleKind::kVmm);
 }
+constexpr std::uint64_t wire_min(LeasePhase) { return 0; }
 constexpr std::uint64_t wire_max(LeasePhase) {
   return static_cast<std::uint64_t>(LeasePhase::kShutdown);
 }
