@@ -26,6 +26,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) noexcept {
 spdlog::logger& logger() {
   // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): thread-safe sink
   static spdlog::logger& instance =
+      // lint-allow(new): must outlive every static object
       *new spdlog::logger("kvferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   return instance;
 }

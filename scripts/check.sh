@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+# Usage: scripts/check.sh [--only STAGE]... [--skip STAGE]... [--list]
+#
+# All checks of the repository, in the order people and CI run them, one line per stage; the log of a
+# failing stage is shown and kept under build/check/. The exit code is the number of failed stages.
+#
+#   format    sources are formatted               shell     scripts pass shellcheck
+#   layering  includes and calls keep the rules   build     the dev preset builds without warnings
+#   labels    every test has a known label        headers   every public header compiles alone
+#   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
+#   asan      suites under address and undefined-behaviour sanitizers
+#   tsan      suites under the thread sanitizer
+#   install   install, then a project of its own that does find_package(kvferry)
+# shellcheck disable=SC2317 # stages are called by name
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+stages=(format shell layering build labels headers tests tidy asan tsan install)
+
+stage_format() {
+  scripts/format.sh --check
+}
+
+stage_shell() {
+  shellcheck scripts/*.sh tests/scripts/*.sh .ci/run
+}
+
+stage_layering() {
+  scripts/check_layering.sh
+}
+
+stage_build() {
+  build_preset dev
+}
+
+# A test without a label is run by nobody: ctest --print-labels would not tell.
+stage_labels() {
+  [[ -f build/dev/CTestTestfile.cmake ]] || build_preset dev
+  ctest --test-dir build/dev --show-only=json-v1 > build/check/tests.json
+  python3 - build/check/tests.json << 'END'
+import json
+import sys
+
+KNOWN = {"unit", "multiproc", "gpu", "cli"}
+tests = json.load(open(sys.argv[1], encoding="utf-8"))["tests"]
+wrong = 0
+for test in tests:
+    properties = {p["name"]: p["value"] for p in test.get("properties", [])}
+    labels = properties.get("LABELS", [])
+    if len(labels) != 1 or labels[0] not in KNOWN:
+        print(f"{test['name']}: labels {labels}, expected one of {sorted(KNOWN)}")
+        wrong += 1
+    if "TIMEOUT" not in properties:
+        print(f"{test['name']}: no TIMEOUT")
+        wrong += 1
+print(f"{len(tests)} tests, {wrong} wrong")
+sys.exit(1 if wrong or not tests else 0)
+END
+}
+
+stage_headers() {
+  [[ -f build/dev/CMakeCache.txt ]] || cmake --preset dev
+  cmake --build --preset dev --target all_verify_interface_header_sets --parallel "$(job_count)"
+}
+
+stage_tests() {
+  scripts/test.sh
+}
+
+stage_tidy() {
+  [[ -f build/dev/CMakeCache.txt ]] || cmake --preset dev
+  scripts/tidy.sh
+}
+
+# The thread sanitizer of gcc 12 refuses the address layout of kernels with many random bits.
+run_sanitized() {
+  if command -v setarch > /dev/null && setarch "$(uname -m)" -R true 2> /dev/null; then
+    setarch "$(uname -m)" -R "$@"
+  else
+    "$@"
+  fi
+}
+
+sanitized_suites() {
+  local preset=$1
+  cmake --preset "$preset"
+  # Building runs the test programs to list their cases, hence under the same layout.
+  run_sanitized cmake --build --preset "$preset" --parallel "$(job_count)"
+  run_sanitized ctest --preset "$preset" -L '^(unit|multiproc|cli)$' -E '^ScriptsTest' \
+    --parallel "$(job_count)" --timeout 300
+}
+
+stage_asan() {
+  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  sanitized_suites asan
+}
+
+stage_tsan() {
+  export TSAN_OPTIONS="suppressions=$root/tests/tsan.supp:second_deadlock_stack=1"
+  sanitized_suites tsan
+}
+
+stage_install() {
+  local prefix=$root/build/check/prefix consumer=$root/build/check/consumer
+  rm -rf "$prefix" "$consumer"
+  cmake --preset release
+  cmake --build --preset release --parallel "$(job_count)"
+  cmake --install build/release --prefix "$prefix"
+  # The consumer must find what was installed, never this tree.
+  cmake -S tests/package -B "$consumer" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
+  cmake --build "$consumer"
+  "$consumer/kvferry_consumer"
+  "$prefix/bin/kvferry" --version
+}
+
+selected=()
+skipped=()
+while (($#)); do
+  case $1 in
+    --only | --skip)
+      (($# > 1)) || die "$1 needs the name of a stage"
+      [[ " ${stages[*]} " == *" $2 "* ]] || die "no stage '$2'; stages: ${stages[*]}"
+      if [[ $1 == --only ]]; then selected+=("$2"); else skipped+=("$2"); fi
+      shift 2
+      ;;
+    --list) printf '%s\n' "${stages[@]}" && exit ;;
+    --help | -h) print_help && exit ;;
+    *) die "unknown option '$1'; see --help" ;;
+  esac
+done
+((${#selected[@]})) || selected=("${stages[@]}")
+
+scripts/setup.sh
+mkdir -p build/check
+failed=0
+for stage in "${stages[@]}"; do
+  [[ " ${selected[*]} " == *" $stage "* && " ${skipped[*]} " != *" $stage "* ]] || continue
+  log=build/check/$stage.log
+  started=$SECONDS
+  # A process of its own: errexit does not work inside an if, and exports must not leak.
+  set +e
+  (set -e; "stage_$stage") > "$log" 2>&1
+  code=$?
+  set -e
+  if ((code == 0)); then
+    printf 'ok     %-9s %4d s\n' "$stage" "$((SECONDS - started))"
+  else
+    printf 'FAILED %-9s %4d s, exit code %d; the end of %s:\n' \
+      "$stage" "$((SECONDS - started))" "$code" "$log"
+    tail -n 60 "$log" | sed 's/^/    /'
+    failed=$((failed + 1))
+  fi
+done
+exit "$failed"
