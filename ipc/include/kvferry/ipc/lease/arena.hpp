@@ -29,7 +29,7 @@ class Arena {
  public:
   Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments);
   Arena(Arena&&) noexcept = default;
-  Arena& operator=(Arena&&) noexcept = default;
+  Arena& operator=(Arena&& other) noexcept;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -64,10 +64,13 @@ class Arena {
   /// Other processes that map a segment, where the backend can tell (DeviceMemory::mapped_elsewhere).
   [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() const;
 
-  /// Releases every segment, errors collected and never short-circuited.
+  /// Releases every segment, errors collected and never short-circuited. Pointers and tables made
+  /// from it are void; layout() stays readable. A second call is ok and does nothing.
   [[nodiscard]] Status release();
 
  private:
+  void release_and_log() noexcept;
+
   Epoch epoch_;
   ArenaLayout layout_;
   std::vector<std::unique_ptr<DeviceMemory>> segments_;

@@ -58,8 +58,11 @@ struct ArenaLayout {
   }
 
   /// Holds every region and the ring to the segment sizes and the geometry (untrusted input):
-  /// counts, overflow, stride >= bytes, region bytes as the geometry says, fingerprint.
+  /// counts, overflow, stride >= bytes, region bytes as the geometry says, fingerprint. No two
+  /// regions share a byte; regions may only be interleaved inside one common block stride. In
+  /// kBlockFirst, every block of a group is one run that equals its packed form.
   [[nodiscard]] Status validate(const Geometry& geometry) const;
+  /// Bytes of all segments.
   [[nodiscard]] std::uint64_t total_bytes() const;
 };
 
@@ -70,8 +73,16 @@ struct ArenaOptions {
   std::uint32_t staging_slots = 0;
 };
 
-/// Pure: the layout for one rank. Region bases are 256-byte aligned. Errors name the size that is
-/// zero or overflows.
+/// Bases of regions (kBlockFirst: of groups), the ring and its slots are aligned to it.
+inline constexpr std::uint64_t kArenaAlignment = 256;
+inline constexpr std::uint32_t kMaxDeviceBlocks = 1U << 30;  ///< Of one group.
+inline constexpr std::uint64_t kMaxArenaBytes = 1ULL << 48;  ///< Of all segments together.
+inline constexpr std::uint32_t kMaxStagingSlots = 4096;
+
+/// Pure: the layout for one rank. A group gets gpu_blocks * blocks_percent / 100 blocks, rounded
+/// down. Block strides are exact: neighbouring blocks of a region (kBlockFirst: whole blocks)
+/// touch. The ring comes last (kLayerFirstMany: in its own segment), its slots rounded up to
+/// kArenaAlignment. Errors name the size that is zero or overflows.
 [[nodiscard]] Result<ArenaLayout> plan_arena(const Geometry& geometry, const ArenaOptions& options);
 
 /// Where the bytes of one group's block lie on the host: the replicated part once, then each rank's

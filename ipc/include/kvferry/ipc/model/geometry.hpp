@@ -35,6 +35,20 @@ enum class HitRule : std::uint8_t {
 /// all slices of a block next to each other.
 enum class ArenaOrder : std::uint8_t { kLayerFirst = 1, kLayerFirstMany, kBlockFirst };
 
+/// Limits that validation holds every geometry to, also those from messages and files.
+inline constexpr std::uint32_t kMaxRanks = 256;
+inline constexpr std::uint32_t kMaxGroups = 16;
+inline constexpr std::uint32_t kMaxRegionsPerGroup = 4096;
+inline constexpr std::uint32_t kMaxLayers = 4096;  ///< Layer numbers are below it.
+inline constexpr std::uint32_t kMaxTokensPerBlock = 65536;
+inline constexpr std::uint32_t kMaxBlocksPercent = 10'000;
+inline constexpr std::uint32_t kMaxWindowBlocks = 1U << 20;
+inline constexpr std::uint64_t kMaxRegionBlockBytes = 1ULL << 30;
+inline constexpr std::size_t kMaxNameLength = 64;  ///< Names are [A-Za-z0-9._-]+.
+
+/// Bytes of one element; 0 for a value that is no DataType.
+[[nodiscard]] std::uint64_t element_bytes(DataType type) noexcept;
+
 [[nodiscard]] std::string_view to_string(DataType type) noexcept;
 [[nodiscard]] std::string_view to_string(RegionKind kind) noexcept;
 [[nodiscard]] std::string_view to_string(HitRule rule) noexcept;
@@ -84,8 +98,9 @@ struct Geometry {
 
   /// Checks every field (counts, zero and overflowing sizes, duplicate group names) without trust.
   [[nodiscard]] Status validate() const;
-  /// 128 bits over everything that decides how bytes are to be read, and the arena order; equal on
-  /// every rank. Block counts are not part of it.
+  /// 128 bits over everything that decides how bytes are to be read and which blocks a hit needs,
+  /// and the arena order; equal on every rank. The geometry's own name and block counts
+  /// (blocks_percent too) are not part of it.
   [[nodiscard]] Digest fingerprint(ArenaOrder order) const;
 };
 
@@ -97,8 +112,10 @@ struct PresetInfo {
 };
 [[nodiscard]] std::vector<PresetInfo> geometry_presets();
 
-/// A preset by name, or a TOML file when the text ends in ".toml"; sharded over `ranks`. Unknown
-/// names list the known ones; a head count that ranks do not divide is kInvalidArgument.
+/// A preset by name, or a TOML file when the text ends in ".toml" (format:
+/// docs/geometry.example.toml); sharded over `ranks`. Unknown names list the known ones. A head
+/// count that ranks do not divide is kInvalidArgument: heads that several ranks hold copies of are
+/// not described by a geometry (a region is either sharded or the same on every rank).
 [[nodiscard]] Result<Geometry> load_geometry(std::string_view name_or_file, std::uint32_t ranks);
 
 }  // namespace kvferry::ipc

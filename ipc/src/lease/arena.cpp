@@ -1,0 +1,234 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/lease/arena.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "model/packed_order.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+bool in_set(const Region& region, RegionSet set) noexcept {
+  switch (set) {
+    case RegionSet::kAll: return true;
+    case RegionSet::kSharded: return !region.replicated;
+    case RegionSet::kReplicated: return region.replicated;
+  }
+  return false;
+}
+
+/// The regions of one group: they lie next to each other, group by group.
+std::span<const Region> regions_of(const ArenaLayout& layout, GroupId group) {
+  KVFERRY_CHECK(
+      group.value < layout.groups.size(),
+      fmt::format("arena has {} groups, asked for group {}", layout.groups.size(), group.value));
+  const auto is_own = [group](const Region& region) { return region.group == group; };
+  const auto begin = std::find_if(layout.regions.begin(), layout.regions.end(), is_own);
+  const auto end = std::find_if_not(begin, layout.regions.end(), is_own);
+  return {begin, end};
+}
+
+/// Group, rank (0 for what is the same on every rank) and place in the group, each in bits of its
+/// own: no two regions that hold different bytes get the same salt.
+std::uint64_t fill_salt(GroupId group, std::size_t place, bool replicated, Rank rank) noexcept {
+  const std::uint64_t shard = replicated ? 0 : std::uint64_t{rank.value} + 1;
+  return (std::uint64_t{group.value} << 48U) | (shard << 32U) | (place + 1);
+}
+
+/// The range that segment `index` is mapped into; null when addresses need not stay.
+Result<AddressRange*> range_for(Device& device,
+                                AddressRanges* ranges,
+                                HandleKind kind,
+                                std::size_t index,
+                                std::uint64_t size_bytes) {
+  if (ranges == nullptr || kind != HandleKind::kVmm) return nullptr;
+  if (ranges->size() <= index) ranges->resize(index + 1);
+  std::unique_ptr<AddressRange>& range = (*ranges)[index];
+  if (range && range->size_bytes() >= size_bytes) return range.get();
+  range.reset();
+  const std::uint64_t unit = std::max<std::uint64_t>(device.allocation_granularity(), 1);
+  KVFERRY_ASSIGN(range, device.reserve((size_bytes + unit - 1) / unit * unit));
+  return range.get();
+}
+
+Status check_memory(const DeviceMemory& memory, std::size_t index, std::uint64_t size_bytes) {
+  if (memory.size_bytes() >= size_bytes) return ok();
+  return KVFERRY_ERROR(kProtocol, "arena segment {} has {} bytes, the layout needs {}", index,
+                       memory.size_bytes(), size_bytes);
+}
+
+/// Every one of them, whatever the others say; afterwards the list is empty.
+Status release_all(std::vector<std::unique_ptr<DeviceMemory>>& segments) {
+  std::optional<Error> first;
+  std::string others;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const Status status = segments[i]->release();
+    if (status) continue;
+    Error error = status.error();
+    error.message = fmt::format("segment {} of {}: {}", i, segments.size(), error.message);
+    if (!first) {
+      first = std::move(error);
+    } else {
+      others += fmt::format("; {}", error.to_string());
+    }
+  }
+  segments.clear();
+  if (!first) return ok();
+  first->message += others;
+  return std::move(*first);
+}
+
+/// Undoes what was done before a failure; the failure is what is reported.
+Error give_up(std::vector<std::unique_ptr<DeviceMemory>>& segments, Epoch epoch, Error cause) {
+  const Status released = release_all(segments);
+  if (!released) {
+    log_error("arena epoch {}: after a failure: {}", epoch.value, released.error().to_string());
+  }
+  cause.message = fmt::format("arena epoch {}: {}", epoch.value, cause.message);
+  return cause;
+}
+
+}  // namespace
+
+Arena::Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments)
+    : epoch_(epoch), layout_(std::move(layout)), segments_(std::move(segments)) {
+  KVFERRY_CHECK(segments_.size() == layout_.segment_bytes.size(),
+                fmt::format("arena epoch {}: {} segments, the layout has {}", epoch_.value,
+                            segments_.size(), layout_.segment_bytes.size()));
+}
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  if (this == &other) return *this;
+  release_and_log();
+  epoch_ = other.epoch_;
+  layout_ = std::move(other.layout_);
+  segments_ = std::move(other.segments_);
+  return *this;
+}
+
+Arena::~Arena() { release_and_log(); }
+
+void Arena::release_and_log() noexcept {
+  if (segments_.empty()) return;
+  const Status status = release();
+  if (!status) log_error("{}", status.error().to_string());
+}
+
+Result<Arena> Arena::allocate(Device& device,
+                              Epoch epoch,
+                              const ArenaLayout& layout,
+                              HandleKind kind,
+                              AddressRanges* ranges) {
+  std::vector<std::unique_ptr<DeviceMemory>> segments;
+  segments.reserve(layout.segment_bytes.size());
+  for (std::size_t i = 0; i < layout.segment_bytes.size(); ++i) {
+    const std::uint64_t bytes = layout.segment_bytes[i];
+    const Result<AddressRange*> at = range_for(device, ranges, kind, i, bytes);
+    if (!at) return give_up(segments, epoch, at.error());
+    Result<std::unique_ptr<DeviceMemory>> memory = device.allocate(bytes, kind, *at);
+    if (!memory) return give_up(segments, epoch, memory.error());
+    segments.push_back(*std::move(memory));
+  }
+  return Arena(epoch, layout, std::move(segments));
+}
+
+Result<Arena> Arena::import(Device& device,
+                            Epoch epoch,
+                            const ArenaLayout& layout,
+                            std::vector<ExportedHandle> handles,
+                            AddressRanges* ranges) {
+  if (handles.size() != layout.segment_bytes.size()) {
+    return KVFERRY_ERROR(kProtocol, "arena epoch {}: {} handles came for {} segments", epoch.value,
+                         handles.size(), layout.segment_bytes.size());
+  }
+  std::vector<std::unique_ptr<DeviceMemory>> segments;
+  segments.reserve(handles.size());
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    const std::uint64_t bytes = layout.segment_bytes[i];
+    const HandleKind kind = handles[i].kind;
+    if (handles[i].size_bytes < bytes || kind != handles.front().kind) {
+      return give_up(
+          segments, epoch,
+          KVFERRY_ERROR(kProtocol, "handle {} is {} with {} bytes, expected {} with {} or more", i,
+                        to_string(kind), handles[i].size_bytes, to_string(handles.front().kind),
+                        bytes));
+    }
+    // The whole allocation is mapped, which is the layout's size rounded up by its owner.
+    const Result<AddressRange*> at = range_for(device, ranges, kind, i, handles[i].size_bytes);
+    if (!at) return give_up(segments, epoch, at.error());
+    Result<std::unique_ptr<DeviceMemory>> memory = device.import(std::move(handles[i]), *at);
+    if (!memory) return give_up(segments, epoch, memory.error());
+    segments.push_back(*std::move(memory));
+    const Status fits = check_memory(*segments.back(), i, bytes);
+    if (!fits) return give_up(segments, epoch, fits.error());
+  }
+  return Arena(epoch, layout, std::move(segments));
+}
+
+DevicePtr Arena::segment(std::uint32_t index) const {
+  KVFERRY_CHECK(index < segments_.size(),
+                fmt::format("arena epoch {}: segment {} of {} mapped ones", epoch_.value, index,
+                            segments_.size()));
+  return segments_[index]->address();
+}
+
+DevicePtr Arena::staging_slot(std::uint32_t slot) const {
+  KVFERRY_CHECK(slot < layout_.staging.slots,
+                fmt::format("arena epoch {}: staging slot {} of {}", epoch_.value, slot,
+                            layout_.staging.slots));
+  return segment(layout_.staging.segment) +
+         (layout_.staging.offset + slot * layout_.staging.slot_bytes);
+}
+
+std::vector<kernels::StridedRegion> Arena::strided(GroupId group, RegionSet set, Rank rank) const {
+  const std::span<const Region> regions = regions_of(layout_, group);
+  std::vector<kernels::StridedRegion> result;
+  std::uint64_t packed_offset = 0;
+  for (const std::size_t i : model::packed_order(regions)) {
+    const Region& region = regions[i];
+    if (!in_set(region, set)) continue;
+    kernels::StridedRegion strided;
+    strided.base = static_cast<unsigned char*>((segment(region.segment) + region.offset).raw());
+    strided.block_stride = region.block_stride;
+    strided.block_bytes = region.block_bytes;
+    strided.packed_offset = packed_offset;
+    strided.salt = fill_salt(group, i, region.replicated, rank);
+    result.push_back(strided);
+    packed_offset += region.block_bytes;
+  }
+  return result;
+}
+
+std::uint64_t Arena::packed_bytes(GroupId group, RegionSet set) const {
+  std::uint64_t sum = 0;
+  for (const Region& region : regions_of(layout_, group)) {
+    if (in_set(region, set)) sum += region.block_bytes;
+  }
+  return sum;
+}
+
+Result<std::vector<ExportedHandle>> Arena::export_handles() const {
+  std::vector<ExportedHandle> handles;
+  handles.reserve(segments_.size());
+  for (const std::unique_ptr<DeviceMemory>& memory : segments_) {
+    KVFERRY_ASSIGN(ExportedHandle handle, memory->export_handle());
+    handles.push_back(std::move(handle));
+  }
+  return handles;
+}
+
+Status Arena::release() {
+  Status status = release_all(segments_);
+  if (status) return status;
+  Error error = std::move(status).error();
+  error.message = fmt::format("arena epoch {}: {}", epoch_.value, error.message);
+  return error;
+}
+
+}  // namespace kvferry::ipc

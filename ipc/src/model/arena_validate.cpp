@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/model/arena_layout.hpp"
+#include "model/packed_order.hpp"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvferry::ipc {
+namespace {
+
+/// One region or the ring, as bytes of a segment.
+struct Extent {
+  std::uint32_t segment = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;  ///< Of the last block's slice.
+  std::uint64_t stride = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t count = 0;
+  std::string name;
+};
+
+Status check_segments(const ArenaLayout& layout) {
+  // At most one segment per region and one for the ring.
+  if (layout.segment_bytes.empty() || layout.segment_bytes.size() > layout.regions.size() + 1) {
+    return KVFERRY_ERROR(kProtocol, "arena layout: {} segments for {} regions",
+                         layout.segment_bytes.size(), layout.regions.size());
+  }
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < layout.segment_bytes.size(); ++i) {
+    const std::uint64_t bytes = layout.segment_bytes[i];
+    if (bytes == 0 || bytes > kMaxArenaBytes - sum) {
+      return KVFERRY_ERROR(kProtocol,
+                           "arena layout: segment {} has {} bytes after {}, expected 1 byte or "
+                           "more, and {} in all at most",
+                           i, bytes, sum, kMaxArenaBytes);
+    }
+    sum += bytes;
+  }
+  return ok();
+}
+
+/// Checks that the extent lies in its segment, and computes its end.
+Status bound(const ArenaLayout& layout, Extent& extent) {
+  if (extent.segment >= layout.segment_bytes.size()) {
+    return KVFERRY_ERROR(kProtocol, "arena layout: {} names segment {} of {}", extent.name,
+                         extent.segment, layout.segment_bytes.size());
+  }
+  if (extent.count == 0 || extent.bytes == 0 || extent.stride < extent.bytes) {
+    return KVFERRY_ERROR(kProtocol, "arena layout: {} has {} blocks of {} bytes, {} bytes apart",
+                         extent.name, extent.count, extent.bytes, extent.stride);
+  }
+  const std::uint64_t limit = layout.segment_bytes[extent.segment];
+  if (__builtin_mul_overflow(extent.count - 1, extent.stride, &extent.end) ||
+      __builtin_add_overflow(extent.end, extent.bytes, &extent.end) ||
+      __builtin_add_overflow(extent.end, extent.begin, &extent.end) || extent.end > limit) {
+    return KVFERRY_ERROR(
+        kProtocol,
+        "arena layout: {} at offset {} with {} blocks of {} bytes, {} bytes apart, "
+        "leaves segment {} of {} bytes",
+        extent.name, extent.begin, extent.count, extent.bytes, extent.stride, extent.segment,
+        limit);
+  }
+  return ok();
+}
+
+Status overlap(const Extent& a, const Extent& b) {
+  return KVFERRY_ERROR(kProtocol,
+                       "arena layout: {} at offset {} overlaps {} at offset {} of segment {}",
+                       b.name, b.begin, a.name, a.begin, a.segment);
+}
+
+/// Extents that touch each other are only sound when they are slices of one common block: same
+/// stride and count, side by side inside the stride.
+Status check_interleaved(std::span<const Extent> cluster) {
+  const Extent& first = cluster.front();
+  for (std::size_t i = 1; i < cluster.size(); ++i) {
+    const Extent& before = cluster[i - 1];
+    const Extent& here = cluster[i];
+    if (here.stride != first.stride || here.count != first.count) return overlap(before, here);
+    if (before.begin + before.bytes > here.begin) return overlap(before, here);
+    if (here.begin + here.bytes > first.begin + first.stride) return overlap(first, here);
+  }
+  return ok();
+}
+
+Status check_disjoint(std::vector<Extent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return a.segment != b.segment ? a.segment < b.segment : a.begin < b.begin;
+  });
+  for (std::size_t begin = 0; begin < extents.size();) {
+    std::uint64_t reach = extents[begin].end;
+    std::size_t end = begin + 1;
+    while (end < extents.size() && extents[end].segment == extents[begin].segment &&
+           extents[end].begin < reach) {
+      reach = std::max(reach, extents[end].end);
+      ++end;
+    }
+    KVFERRY_TRY(check_interleaved(std::span(extents).subspan(begin, end - begin)));
+    begin = end;
+  }
+  return ok();
+}
+
+Status check_region(const Region& region,
+                    const RegionSpec& spec,
+                    std::uint32_t group,
+                    const std::string& name) {
+  if (region.kind == spec.kind && region.layer == spec.layer && region.group == GroupId{group} &&
+      region.replicated == spec.replicated && region.block_bytes == spec.block_bytes) {
+    return ok();
+  }
+  return KVFERRY_ERROR(kGeometryMismatch,
+                       "arena layout: {} is {} of layer {} in group {}, replicated {}, {} bytes; "
+                       "the geometry says {} of layer {} in group {}, replicated {}, {} bytes",
+                       name, to_string(region.kind), region.layer, region.group.value,
+                       region.replicated, region.block_bytes, to_string(spec.kind), spec.layer,
+                       group, spec.replicated, spec.block_bytes);
+}
+
+/// Block-first promises its readers that a block is one run equal to its packed form.
+Status check_one_run(std::span<const Region> regions, std::uint32_t group) {
+  const std::vector<std::size_t> order = model::packed_order(regions);
+  const Region& first = regions[order.front()];
+  std::uint64_t expected = first.offset;
+  for (const std::size_t i : order) {
+    const Region& region = regions[i];
+    if (region.segment != first.segment || region.block_stride != first.block_stride ||
+        region.offset != expected) {
+      return KVFERRY_ERROR(kProtocol,
+                           "arena layout: block-first group {}: region {} lies at segment {}, "
+                           "offset {}, stride {}; expected segment {}, offset {}, stride {}",
+                           group, i, region.segment, region.offset, region.block_stride,
+                           first.segment, expected, first.block_stride);
+    }
+    expected += region.block_bytes;
+  }
+  return ok();
+}
+
+}  // namespace
+
+Status ArenaLayout::validate(const Geometry& geometry) const {
+  KVFERRY_TRY(geometry.validate());
+  if (to_string(order) == "invalid") {
+    return KVFERRY_ERROR(kProtocol, "arena layout: order {} is none of 1 to {}",
+                         static_cast<int>(order), static_cast<int>(ArenaOrder::kBlockFirst));
+  }
+  const Digest expected = geometry.fingerprint(order);
+  if (fingerprint != expected) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "arena layout has fingerprint {}, geometry '{}' in order {} has {}; start "
+                         "both sides with the same geometry, ranks and order",
+                         fingerprint.hex(), geometry.name, to_string(order), expected.hex());
+  }
+  std::size_t region_count = 0;
+  for (const GroupSpec& group : geometry.groups) region_count += group.regions.size();
+  if (groups.size() != geometry.groups.size() || regions.size() != region_count) {
+    return KVFERRY_ERROR(
+        kGeometryMismatch, "arena layout has {} groups and {} regions, geometry '{}' has {} and {}",
+        groups.size(), regions.size(), geometry.name, geometry.groups.size(), region_count);
+  }
+  KVFERRY_TRY(check_segments(*this));
+  std::vector<Extent> extents;
+  extents.reserve(region_count + 1);
+  for (std::uint32_t g = 0, r = 0; g < groups.size(); ++g) {
+    const std::vector<RegionSpec>& specs = geometry.groups[g].regions;
+    if (groups[g].block_count == 0 || groups[g].block_count > kMaxDeviceBlocks) {
+      return KVFERRY_ERROR(kProtocol, "arena layout: group {} has {} blocks, expected 1 to {}", g,
+                           groups[g].block_count, kMaxDeviceBlocks);
+    }
+    const std::span<const Region> own = std::span(regions).subspan(r, specs.size());
+    for (const RegionSpec& spec : specs) {
+      const Region& region = regions[r];
+      std::string name = fmt::format("region {}", r++);
+      KVFERRY_TRY(check_region(region, spec, g, name));
+      extents.push_back(Extent{region.segment, region.offset, 0, region.block_stride,
+                               region.block_bytes, groups[g].block_count, std::move(name)});
+      KVFERRY_TRY(bound(*this, extents.back()));
+    }
+    if (order == ArenaOrder::kBlockFirst) KVFERRY_TRY(check_one_run(own, g));
+  }
+  if (staging.slots > kMaxStagingSlots) {
+    return KVFERRY_ERROR(kProtocol, "arena layout: staging ring has {} slots, expected at most {}",
+                         staging.slots, kMaxStagingSlots);
+  }
+  if (staging.slots == 0) {
+    if (staging == StagingRing{}) return check_disjoint(std::move(extents));
+    return KVFERRY_ERROR(
+        kProtocol,
+        "arena layout: staging ring at segment {}, offset {} with slots of {} bytes "
+        "has no slots",
+        staging.segment, staging.offset, staging.slot_bytes);
+  }
+  extents.push_back(Extent{staging.segment, staging.offset, 0, staging.slot_bytes,
+                           staging.slot_bytes, staging.slots, "staging ring"});
+  KVFERRY_TRY(bound(*this, extents.back()));
+  return check_disjoint(std::move(extents));
+}
+
+}  // namespace kvferry::ipc
