@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// What every command of kvferry exits with.
+enum ExitCode : int {
+  kExitDone = 0,
+  kExitFailed = 1,       ///< Refused or failed; why is on stderr.
+  kExitUsage = 2,        ///< An option, environment variable or configuration file is wrong.
+  kExitNoManager = 3,    ///< No manager answers on the instance.
+  kExitQuarantined = 4,  ///< Done, but some memory waits for a peer that still holds it.
+};
+
+using Arguments = std::vector<std::string>;
+
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  int (*run)(const Arguments& arguments);
+};
+
+/// All subcommands in the order of the help text.
+[[nodiscard]] std::span<const Command> commands();
+
+int manager_command(const Arguments& arguments);
+int mover_command(const Arguments& arguments);
+int worker_command(const Arguments& arguments);
+int status_command(const Arguments& arguments);
+int clear_command(const Arguments& arguments);
+int reinit_command(const Arguments& arguments);
+int replay_command(const Arguments& arguments);
+
+/// Picks the command by the program's name ("kvferry-mover") or the first argument.
+int run_program(std::string_view program, Arguments arguments);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "kvferry/cache_manager/manager.hpp"
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/worker/worker.hpp"
+#include "options.hpp"
+#include "parent_watch.hpp"
+#include "rank_options.hpp"
+
+#include <fmt/format.h>
+
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+constexpr std::uint64_t kDefaultHostMemory = 1ULL << 30;
+
+/// Runs a daemon until it is told to end; a set-up that fails is logged.
+template <typename Run>
+int run_daemon(const std::string& name, ipc::LogLevel level, int parent_fd, const Run& run) {
+  ipc::init_logging(name, level);
+  if (parent_fd >= 0) end_with_parent(parent_fd);
+  try {
+    run();
+    return kExitDone;
+  } catch (const ipc::Exception& error) {
+    ipc::log_error("cannot run: {}", error.what());
+    return kExitFailed;
+  }
+}
+
+}  // namespace
+
+int manager_command(const Arguments& arguments) {
+  CommonOptions common;
+  cache_manager::ManagerConfig config;
+  std::optional<std::uint64_t> host_memory = kDefaultHostMemory;
+  int parent_fd = -1;
+  auto app = make_app(
+      "manager",
+      "Runs the manager: it owns the host memory that blocks are stored in, the index that finds "
+      "them by prefix, and it supervises movers and workers. One per host and instance; it uses "
+      "no GPU.",
+      "example: 64 GiB of host memory for the instance 'chat'\n"
+      "  kvferry manager --instance chat --host-memory 64GiB",
+      common);
+  add_size(*app, "--host-memory", host_memory, "Host memory for blocks, all engines together");
+  add_milliseconds(*app, "--job-deadline", config.job_deadline,
+                   "A mover that keeps a copy job for longer is ended and replaced");
+  app->add_option("--max-jobs", config.max_jobs_per_engine,
+                  "Unfinished jobs of one engine beyond which it is told to retry")
+      ->type_name("N")
+      ->check(CLI::Range(1U, 1U << 20))
+      ->default_str(std::to_string(config.max_jobs_per_engine));
+  app->add_option("--parent-fd", parent_fd)->group("");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  config.instance = common.instance;
+  config.runtime_dir = common.runtime_dir;
+  config.pool_bytes = *host_memory;
+  return run_daemon("manager", common.log_level, parent_fd,
+                    [&] { cache_manager::run_manager(config); });
+}
+
+int mover_command(const Arguments& arguments) {
+  RankOptions options;
+  cache_manager::MoverConfig config;
+  auto app = make_app(
+      "mover",
+      "Runs the mover of one rank: the process that copies KV blocks between the device and the "
+      "manager's host memory. It must be started with the same engine, geometry, arena and owner "
+      "as the rank's worker; a difference is refused when they meet.",
+      "example: rank 0 of 2, on the first GPU\n"
+      "  kvferry mover --instance chat --engine chat --rank 0 --ranks 2 \\\n"
+      "      --geometry llama-3-8b --gpu-blocks 4096 --device cuda:0",
+      options.common);
+  add_rank_options(*app, options);
+  add_parsed<cache_manager::CopyStrategy>(*app, "--copy-strategy", config.strategy,
+                                          cache_manager::parse_copy_strategy,
+                                          "How blocks are copied: auto, direct, staged, batch or "
+                                          "memcpy")
+      ->type_name("NAME")
+      ->default_str("auto");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  auto rank = make_rank_config(options);
+  if (!rank) return usage_error(*app, rank.error());
+  config.rank = std::move(rank).value();
+  return run_daemon(fmt::format("mover/{}", options.rank), options.common.log_level,
+                    options.parent_fd, [&] { cache_manager::run_mover(config); });
+}
+
+int worker_command(const Arguments& arguments) {
+  RankOptions options;
+  auto app = make_app(
+      "worker",
+      "Runs the reference worker of one rank: it holds the KV arena on the device and computes on "
+      "it. Engines of your own link the worker library instead.",
+      "example: rank 0 of 2, on the first GPU\n"
+      "  kvferry worker --instance chat --engine chat --rank 0 --ranks 2 \\\n"
+      "      --geometry llama-3-8b --gpu-blocks 4096 --device cuda:0",
+      options.common);
+  add_rank_options(*app, options);
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  auto rank = make_rank_config(options);
+  if (!rank) return usage_error(*app, rank.error());
+  worker::WorkerConfig config;
+  config.rank = std::move(rank).value();
+  return run_daemon(fmt::format("worker/{}", options.rank), options.common.log_level,
+                    options.parent_fd, [&] { worker::run_worker(config); });
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,147 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/process.hpp"
+#include "toml_config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstdio>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::Result;
+
+std::string environment_name(const std::string& option) {
+  std::string name = "KVFERRY_";
+  for (const char c : option) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+Result<ipc::LogLevel> parse_level(std::string_view text) {
+  ipc::LogLevel level = ipc::LogLevel::kInfo;
+  if (ipc::parse_log_level(text, level)) return level;
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of debug|info|warn|error|off", text);
+}
+
+Result<std::chrono::milliseconds> parse_milliseconds(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    std::int64_t milliseconds;
+  };
+  constexpr std::array kUnits = {Unit{"ms", 1}, Unit{"s", 1000}, Unit{"min", 60'000},
+                                 Unit{"h", 3'600'000}};
+  constexpr std::int64_t kMax = 7LL * 24 * 3'600'000;
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc{}) {
+    const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+    for (const Unit& known : kUnits) {
+      if (known.name != unit) continue;
+      if (number < 1 || number > kMax / known.milliseconds) break;
+      return std::chrono::milliseconds(number * known.milliseconds);
+    }
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "'{}' is no time between 1ms and 7 days; write e.g. 500ms, 30s or 2min",
+                       text);
+}
+
+}  // namespace
+
+CLI::Option* add_size(CLI::App& app,
+                      const std::string& name,
+                      std::optional<std::uint64_t>& target,
+                      const std::string& help) {
+  CLI::Option* option = add_parsed<std::optional<std::uint64_t>>(
+      app, name, target,
+      [](std::string_view text) -> Result<std::optional<std::uint64_t>> {
+        KVFERRY_ASSIGN(const std::uint64_t size, ipc::parse_size(text));
+        return std::optional<std::uint64_t>(size);
+      },
+      help);
+  option->type_name("SIZE");
+  if (target) option->default_str(ipc::format_size(*target));
+  return option;
+}
+
+CLI::Option* add_milliseconds(CLI::App& app,
+                              const std::string& name,
+                              std::chrono::milliseconds& target,
+                              const std::string& help) {
+  CLI::Option* option =
+      add_parsed<std::chrono::milliseconds>(app, name, target, parse_milliseconds, help);
+  return option->type_name("TIME")->default_str(fmt::format("{}ms", target.count()));
+}
+
+std::unique_ptr<CLI::App> make_app(std::string_view command,
+                                   const std::string& description,
+                                   const std::string& example,
+                                   CommonOptions& common) {
+  auto app = std::make_unique<CLI::App>(description, fmt::format("kvferry {}", command));
+  app->footer(example);
+  app->option_defaults()->always_capture_default(false);
+  app->add_option("--instance", common.instance,
+                  "Which installation on this host: a name of letters, digits and . _ -")
+      ->type_name("NAME")
+      ->default_str(common.instance);
+  app->add_option("--runtime-dir", common.runtime_dir,
+                  "Where sockets and locks live [$XDG_RUNTIME_DIR/kvferry, else /tmp/kvferry-UID]")
+      ->type_name("DIR");
+  add_parsed<ipc::LogLevel>(*app, "--log-level", common.log_level, parse_level,
+                            "Least important lines to log: debug, info, warn, error or off")
+      ->type_name("LEVEL");
+  app->set_config("--config", "", "TOML file with options; [COMMAND] tables are for one command")
+      ->type_name("FILE");
+  app->config_formatter(std::make_shared<TomlConfig>(*app, std::string(command)));
+  return app;
+}
+
+std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
+  for (CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      if (name != "help" && name != "config" && name != "parent-fd") {
+        option->envname(environment_name(name));
+      }
+    }
+  }
+  Arguments given = arguments;
+  const auto names_config = [](const std::string& argument) {
+    return argument == "--config" || argument.starts_with("--config=");
+  };
+  const std::string from_environment = ipc::environment("KVFERRY_CONFIG");
+  if (!from_environment.empty() && std::none_of(given.begin(), given.end(), names_config)) {
+    given.push_back("--config=" + from_environment);
+  }
+  std::reverse(given.begin(), given.end());  // What CLI11 wants of a vector.
+  try {
+    app.parse(std::move(given));
+    return std::nullopt;
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return kExitDone;
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
+               app.get_name());
+    return kExitUsage;
+  }
+}
+
+int usage_error(const CLI::App& app, const ipc::Error& error) {
+  fmt::print(stderr, "{}: {}\n", app.get_name(), error.message);
+  return kExitUsage;
+}
+
+int failure(std::string_view command, const ipc::Error& error) {
+  fmt::print(stderr, "kvferry {}: {}\n", command, error.to_string());
+  return error.code == ipc::ErrorCode::kNoManager ? kExitNoManager : kExitFailed;
+}
+
+}  // namespace kvferry::cli

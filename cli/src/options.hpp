@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "command.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/result.hpp"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// Options of all commands: command line first, then environment, then the TOML file.
+namespace kvferry::cli {
+
+/// What every command has.
+struct CommonOptions {
+  std::string instance = "default";
+  std::string runtime_dir;  ///< Empty: the default of RuntimeDir.
+  ipc::LogLevel log_level = ipc::LogLevel::kInfo;
+};
+
+/// Adds an option whose text is parsed by `parse`; its error becomes a usage error.
+template <typename T>
+CLI::Option* add_parsed(CLI::App& app,
+                        const std::string& name,
+                        T& target,
+                        std::function<ipc::Result<T>(std::string_view)> parse,
+                        const std::string& help) {
+  return app.add_option_function<std::string>(
+      name,
+      [name, &target, parse = std::move(parse)](const std::string& text) {
+        ipc::Result<T> parsed = parse(text);
+        if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
+        target = std::move(parsed).value();
+      },
+      help);
+}
+
+/// Adds an option that takes one of a few words.
+template <typename T>
+CLI::Option* add_choice(CLI::App& app,
+                        const std::string& name,
+                        T& target,
+                        std::initializer_list<std::pair<std::string_view, T>> choices,
+                        const std::string& help) {
+  const std::vector<std::pair<std::string_view, T>> known(choices);
+  std::string words;
+  std::string_view chosen;
+  for (const auto& [word, value] : known) {
+    words += fmt::format("{}{}", words.empty() ? "" : "|", word);
+    if (value == target) chosen = word;
+  }
+  CLI::Option* option = add_parsed<T>(
+      app, name, target,
+      [known, words](std::string_view text) -> ipc::Result<T> {
+        for (const auto& [word, value] : known) {
+          if (word == text) return value;
+        }
+        return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of {}", text, words);
+      },
+      help);
+  option->type_name(words);
+  if (!chosen.empty()) option->default_str(std::string(chosen));
+  return option;
+}
+
+/// Adds an option for a size such as 512MiB.
+CLI::Option* add_size(CLI::App& app,
+                      const std::string& name,
+                      std::optional<std::uint64_t>& target,
+                      const std::string& help);
+/// Adds an option for milliseconds, written as 500ms, 30s or 2min.
+CLI::Option* add_milliseconds(CLI::App& app,
+                              const std::string& name,
+                              std::chrono::milliseconds& target,
+                              const std::string& help);
+
+/// A command's parser with what all commands have in common. example is shown under the help.
+[[nodiscard]] std::unique_ptr<CLI::App> make_app(std::string_view command,
+                                                 const std::string& description,
+                                                 const std::string& example,
+                                                 CommonOptions& common);
+
+/// Parses. Nothing when the command is to run; else what it exits with (help was printed, or why
+/// the usage is wrong).
+[[nodiscard]] std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments);
+
+/// Says on stderr that the usage is wrong.
+int usage_error(const CLI::App& app, const ipc::Error& error);
+/// Says on stderr that the command failed.
+int failure(std::string_view command, const ipc::Error& error);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+
+namespace kvferry::cli {
+namespace {
+
+constexpr std::string_view kVersion = KVFERRY_VERSION;
+
+constexpr std::array kCommands = {
+    Command{"replay", "play a trace of requests through real processes, and check every byte",
+            replay_command},
+    Command{"manager", "run the manager: host memory, prefix index, control (one per host)",
+            manager_command},
+    Command{"mover", "run the mover of one rank: copies blocks between device and host",
+            mover_command},
+    Command{"worker", "run the reference worker of one rank: holds the device's KV arena",
+            worker_command},
+    Command{"status", "show what a running manager sees", status_command},
+    Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
+    Command{"reinit", "allocate the KV cache again after a clear", reinit_command}};
+
+void print_help() {
+  fmt::print(
+      "kvferry moves KV-cache blocks of LLM serving between device memory and host memory,\n"
+      "in processes of its own.\n\n"
+      "usage: kvferry COMMAND [OPTIONS]\n\n"
+      "commands:\n");
+  for (const Command& command : kCommands) {
+    fmt::print("  {:<9} {}\n", command.name, command.summary);
+  }
+  fmt::print(
+      "\nStart here (no GPU needed, takes about a minute):\n"
+      "  kvferry replay --device host\n\n"
+      "'kvferry COMMAND --help' explains a command. Options can also be given as environment\n"
+      "variables (KVFERRY_GPU_BLOCKS for --gpu-blocks) or in a TOML file (--config FILE).\n\n"
+      "exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no manager there,\n"
+      "            4 done, with memory quarantined\n");
+}
+
+const Command* find_command(std::string_view name) {
+  for (const Command& command : kCommands) {
+    if (command.name == name) return &command;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::span<const Command> commands() { return kCommands; }
+
+int run_program(std::string_view program, Arguments arguments) {
+  const std::string_view base = program.substr(program.rfind('/') + 1);
+  constexpr std::string_view kPrefix = "kvferry-";
+  if (base.starts_with(kPrefix)) {
+    if (const Command* command = find_command(base.substr(kPrefix.size()))) {
+      return command->run(arguments);
+    }
+  }
+  if (arguments.empty()) {
+    print_help();
+    return kExitUsage;
+  }
+  std::string first = arguments.front();
+  arguments.erase(arguments.begin());
+  if (first == "--version") {
+    fmt::print("kvferry {}\n", kVersion);
+    return kExitDone;
+  }
+  const bool wants_help = first == "--help" || first == "-h" || first == "help";
+  if (wants_help && arguments.empty()) {
+    print_help();
+    return kExitDone;
+  }
+  if (wants_help) {
+    first = arguments.front();
+    arguments = {"--help"};
+  }
+  if (const Command* command = find_command(first)) return command->run(arguments);
+  fmt::print(stderr, "kvferry: there is no command '{}'; 'kvferry --help' lists them\n", first);
+  return kExitUsage;
+}
+
+}  // namespace kvferry::cli

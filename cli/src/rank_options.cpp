@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "rank_options.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+
+#include <algorithm>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::CacheOwner;
+using ipc::HandleKind;
+using ipc::Result;
+
+constexpr std::uint32_t kMaxBlocks = 1U << 31;
+constexpr std::uint32_t kMaxRanks = 64;
+constexpr std::uint32_t kMaxStagingSlots = 256;
+
+}  // namespace
+
+CLI::Option* add_gpu_blocks(CLI::App& app, std::uint32_t& target, const std::string& help) {
+  CLI::Option* option = add_parsed<std::uint32_t>(
+      app, "--gpu-blocks", target,
+      [](std::string_view text) -> Result<std::uint32_t> {
+        std::uint64_t value = 0;
+        if (!CLI::detail::lexical_cast(std::string(text), value) || value < 1 ||
+            value > kMaxBlocks) {
+          return KVFERRY_ERROR(kInvalidArgument, "'{}' is no count between 1 and {}", text,
+                               kMaxBlocks);
+        }
+        return static_cast<std::uint32_t>(value);
+      },
+      help);
+  return option->type_name("N");
+}
+
+void add_arena_options(CLI::App& app, ArenaChoice& choice) {
+  add_choice<CacheOwner>(app, "--cache-owner", choice.cache_owner,
+                         {{"worker", CacheOwner::kWorker}, {"mover", CacheOwner::kMover}},
+                         "Which process allocates the arena; the other one maps it");
+  add_choice<HandleKind>(app, "--handles", choice.handles,
+                         {{"vmm", HandleKind::kVmm}, {"legacy", HandleKind::kLegacy}},
+                         "How device memory is shared: reference-counted (vmm) or CUDA IPC");
+  add_choice<ipc::ArenaOrder>(app, "--arena", choice.order,
+                              {{"layer-first", ipc::ArenaOrder::kLayerFirst},
+                               {"layer-first-many", ipc::ArenaOrder::kLayerFirstMany},
+                               {"block-first", ipc::ArenaOrder::kBlockFirst}},
+                              "How blocks lie on the device: layer by layer in one allocation or "
+                              "in many, or all slices of a block together");
+  add_size(app, "--staging-slot-bytes", choice.staging_slot_bytes,
+           "Size of one slot of the staging ring [by device; block-first: none]");
+  app.add_option("--staging-slots", choice.staging_slots,
+                 "Slots of the staging ring, 0 for none [by device; block-first: 0]")
+      ->type_name("N")
+      ->check(CLI::Range(0U, kMaxStagingSlots));
+}
+
+void add_rank_options(CLI::App& app, RankOptions& options) {
+  app.add_option("--engine", options.engine, "Name of the engine that the rank belongs to")
+      ->type_name("NAME")
+      ->default_str(options.engine);
+  app.add_option("--rank", options.rank, "This process's tensor-parallel rank, from 0")
+      ->type_name("N")
+      ->default_str("0");
+  app.add_option("--ranks", options.ranks, "Tensor-parallel ranks of the engine")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMaxRanks))
+      ->default_str("1");
+  app.add_option("--geometry", options.geometry,
+                 "Shape of the KV cache: a preset (tiny, llama-3-8b, ...) or a .toml file")
+      ->type_name("NAME|FILE.toml")
+      ->required();
+  add_gpu_blocks(app, options.gpu_blocks, "Blocks on the device")->default_str("1024");
+  app.add_option("--device", options.device,
+                 "cuda:N, or host:NAME:SIZE for a simulated device in host memory; auto: the "
+                 "rank's GPU, else a simulated one")
+      ->type_name("DEVICE")
+      ->default_str("auto");
+  add_arena_options(app, options.arena);
+  app.add_option("--parent-fd", options.parent_fd)->group("");
+}
+
+Result<ipc::Geometry> find_geometry(const std::string& name, std::uint32_t ranks) {
+  KVFERRY_ASSIGN(ipc::Geometry geometry, ipc::load_geometry(name, ranks));
+  KVFERRY_TRY(geometry.validate());
+  return geometry;
+}
+
+ipc::ArenaOptions make_arena_options(const ArenaChoice& choice,
+                                     const ipc::Geometry& geometry,
+                                     std::uint32_t gpu_blocks,
+                                     ipc::DeviceKind device) {
+  const bool cuda = device == ipc::DeviceKind::kCuda;
+  const bool staged = choice.order != ipc::ArenaOrder::kBlockFirst;
+  std::uint64_t largest_block = 1;
+  for (std::uint32_t g = 0; g < geometry.groups.size(); ++g) {
+    largest_block = std::max(largest_block, geometry.replicated_bytes(ipc::GroupId{g}) +
+                                                geometry.sharded_bytes(ipc::GroupId{g}));
+  }
+  constexpr std::uint64_t kSlotAlignment = 4096;
+  constexpr std::uint64_t kCudaSlotBytes = 8ULL << 20;
+  constexpr std::uint64_t kHostSlotBytes = 1ULL << 20;
+  const std::uint64_t slot_bytes = ipc::align_up(
+      std::max(cuda ? kCudaSlotBytes : kHostSlotBytes, largest_block), kSlotAlignment);
+  ipc::ArenaOptions arena;
+  arena.order = choice.order;
+  arena.gpu_blocks = gpu_blocks;
+  arena.staging_slots = choice.staging_slots.value_or(staged ? (cuda ? 8 : 4) : 0);
+  arena.staging_slot_bytes =
+      arena.staging_slots == 0 ? 0 : choice.staging_slot_bytes.value_or(slot_bytes);
+  return arena;
+}
+
+Result<ipc::DeviceSpec> host_device_for(const std::string& name,
+                                        const ipc::Geometry& geometry,
+                                        const ipc::ArenaOptions& arena) {
+  constexpr std::uint64_t kScratchBytes = 256ULL << 20;
+  KVFERRY_ASSIGN(const ipc::ArenaLayout layout, ipc::plan_arena(geometry, arena));
+  std::uint64_t capacity = 0;
+  if (!ipc::checked_mul(layout.total_bytes(), 2, capacity) ||
+      !ipc::checked_add(capacity, kScratchBytes, capacity)) {
+    return KVFERRY_ERROR(kInvalidArgument, "an arena of {} blocks is too large", arena.gpu_blocks);
+  }
+  ipc::DeviceSpec spec;
+  spec.kind = ipc::DeviceKind::kHost;
+  spec.host_name = name;
+  spec.host_capacity_bytes = capacity;
+  return spec;
+}
+
+Result<ipc::RankConfig> make_rank_config(const RankOptions& options) {
+  if (options.rank >= options.ranks) {
+    return KVFERRY_ERROR(kInvalidArgument, "--rank {} is not below --ranks {}", options.rank,
+                         options.ranks);
+  }
+  ipc::RankConfig config;
+  config.runtime_dir = options.common.runtime_dir;
+  config.instance = options.common.instance;
+  config.engine = options.engine;
+  config.rank = ipc::Rank{options.rank};
+  KVFERRY_ASSIGN(config.geometry, find_geometry(options.geometry, options.ranks));
+  config.cache_owner = options.arena.cache_owner;
+  config.handles = options.arena.handles;
+  const int gpus = options.device == "auto" ? ipc::cuda_device_count() : 0;
+  if (options.device != "auto") {
+    KVFERRY_ASSIGN(config.device, ipc::DeviceSpec::parse(options.device));
+  } else if (gpus > 0) {
+    config.device.kind = ipc::DeviceKind::kCuda;
+    config.device.ordinal = static_cast<int>(options.rank % static_cast<std::uint32_t>(gpus));
+  }
+  config.arena =
+      make_arena_options(options.arena, config.geometry, options.gpu_blocks, config.device.kind);
+  if (options.device == "auto" && gpus == 0) {
+    const std::string name =
+        fmt::format("{}.{}.{}", options.common.instance, options.engine, options.rank);
+    KVFERRY_ASSIGN(config.device, host_device_for(name, config.geometry, config.arena));
+  }
+  KVFERRY_TRY(ipc::plan_arena(config.geometry, config.arena));
+  return config;
+}
+
+}  // namespace kvferry::cli

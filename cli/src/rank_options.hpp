@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace kvferry::cli {
+
+/// How an arena is made: the same for mover, worker and replay.
+struct ArenaChoice {
+  ipc::CacheOwner cache_owner = ipc::CacheOwner::kWorker;
+  ipc::HandleKind handles = ipc::HandleKind::kVmm;
+  ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
+  std::optional<std::uint64_t> staging_slot_bytes;  ///< Nothing: default_staging().
+  std::optional<std::uint32_t> staging_slots;
+};
+void add_arena_options(CLI::App& app, ArenaChoice& choice);
+
+/// What mover and worker are started with.
+struct RankOptions {
+  CommonOptions common;
+  std::string engine = "default";
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+  std::string geometry;
+  std::uint32_t gpu_blocks = 1024;
+  std::string device = "auto";
+  ArenaChoice arena;
+  int parent_fd = -1;
+};
+void add_rank_options(CLI::App& app, RankOptions& options);
+[[nodiscard]] ipc::Result<ipc::RankConfig> make_rank_config(const RankOptions& options);
+
+/// The geometry sharded over ranks, with the presets named when it is unknown.
+[[nodiscard]] ipc::Result<ipc::Geometry> find_geometry(const std::string& name,
+                                                       std::uint32_t ranks);
+/// Arena options with the staging ring that suits the device: none for a block-first arena, else a
+/// few slots that each hold at least one packed block of every group.
+[[nodiscard]] ipc::ArenaOptions make_arena_options(const ArenaChoice& choice,
+                                                   const ipc::Geometry& geometry,
+                                                   std::uint32_t gpu_blocks,
+                                                   ipc::DeviceKind device);
+/// A simulated device for one rank that holds two epochs of its arena and a worker's scratch.
+[[nodiscard]] ipc::Result<ipc::DeviceSpec> host_device_for(const std::string& name,
+                                                           const ipc::Geometry& geometry,
+                                                           const ipc::ArenaOptions& arena);
+/// "--gpu-blocks" of 1 ... 2^31.
+CLI::Option* add_gpu_blocks(CLI::App& app, std::uint32_t& target, const std::string& help);
+
+}  // namespace kvferry::cli

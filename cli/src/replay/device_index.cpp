@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/device_index.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+
+namespace kvferry::cli {
+
+using ipc::BlockId;
+using ipc::Digest;
+
+GroupIndex::GroupIndex(std::uint32_t block_count) : blocks_(block_count) {
+  for (std::uint32_t i = block_count; i > 0; --i) push_free(i - 1);
+}
+
+GroupIndex::Block& GroupIndex::at(BlockId block) {
+  KVFERRY_CHECK(block.value < blocks_.size(), "block id beyond the group");
+  return blocks_[block.value];
+}
+
+const GroupIndex::Block& GroupIndex::at(BlockId block) const {
+  KVFERRY_CHECK(block.value < blocks_.size(), "block id beyond the group");
+  return blocks_[block.value];
+}
+
+std::optional<GroupIndex::Found> GroupIndex::find(const Digest& hash) const {
+  const auto found = by_hash_.find(hash);
+  if (found == by_hash_.end()) return std::nullopt;
+  return Found{BlockId{found->second},
+               blocks_[found->second].valid ? State::kValid : State::kPending};
+}
+
+std::optional<BlockId> GroupIndex::allocate() {
+  std::uint32_t index = free_head_;
+  if (index != kNone) {
+    free_head_ = blocks_[index].next;
+    --free_count_;
+  } else {
+    index = oldest_;
+    if (index == kNone) return std::nullopt;
+    unlink_kept(index);
+    drop_entry(blocks_[index]);
+  }
+  blocks_[index].next = kNone;
+  blocks_[index].references = 1;
+  return BlockId{index};
+}
+
+bool GroupIndex::announce(BlockId block, const Digest& hash) {
+  Block& entry = at(block);
+  KVFERRY_CHECK(entry.references > 0 && !entry.indexed, "announce() of a block that is not ours");
+  if (!by_hash_.emplace(hash, block.value).second) return false;
+  entry.hash = hash;
+  entry.indexed = true;
+  entry.valid = false;
+  entry.stored = false;
+  return true;
+}
+
+void GroupIndex::make_valid(BlockId block) {
+  Block& entry = at(block);
+  if (entry.indexed) entry.valid = true;
+}
+
+void GroupIndex::drop_entry(Block& block) {
+  by_hash_.erase(block.hash);
+  block.indexed = false;
+  block.valid = false;
+  block.stored = false;
+}
+
+void GroupIndex::forget(BlockId block) {
+  Block& entry = at(block);
+  if (!entry.indexed) return;
+  drop_entry(entry);
+  if (entry.references == 0) {
+    unlink_kept(block.value);
+    push_free(block.value);
+  }
+}
+
+void GroupIndex::forget_all() {
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) forget(BlockId{i});
+}
+
+void GroupIndex::acquire(BlockId block) {
+  Block& entry = at(block);
+  if (entry.references == 0) {
+    KVFERRY_CHECK(entry.indexed, "acquire() of a free block");
+    unlink_kept(block.value);
+  }
+  ++entry.references;
+}
+
+void GroupIndex::release(BlockId block) {
+  Block& entry = at(block);
+  KVFERRY_CHECK(entry.references > 0, "release() of an unused block");
+  if (--entry.references > 0) return;
+  if (entry.indexed && entry.valid) {
+    append_kept(block.value);
+    return;
+  }
+  if (entry.indexed) drop_entry(entry);
+  push_free(block.value);
+}
+
+void GroupIndex::mark_stored(BlockId block) {
+  Block& entry = at(block);
+  if (entry.indexed) entry.stored = true;
+}
+
+bool GroupIndex::is_stored(BlockId block) const { return at(block).stored; }
+bool GroupIndex::is_indexed(BlockId block) const { return at(block).indexed; }
+std::uint32_t GroupIndex::references(BlockId block) const { return at(block).references; }
+
+void GroupIndex::unlink_kept(std::uint32_t index) {
+  Block& entry = blocks_[index];
+  (entry.previous == kNone ? oldest_ : blocks_[entry.previous].next) = entry.next;
+  (entry.next == kNone ? newest_ : blocks_[entry.next].previous) = entry.previous;
+  entry.previous = kNone;
+  entry.next = kNone;
+  --kept_count_;
+}
+
+void GroupIndex::append_kept(std::uint32_t index) {
+  Block& entry = blocks_[index];
+  entry.previous = newest_;
+  entry.next = kNone;
+  (newest_ == kNone ? oldest_ : blocks_[newest_].next) = index;
+  newest_ = index;
+  ++kept_count_;
+}
+
+void GroupIndex::push_free(std::uint32_t index) {
+  blocks_[index].next = free_head_;
+  free_head_ = index;
+  ++free_count_;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// The device blocks of one group: which hash lies where, who uses what, and which unused block
+/// was touched longest ago. A block is free, in use (references > 0), or kept (indexed, unused, in
+/// LRU order).
+class GroupIndex {
+ public:
+  explicit GroupIndex(std::uint32_t block_count);
+
+  enum class State : std::uint8_t { kPending, kValid };
+  struct Found {
+    ipc::BlockId block;
+    State state = State::kPending;
+  };
+
+  /// Does not touch the LRU order.
+  [[nodiscard]] std::optional<Found> find(const ipc::Digest& hash) const;
+  /// A block with one reference: a free one, else the least recently used unused one, which is
+  /// forgotten. Nothing when every block is in use.
+  [[nodiscard]] std::optional<ipc::BlockId> allocate();
+  /// Blocks that allocate() could give out one after another.
+  [[nodiscard]] std::uint32_t available() const noexcept { return free_count_ + kept_count_; }
+  [[nodiscard]] std::uint32_t block_count() const noexcept {
+    return static_cast<std::uint32_t>(blocks_.size());
+  }
+
+  /// Names the contents that the block will hold; others find it as kPending. False when the hash
+  /// is indexed already: the block stays private. @pre in use, not indexed.
+  bool announce(ipc::BlockId block, const ipc::Digest& hash);
+  /// Its contents are complete. No effect when it is not indexed (any more).
+  void make_valid(ipc::BlockId block);
+  /// Takes it out of the index; it is free once unused.
+  void forget(ipc::BlockId block);
+  /// Takes everything out of the index.
+  void forget_all();
+
+  void acquire(ipc::BlockId block);
+  /// The last release makes an indexed valid block the most recently used one and any other free.
+  void release(ipc::BlockId block);
+
+  /// A note of the owner's, dropped with the index entry: the host tier has it.
+  void mark_stored(ipc::BlockId block);
+  [[nodiscard]] bool is_stored(ipc::BlockId block) const;
+  [[nodiscard]] bool is_indexed(ipc::BlockId block) const;
+  [[nodiscard]] std::uint32_t references(ipc::BlockId block) const;
+
+ private:
+  static constexpr std::uint32_t kNone = UINT32_MAX;
+  struct Block {
+    ipc::Digest hash;
+    std::uint32_t references = 0;
+    bool indexed = false;
+    bool valid = false;
+    bool stored = false;
+    std::uint32_t previous = kNone;  ///< Neighbours in the kept list, towards older ...
+    std::uint32_t next = kNone;      ///< ... and newer; or the next free block.
+  };
+
+  Block& at(ipc::BlockId block);
+  [[nodiscard]] const Block& at(ipc::BlockId block) const;
+  void unlink_kept(std::uint32_t index);
+  void append_kept(std::uint32_t index);
+  void push_free(std::uint32_t index);
+  void drop_entry(Block& block);
+
+  std::vector<Block> blocks_;
+  std::unordered_map<ipc::Digest, std::uint32_t> by_hash_;
+  std::uint32_t free_head_ = kNone;
+  std::uint32_t free_count_ = 0;
+  std::uint32_t oldest_ = kNone;
+  std::uint32_t newest_ = kNone;
+  std::uint32_t kept_count_ = 0;
+};
+
+}  // namespace kvferry::cli

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/prefix_plan.hpp"
+
+#include <algorithm>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::GroupId;
+using ipc::GroupSpec;
+using ipc::HitRule;
+
+/// Blocks behind a point of the prefix that the group needs to continue from there.
+std::uint32_t depth_needed(const GroupSpec& group, std::uint32_t at) {
+  switch (group.rule) {
+    case HitRule::kFull: return at;
+    case HitRule::kSlidingWindow: return std::min(at, group.window_blocks);
+    case HitRule::kLastState: return std::min(at, 1U);
+  }
+  return at;
+}
+
+bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, const SourceOf& source_of) {
+  for (std::uint32_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].rule == HitRule::kFull) continue;  // Bounded by the caller.
+    for (std::uint32_t i = hit - depth_needed(groups[g], hit); i < hit; ++i) {
+      if (source_of(GroupId{g}, i) == BlockSource::kNowhere) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
+                       std::uint32_t length,
+                       const SourceOf& source_of) {
+  PrefixPlan plan;
+  std::uint32_t hit = length;
+  for (std::uint32_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].rule != HitRule::kFull) continue;
+    std::uint32_t run = 0;
+    while (run < hit && source_of(GroupId{g}, run) != BlockSource::kNowhere) ++run;
+    hit = run;
+  }
+  while (hit > 0 && !is_usable(groups, hit, source_of)) --hit;
+  plan.hit_blocks = hit;
+
+  std::vector<bool> from_host(hit, false);
+  for (std::uint32_t g = 0; g < groups.size(); ++g) {
+    for (std::uint32_t i = hit - depth_needed(groups[g], hit); i < hit; ++i) {
+      const BlockSource source = source_of(GroupId{g}, i);
+      if (source == BlockSource::kHost) from_host[i] = true;
+      plan.blocks.push_back(PlannedBlock{GroupId{g}, i, source});
+    }
+    const std::uint32_t tail = length - depth_needed(groups[g], length);
+    for (std::uint32_t i = std::max(hit, tail); i < length; ++i) {
+      plan.blocks.push_back(PlannedBlock{GroupId{g}, i, BlockSource::kNowhere});
+    }
+  }
+  plan.host_hits = static_cast<std::uint32_t>(std::count(from_host.begin(), from_host.end(), true));
+  plan.device_hits = hit - plan.host_hits;
+  return plan;
+}
+
+std::uint32_t most_blocks_needed(const GroupSpec& group, std::uint32_t length) {
+  // The window behind the hit and the window at the end need not overlap.
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(length, 2ULL * depth_needed(group, length)));
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "toml_config.hpp"
+
+#include "command.hpp"
+#include "kvferry/ipc/os/process.hpp"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <array>
+
+namespace kvferry::cli {
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr std::array kConfigurable = {"arena"sv,
+                                      "cache-owner"sv,
+                                      "clear-every"sv,
+                                      "clear-host"sv,
+                                      "copy-strategy"sv,
+                                      "deadline"sv,
+                                      "decode-steps"sv,
+                                      "device"sv,
+                                      "engine"sv,
+                                      "geometry"sv,
+                                      "gpu-blocks"sv,
+                                      "handles"sv,
+                                      "host"sv,
+                                      "host-memory"sv,
+                                      "in-flight"sv,
+                                      "instance"sv,
+                                      "job-deadline"sv,
+                                      "json"sv,
+                                      "log-level"sv,
+                                      "max-jobs"sv,
+                                      "rank"sv,
+                                      "ranks"sv,
+                                      "report"sv,
+                                      "requests"sv,
+                                      "runtime-dir"sv,
+                                      "seed"sv,
+                                      "skip-bad"sv,
+                                      "speed"sv,
+                                      "staging-slot-bytes"sv,
+                                      "staging-slots"sv,
+                                      "trace"sv,
+                                      "verify"sv,
+                                      "workload"sv};
+
+std::string text_of(const toml::node& value) {
+  if (const auto* text = value.as_string()) return text->get();
+  if (const auto* number = value.as_integer()) return std::to_string(number->get());
+  if (const auto* number = value.as_floating_point()) return fmt::format("{}", number->get());
+  if (const auto* truth = value.as_boolean()) return truth->get() ? "true" : "false";
+  return {};
+}
+
+std::string place_of(const toml::node& node) {
+  return fmt::format("line {}", node.source().begin.line);
+}
+
+}  // namespace
+
+std::span<const std::string_view> configurable_options() { return kConfigurable; }
+
+TomlConfig::TomlConfig(const CLI::App& app, std::string command)
+    : app_(app), command_(std::move(command)) {}
+
+std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const {
+  toml::table file;
+  try {
+    file = toml::parse(input);
+  } catch (const toml::parse_error& error) {
+    throw CLI::ConfigError(fmt::format("configuration file, line {}: {}", error.source().begin.line,
+                                       error.description()));
+  }
+  std::vector<CLI::ConfigItem> found;
+  const auto take = [&](const toml::key& key, const toml::node& value, bool strict) {
+    std::string name(key.str());
+    std::replace(name.begin(), name.end(), '_', '-');
+    const CLI::Option* option = app_.get_option_no_throw("--" + name);
+    const bool known =
+        strict ? option != nullptr
+               : std::find(kConfigurable.begin(), kConfigurable.end(), name) != kConfigurable.end();
+    if (!known) {
+      throw CLI::ConfigError(fmt::format("configuration file, {}: there is no option '{}'{}",
+                                         place_of(value), name,
+                                         strict ? fmt::format(" of {}", app_.get_name()) : ""));
+    }
+    const std::string text = text_of(value);
+    if (text.empty()) {
+      throw CLI::ConfigError(
+          fmt::format("configuration file, {}: '{}' is neither text, number nor true/false",
+                      place_of(value), name));
+    }
+    if (option == nullptr) return;
+    if (!option->get_envname().empty() &&
+        !ipc::environment(option->get_envname().c_str()).empty()) {
+      return;
+    }
+    CLI::ConfigItem item;
+    item.name = name;
+    item.inputs = {text};
+    // The command's own table comes second and wins.
+    std::erase_if(found, [&](const CLI::ConfigItem& other) { return other.name == name; });
+    found.push_back(std::move(item));
+  };
+  for (const auto& [key, value] : file) {
+    if (!value.is_table()) take(key, value, false);
+  }
+  for (const auto& [key, value] : file) {
+    const toml::table* table = value.as_table();
+    if (table == nullptr) continue;
+    const auto known = commands();
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const Command& command) { return command.name == key.str(); })) {
+      throw CLI::ConfigError(fmt::format("configuration file, {}: there is no command [{}]",
+                                         place_of(value), key.str()));
+    }
+    if (key.str() != command_) continue;
+    for (const auto& [inner_key, inner_value] : *table) take(inner_key, inner_value, true);
+  }
+  return found;
+}
+
+}  // namespace kvferry::cli

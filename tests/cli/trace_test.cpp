@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/trace.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::ErrorCode;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::string_view kGood =
+    R"({"timestamp": 3000, "input_length": 1000, "output_length": 7, "hash_ids": [0, 5]})";
+
+ipc::Result<Trace> read(const std::string& text, const TraceOptions& options = {}) {
+  std::istringstream in(text);
+  return read_trace(in, "t.jsonl", options);
+}
+
+TEST(TraceTest, ReadsEveryField) {
+  const auto trace = read(std::string(kGood) + "\n");
+  ASSERT_TRUE(trace) << trace.error().message;
+  ASSERT_EQ(trace->requests.size(), 1U);
+  const TraceRequest& request = trace->requests[0];
+  EXPECT_EQ(request.timestamp_ms, 3000U);
+  EXPECT_EQ(request.input_length, 1000U);
+  EXPECT_EQ(request.output_length, 7U);
+  EXPECT_THAT(request.hash_ids, ElementsAre(0U, 5U));
+}
+
+TEST(TraceTest, TakesBlankLinesCarriageReturnsAndAMissingLastNewline) {
+  const std::string good(kGood);
+  const auto trace = read(good + "\r\n\n  \n" + good);
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->requests.size(), 2U);
+  EXPECT_EQ(trace->skipped_lines, 0U);
+}
+
+TEST(TraceTest, StopsAtTheRequestedCount) {
+  const std::string good(kGood);
+  const auto trace = read(good + "\n" + good + "\nnot JSON\n", {.max_requests = 2});
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->requests.size(), 2U);
+}
+
+struct BadLine {
+  const char* name;
+  const char* text;
+  const char* complaint;
+};
+
+class TraceBadLineTest : public testing::TestWithParam<BadLine> {};
+
+TEST_P(TraceBadLineTest, NamesFileLineAndWhatIsWrong) {
+  const auto trace = read(std::string(kGood) + "\n" + GetParam().text + "\n");
+  ASSERT_FALSE(trace);
+  EXPECT_EQ(trace.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(trace.error().message, HasSubstr("t.jsonl:2: "));
+  EXPECT_THAT(trace.error().message, HasSubstr(GetParam().complaint));
+}
+
+TEST_P(TraceBadLineTest, IsCountedWithSkipBad) {
+  const std::string good(kGood);
+  const auto trace = read(good + "\n" + GetParam().text + "\n" + good, {.skip_bad = true});
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->requests.size(), 2U);
+  EXPECT_EQ(trace->skipped_lines, 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lines,
+    TraceBadLineTest,
+    testing::Values(
+        BadLine{"Text", "hello", "not JSON"},
+        BadLine{"Cut", R"({"timestamp": 3000, "input_le)", "not JSON"},
+        BadLine{"List", "[1, 2]", "not a JSON object"},
+        BadLine{"NoTimestamp", R"({"input_length": 1, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is missing"},
+        BadLine{"NoIds", R"({"timestamp": 0, "input_length": 1, "output_length": 1})",
+                "\"hash_ids\" is missing"},
+        BadLine{"NoIdInside",
+                R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []})",
+                "\"hash_ids\" is empty"},
+        BadLine{"Negative",
+                R"({"timestamp": 0, "input_length": -4, "output_length": 1, "hash_ids": [0]})",
+                "\"input_length\" is -4"},
+        BadLine{"Fraction",
+                R"({"timestamp": 0.5, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is 0.5"},
+        BadLine{"TooLarge",
+                R"({"timestamp": 0, "input_length": 4294967296, "output_length": 1,)"
+                R"( "hash_ids": [0]})",
+                "\"input_length\" is 4294967296, more than"},
+        BadLine{"NegativeId",
+                R"({"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [0, -1]})",
+                "\"hash_ids\"[1] is -1"},
+        BadLine{"IdsNotAList",
+                R"({"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": 3})",
+                "\"hash_ids\" is not a list"}),
+    [](const auto& line) { return std::string(line.param.name); });
+
+TEST(TraceTest, SkipsALineBeyondTheLimitAndGoesOnBehindIt) {
+  const std::string good(kGood);
+  const auto trace =
+      read(good + "\n" + std::string(5UL << 20, 'x') + "\n" + good + "\n", {.skip_bad = true});
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->requests.size(), 2U);
+  EXPECT_EQ(trace->skipped_lines, 1U);
+}
+
+TEST(TraceTest, RefusesAnEmptyTrace) {
+  EXPECT_FALSE(read(""));
+  EXPECT_FALSE(read("x\n", {.skip_bad = true}));
+}
+
+TEST(TraceTest, NamesAFileThatIsNotThere) {
+  const auto trace = read_trace(std::filesystem::path("/nonexistent/trace.jsonl"), {});
+  ASSERT_FALSE(trace);
+  EXPECT_EQ(trace.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(trace.error().message, HasSubstr("/nonexistent/trace.jsonl"));
+}
+
+TEST(TraceTest, CountsBlocksByTheirWholePrefix) {
+  TraceRequest a{0, 1024, 600, {1, 2}};
+  TraceRequest b{0, 1024, 0, {1, 2}};
+  TraceRequest c{0, 1536, 0, {3, 2, 1}};  // The same ids behind another prefix are other blocks.
+  const TraceFacts facts = count_trace({a, b, c});
+  EXPECT_EQ(facts.block_references, 7U);
+  EXPECT_EQ(facts.distinct_blocks, 5U);
+  EXPECT_EQ(facts.longest_request_blocks, 3U);
+}
+
+}  // namespace
+}  // namespace kvferry::cli
