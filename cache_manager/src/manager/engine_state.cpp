@@ -1,0 +1,289 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/engine_state.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+
+#include <algorithm>
+
+namespace kvferry::cache_manager {
+
+std::string_view to_string(ipc::CachePhase phase) noexcept {
+  switch (phase) {
+    case ipc::CachePhase::kDetached: return "detached";
+    case ipc::CachePhase::kReady: return "ready";
+    case ipc::CachePhase::kClearing: return "clearing";
+    case ipc::CachePhase::kCleared: return "cleared";
+  }
+  return "invalid";
+}
+
+ipc::Status EngineRecord::fix_config(const ipc::RankHello& hello, const ipc::Digest& fingerprint) {
+  EngineConfig config;
+  config.geometry = hello.geometry;
+  config.order = hello.order;
+  config.cache_owner = hello.cache_owner;
+  config.fingerprint = fingerprint;
+  for (std::uint32_t group = 0; group < hello.geometry.groups.size(); ++group) {
+    SlabShape shape;
+    shape.fingerprint = fingerprint;
+    shape.group = ipc::GroupId{group};
+    shape.bytes = ipc::host_block_shape(hello.geometry, shape.group);
+    shape.ranks = hello.geometry.ranks;
+    std::uint64_t shards = 0;
+    std::uint64_t total = 0;
+    if (!ipc::checked_mul(shape.bytes.shard_bytes, shape.ranks, shards) ||
+        !ipc::checked_add(shape.bytes.replicated_bytes, shards, total) || total == 0 ||
+        total > (1ULL << 46U)) {
+      return KVFERRY_ERROR(
+          kInvalidArgument, "engine {} group {}: host blocks of {} + {} x {} bytes are impossible",
+          name_, group, shape.bytes.replicated_bytes, shape.ranks, shape.bytes.shard_bytes);
+    }
+    config.shapes.push_back(shape);
+  }
+  config_ = std::move(config);
+  ranks_.assign(hello.geometry.ranks, {});
+  mapped_.assign(hello.geometry.ranks, {});
+  return ipc::ok();
+}
+
+ipc::Status EngineRecord::admit(const ipc::Peer& peer, const ipc::RankHello& hello) {
+  if (hello.kind != peer.kind) {
+    return KVFERRY_ERROR(kProtocol, "{} registered as {} and says hello as {}", peer.name,
+                         ipc::to_string(peer.kind), ipc::to_string(hello.kind));
+  }
+  KVFERRY_TRY(hello.geometry.validate());
+  if (hello.rank.value >= hello.geometry.ranks) {
+    return KVFERRY_ERROR(kInvalidArgument, "engine {}: rank {} of {} ranks: mend --rank", name_,
+                         hello.rank.value, hello.geometry.ranks);
+  }
+  const ipc::Digest fingerprint = hello.geometry.fingerprint(hello.order);
+  if (!config_) {
+    KVFERRY_TRY(fix_config(hello, fingerprint));
+  }
+  if (config_->geometry.ranks != hello.geometry.ranks) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "engine {} runs on {} ranks, {} was started with {}: start all its "
+                         "processes with one rank count",
+                         name_, config_->geometry.ranks, peer.name, hello.geometry.ranks);
+  }
+  if (config_->fingerprint != fingerprint) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "engine {} has geometry {} ({}), {} was started with {} ({}): start all "
+                         "its processes with one geometry and arena order",
+                         name_, config_->geometry.name, config_->fingerprint.hex(), peer.name,
+                         hello.geometry.name, fingerprint.hex());
+  }
+  if (config_->cache_owner != hello.cache_owner) {
+    return KVFERRY_ERROR(kRoleConflict,
+                         "engine {} has cache owner {}, {} was started with cache owner {}: start "
+                         "all its processes with one --cache-owner",
+                         name_, ipc::to_string(config_->cache_owner), peer.name,
+                         ipc::to_string(hello.cache_owner));
+  }
+  RankRecord& rank = ranks_[hello.rank.value];
+  std::optional<RankPeer>& place =
+      hello.kind == ipc::ProcessKind::kWorker ? rank.worker : rank.mover;
+  if (place && place->id != peer.id && place->connected) {
+    return KVFERRY_ERROR(kAlreadyExists,
+                         "engine {} rank {} has a living {} (pid {}): end it before starting "
+                         "another (pid {})",
+                         name_, hello.rank.value, ipc::to_string(hello.kind), place->pid, peer.pid);
+  }
+  if (!place || place->id != peer.id) {
+    place = RankPeer{.id = peer.id, .pid = peer.pid, .connected = true, .state = {}};
+  }
+  place->connected = true;
+  return ipc::ok();
+}
+
+RankPeer* EngineRecord::find(const ipc::IncarnationId& peer) {
+  for (RankRecord& rank : ranks_) {
+    for (std::optional<RankPeer>* place : {&rank.worker, &rank.mover}) {
+      if (*place && (*place)->id == peer) {
+        return &**place;
+      }
+    }
+  }
+  return nullptr;
+}
+
+ipc::Status EngineRecord::report(const ipc::IncarnationId& peer, const ipc::RankState& state) {
+  RankPeer* found = find(peer);
+  if (found == nullptr) {
+    return KVFERRY_ERROR(kProtocol, "engine {}: state report of a peer without a rank hello",
+                         name_);
+  }
+  found->state = state;
+  return ipc::ok();
+}
+
+void EngineRecord::set_connected(const ipc::IncarnationId& peer, bool connected) {
+  if (RankPeer* found = find(peer)) {
+    found->connected = connected;
+  }
+}
+
+void EngineRecord::remove(const ipc::IncarnationId& peer) {
+  for (RankRecord& rank : ranks_) {
+    for (std::optional<RankPeer>* place : {&rank.worker, &rank.mover}) {
+      if (*place && (*place)->id == peer) {
+        place->reset();
+      }
+    }
+  }
+  if (!has_rank_peers()) {
+    config_.reset();
+    ranks_.clear();
+    mapped_.clear();
+    group_blocks_.clear();
+    cleared_ = false;
+  }
+}
+
+bool EngineRecord::has_rank_peers() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const RankRecord& rank) { return rank.worker || rank.mover; });
+}
+
+const RankPeer* EngineRecord::owner(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  const auto& place =
+      config_->cache_owner == ipc::CacheOwner::kWorker ? record.worker : record.mover;
+  return place ? &*place : nullptr;
+}
+
+const RankPeer* EngineRecord::attacher(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  const auto& place =
+      config_->cache_owner == ipc::CacheOwner::kWorker ? record.mover : record.worker;
+  return place ? &*place : nullptr;
+}
+
+bool EngineRecord::is_mapped(const RankRecord& rank, const std::optional<RankPeer>& peer) {
+  return peer && peer->connected && peer->state.mapped && !peer->state.session.is_zero() &&
+         !(peer->state.session == rank.cleared_session && peer->state.epoch <= rank.cleared_epoch);
+}
+
+bool EngineRecord::rank_ready(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  if (!is_mapped(record, record.worker)) {
+    return false;
+  }
+  const RankPeer* owning = owner(rank);
+  return owning != nullptr && owning->connected && owning->state.phase == ipc::LeasePhase::kReady &&
+         owning->state.session == record.worker->state.session &&
+         owning->state.epoch == record.worker->state.epoch &&
+         record.worker->state.group_blocks.size() == config_->shapes.size();
+}
+
+bool EngineRecord::rank_offload_ready(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  // More than one living lease: an earlier life of the attacher may still copy.
+  return rank_ready(rank) && is_mapped(record, record.mover) &&
+         record.mover->state.session == record.worker->state.session &&
+         record.mover->state.epoch == record.worker->state.epoch &&
+         owner(rank)->state.living_leases <= 1;
+}
+
+void EngineRecord::end_operation(bool cleared) {
+  if (cleared) {
+    cleared_ = true;
+  }
+  operation_ = EngineOperation::kNone;
+}
+
+void EngineRecord::note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch) {
+  if (rank >= ranks_.size()) {
+    return;
+  }
+  RankRecord& record = ranks_[rank];
+  if (record.cleared_session != session || record.cleared_epoch < epoch) {
+    record.cleared_session = session;
+    record.cleared_epoch = epoch;
+  }
+}
+
+bool EngineRecord::refresh(std::uint64_t& next_generation) {
+  const std::uint64_t generation_before = generation_;
+  const ipc::CachePhase phase_before = phase_;
+  const bool offload_before = offload_ready_;
+  bool ready = !ranks_.empty();
+  bool offload = ready;
+  bool other_arena = false;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    ready = ready && rank_ready(rank);
+    offload = offload && rank_offload_ready(rank);
+    if (rank_ready(rank)) {
+      const RankPeer& worker = *ranks_[rank].worker;
+      const MappedArena arena{worker.id, worker.state.session, worker.state.epoch};
+      if (!(mapped_[rank] == arena)) {
+        mapped_[rank] = arena;
+        other_arena = true;
+      }
+    }
+  }
+  if (other_arena || generation_ == 0) {
+    generation_ = next_generation++;
+  }
+  if (operation_ == EngineOperation::kClear) {
+    phase_ = ipc::CachePhase::kClearing;
+  } else if (ready) {
+    phase_ = ipc::CachePhase::kReady;
+    cleared_ = false;
+    note_.clear();
+  } else {
+    phase_ = cleared_ ? ipc::CachePhase::kCleared : ipc::CachePhase::kDetached;
+  }
+  offload_ready_ = offload && phase_ == ipc::CachePhase::kReady;
+  if (ready) {
+    // Ranks that disagree (they should not) offer what all of them have.
+    group_blocks_ = ranks_.front().worker->state.group_blocks;
+    for (const RankRecord& rank : ranks_) {
+      for (std::size_t i = 0; i < group_blocks_.size(); ++i) {
+        group_blocks_[i] = std::min(group_blocks_[i], rank.worker->state.group_blocks[i]);
+      }
+    }
+  }
+  return generation_ != generation_before || phase_ != phase_before ||
+         offload_ready_ != offload_before;
+}
+
+ipc::EngineState EngineRecord::view() const {
+  ipc::EngineState state;
+  state.generation = generation_;
+  state.phase = phase_;
+  state.offload_ready = offload_ready_;
+  state.note = note_;
+  if (phase_ == ipc::CachePhase::kReady) {
+    state.group_blocks = group_blocks_;
+    for (const RankRecord& rank : ranks_) {
+      state.ranks.push_back({rank.worker->state.session, rank.worker->state.epoch});
+    }
+  }
+  return state;
+}
+
+ipc::Result<std::vector<RankTarget>> EngineRecord::targets(std::uint64_t generation) const {
+  if (phase_ == ipc::CachePhase::kClearing || phase_ == ipc::CachePhase::kCleared) {
+    return KVFERRY_ERROR(kNotReady, "engine {} is {}: reinit it and wait for ready", name_,
+                         to_string(phase_));
+  }
+  if (generation != generation_) {
+    return KVFERRY_ERROR(kStaleEpoch, "job names generation {} of engine {}, current is {}",
+                         generation, name_, generation_);
+  }
+  if (!offload_ready_) {
+    return KVFERRY_ERROR(kNotReady, "engine {} is {}, offload is not ready: wait for it", name_,
+                         to_string(phase_));
+  }
+  std::vector<RankTarget> targets;
+  targets.reserve(ranks_.size());
+  for (const RankRecord& rank : ranks_) {
+    targets.push_back(
+        {rank.mover->id, rank.worker->id, rank.worker->state.session, rank.worker->state.epoch});
+  }
+  return targets;
+}
+
+}  // namespace kvferry::cache_manager

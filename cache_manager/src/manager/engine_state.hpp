@@ -1,0 +1,127 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "manager/host_pool.hpp"
+#include "manager/job_table.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// A worker or mover as the manager knows it.
+struct RankPeer {
+  ipc::IncarnationId id;
+  pid_t pid = 0;
+  bool connected = true;  ///< False: silent, alive as far as proven.
+  ipc::RankState state;   ///< The latest; vacant before the first.
+};
+
+struct RankRecord {
+  std::optional<RankPeer> worker;
+  std::optional<RankPeer> mover;
+  /// Reported cleared: a state report of that epoch that was on its way does not revive it.
+  ipc::SessionId cleared_session;
+  ipc::Epoch cleared_epoch;
+};
+
+/// Fixed by the first worker or mover that registers, held against all others.
+struct EngineConfig {
+  ipc::Geometry geometry;
+  ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
+  ipc::CacheOwner cache_owner = ipc::CacheOwner::kWorker;
+  ipc::Digest fingerprint;
+  std::vector<SlabShape> shapes;  ///< Per group.
+};
+
+enum class EngineOperation : std::uint8_t { kNone, kClear, kReinit };
+
+/// One engine: its ranks' processes, and what follows from their reports. @threading one thread.
+class EngineRecord {
+ public:
+  EngineRecord(std::string name, std::uint32_t id) : name_(std::move(name)), id_(id) {}
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
+  [[nodiscard]] const std::optional<EngineConfig>& config() const noexcept { return config_; }
+  [[nodiscard]] const std::vector<RankRecord>& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] EngineOperation operation() const noexcept { return operation_; }
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
+  [[nodiscard]] ipc::CachePhase phase() const noexcept { return phase_; }
+  [[nodiscard]] bool offload_ready() const noexcept { return offload_ready_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& group_blocks() const noexcept {
+    return group_blocks_;
+  }
+  [[nodiscard]] ipc::EngineState view() const;
+
+  /// Takes a worker or mover in. kGeometryMismatch, kRoleConflict, kAlreadyExists (the rank has a
+  /// living, connected one), kInvalidArgument.
+  [[nodiscard]] ipc::Status admit(const ipc::Peer& peer, const ipc::RankHello& hello);
+  /// kProtocol from a peer that is not registered here.
+  [[nodiscard]] ipc::Status report(const ipc::IncarnationId& peer, const ipc::RankState& state);
+  void set_connected(const ipc::IncarnationId& peer, bool connected);
+  void remove(const ipc::IncarnationId& peer);
+  [[nodiscard]] bool has_rank_peers() const;
+  [[nodiscard]] RankPeer* find(const ipc::IncarnationId& peer);
+
+  /// Owner and attacher of a rank by the configured role; null when not registered.
+  [[nodiscard]] const RankPeer* owner(std::uint32_t rank) const;
+  [[nodiscard]] const RankPeer* attacher(std::uint32_t rank) const;
+  /// The rank's worker has its arena mapped, and the owner lives.
+  [[nodiscard]] bool rank_ready(std::uint32_t rank) const;
+  [[nodiscard]] bool rank_offload_ready(std::uint32_t rank) const;
+
+  void begin(EngineOperation operation) { operation_ = operation; }
+  /// cleared: every rank is; a failed operation leaves what the ranks report.
+  void end_operation(bool cleared);
+  /// The peer answered a clear: whatever it reports of that epoch later is old.
+  void note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch);
+  void set_note(std::string note) { note_ = std::move(note); }
+
+  /// Derives phase, readiness and generation from the reports; true when any of it changed.
+  /// next_generation is raised when a new generation begins.
+  [[nodiscard]] bool refresh(std::uint64_t& next_generation);
+
+  /// Where jobs of a generation go; kNotReady, kStaleEpoch or kRevoked otherwise.
+  [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint64_t generation) const;
+
+  std::uint64_t clears = 0;
+  std::uint64_t reinits = 0;
+
+ private:
+  struct MappedArena {
+    ipc::IncarnationId worker;
+    ipc::SessionId session;
+    ipc::Epoch epoch;
+    friend bool operator==(const MappedArena&, const MappedArena&) = default;
+  };
+
+  [[nodiscard]] ipc::Status fix_config(const ipc::RankHello& hello, const ipc::Digest& fingerprint);
+  [[nodiscard]] static bool is_mapped(const RankRecord& rank, const std::optional<RankPeer>& peer);
+
+  std::string name_;
+  std::uint32_t id_;
+  std::optional<EngineConfig> config_;
+  std::vector<RankRecord> ranks_;
+  std::vector<MappedArena> mapped_;  ///< Per rank, the last that its worker had mapped.
+  EngineOperation operation_ = EngineOperation::kNone;
+  bool cleared_ = false;
+  std::uint64_t generation_ = 0;
+  ipc::CachePhase phase_ = ipc::CachePhase::kDetached;
+  bool offload_ready_ = false;
+  std::vector<std::uint32_t> group_blocks_;
+  std::string note_;
+};
+
+[[nodiscard]] std::string_view to_string(ipc::CachePhase phase) noexcept;
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,255 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/host_pool.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr std::uint64_t kSystemPage = 4096;
+constexpr std::uint32_t kMinPages = 16;
+constexpr std::uint32_t kWordBits = 64;
+// A slab may grow by this many pages over the least possible to lose less at its end.
+constexpr std::uint32_t kExtraPages = 7;
+constexpr std::uint64_t kTolerableLossShare = 16;
+
+struct SlabLayout {
+  std::uint64_t shard_base = 0;
+  std::uint64_t shard_stride = 0;
+  std::uint64_t bytes = 0;
+};
+
+SlabLayout layout_of(const SlabShape& shape, std::uint64_t capacity) {
+  SlabLayout layout;
+  layout.shard_base =
+      ipc::align_up(capacity * shape.bytes.replicated_bytes, HostPool::kRunAlignment);
+  layout.shard_stride = ipc::align_up(capacity * shape.bytes.shard_bytes, HostPool::kRunAlignment);
+  layout.bytes = layout.shard_base + layout.shard_stride * shape.ranks;
+  return layout;
+}
+
+}  // namespace
+
+HostPool::HostPool(std::uint64_t pool_bytes) {
+  if (pool_bytes < kMinPages * kSystemPage) {
+    throw ipc::Exception(
+        KVFERRY_ERROR(kInvalidArgument, "host pool of {} is too small: give at least {}",
+                      ipc::format_size(pool_bytes), ipc::format_size(kMinPages * kSystemPage)));
+  }
+  const std::uint64_t pages =
+      std::max<std::uint64_t>(kMinPages, (pool_bytes + kMaxPageBytes - 1) / kMaxPageBytes);
+  page_bytes_ = pool_bytes / pages / kSystemPage * kSystemPage;
+  page_taken_.assign(pages, false);
+  free_pages_ = static_cast<std::uint32_t>(pages);
+}
+
+std::uint32_t HostPool::capacity_of(const SlabShape& shape, std::uint64_t bytes) const {
+  std::uint64_t capacity = bytes / shape.block_bytes();
+  while (capacity > 0 && layout_of(shape, capacity).bytes > bytes) {
+    --capacity;
+  }
+  return static_cast<std::uint32_t>(capacity);
+}
+
+// The fewest pages that lose little at the slab's end, else those that lose the least; 0 when the
+// whole pool does not hold one block.
+std::uint32_t HostPool::pages_wanted(const SlabShape& shape) const {
+  const auto all = static_cast<std::uint32_t>(page_taken_.size());
+  const std::uint64_t block = shape.block_bytes();
+  std::uint64_t least = (block + page_bytes_ - 1) / page_bytes_;
+  if (least <= all && capacity_of(shape, least * page_bytes_) == 0) {
+    ++least;  // The runs' alignment does not fit.
+  }
+  if (least > all || capacity_of(shape, least * page_bytes_) == 0) {
+    return 0;
+  }
+  std::uint32_t best = static_cast<std::uint32_t>(least);
+  double best_loss = 1.0;
+  // A small pool keeps small slabs, so that every shape finds one.
+  const std::uint32_t most =
+      std::max(best, std::min(best + kExtraPages, all / static_cast<std::uint32_t>(4)));
+  for (std::uint32_t pages = best; pages <= most; ++pages) {
+    const std::uint64_t bytes = pages * page_bytes_;
+    const std::uint64_t lost = bytes - capacity_of(shape, bytes) * block;
+    if (lost <= bytes / kTolerableLossShare) {
+      return pages;
+    }
+    const double loss = static_cast<double>(lost) / static_cast<double>(bytes);
+    if (loss < best_loss) {
+      best_loss = loss;
+      best = pages;
+    }
+  }
+  return best;
+}
+
+std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
+  std::uint32_t run = 0;
+  for (std::uint32_t page = 0; page < page_taken_.size(); ++page) {
+    run = page_taken_[page] ? 0 : run + 1;
+    if (run == count) {
+      return page + 1 - count;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint32_t> HostPool::open_slab(const SlabShape& shape) {
+  for (std::uint32_t pages = pages_wanted(shape); pages > 0; --pages) {
+    const std::uint32_t capacity = capacity_of(shape, pages * page_bytes_);
+    if (capacity == 0) {
+      break;
+    }
+    const std::optional<std::uint32_t> first = find_pages(pages);
+    if (!first) {
+      continue;
+    }
+    Slab slab;
+    slab.first_page = *first;
+    slab.pages = pages;
+    slab.shape = shape;
+    slab.capacity = capacity;
+    slab.generation = next_generation_++;
+    const SlabLayout layout = layout_of(shape, capacity);
+    slab.shard_base = layout.shard_base;
+    slab.shard_stride = layout.shard_stride;
+    slab.taken.assign((capacity + kWordBits - 1) / kWordBits, 0);
+    for (std::uint32_t page = *first; page < *first + pages; ++page) {
+      page_taken_[page] = true;
+    }
+    free_pages_ -= pages;
+    std::uint32_t id = 0;
+    if (unused_slab_ids_.empty()) {
+      id = static_cast<std::uint32_t>(slabs_.size());
+      slabs_.emplace_back(std::move(slab));
+    } else {
+      id = unused_slab_ids_.back();
+      unused_slab_ids_.pop_back();
+      slabs_[id] = std::move(slab);
+    }
+    with_room_[shape].insert(id);
+    return id;
+  }
+  return std::nullopt;
+}
+
+std::optional<HostSlot> HostPool::allocate(const SlabShape& shape) {
+  if (shape.block_bytes() == 0) {
+    return std::nullopt;
+  }
+  std::uint32_t id = 0;
+  if (const auto found = with_room_.find(shape); found != with_room_.end()) {
+    id = *found->second.begin();
+  } else if (const auto opened = open_slab(shape)) {
+    id = *opened;
+  } else {
+    return std::nullopt;
+  }
+  Slab& slab = *slabs_[id];
+  std::uint32_t word = slab.lowest_free_word;
+  while (slab.taken[word] == ~0ULL) {
+    ++word;
+  }
+  slab.lowest_free_word = word;
+  const auto bit = static_cast<std::uint32_t>(std::countr_one(slab.taken[word]));
+  const std::uint32_t index = word * kWordBits + bit;
+  KVFERRY_CHECK(index < slab.capacity, "a slab with room has no free slot");
+  slab.taken[word] |= 1ULL << bit;
+  ++slab.used;
+  if (slab.used == slab.capacity) {
+    auto& roomy = with_room_[shape];
+    roomy.erase(id);
+    if (roomy.empty()) {
+      with_room_.erase(shape);
+    }
+  }
+  used_bytes_ += shape.block_bytes();
+  ++used_blocks_;
+  return HostSlot{id, index, slab.generation};
+}
+
+const HostPool::Slab& HostPool::slab_of(const HostSlot& slot) const {
+  KVFERRY_CHECK(slot.slab < slabs_.size() && slabs_[slot.slab].has_value(),
+                "host slot names no slab");
+  const Slab& slab = *slabs_[slot.slab];
+  KVFERRY_CHECK(slab.generation == slot.generation, "host slot of an earlier slab");
+  KVFERRY_CHECK(slot.index < slab.capacity &&
+                    ((slab.taken[slot.index / kWordBits] >> (slot.index % kWordBits)) & 1ULL) != 0,
+                "host slot is not allocated");
+  return slab;
+}
+
+void HostPool::free(const HostSlot& slot) {
+  (void)slab_of(slot);
+  Slab& slab = *slabs_[slot.slab];
+  const std::uint32_t word = slot.index / kWordBits;
+  slab.taken[word] &= ~(1ULL << (slot.index % kWordBits));
+  slab.lowest_free_word = std::min(slab.lowest_free_word, word);
+  --slab.used;
+  used_bytes_ -= slab.shape.block_bytes();
+  --used_blocks_;
+  if (slab.used > 0) {
+    with_room_[slab.shape].insert(slot.slab);
+    return;
+  }
+  for (std::uint32_t page = slab.first_page; page < slab.first_page + slab.pages; ++page) {
+    page_taken_[page] = false;
+  }
+  free_pages_ += slab.pages;
+  if (const auto roomy = with_room_.find(slab.shape); roomy != with_room_.end()) {
+    roomy->second.erase(slot.slab);
+    if (roomy->second.empty()) {
+      with_room_.erase(roomy);
+    }
+  }
+  slabs_[slot.slab].reset();
+  unused_slab_ids_.push_back(slot.slab);
+}
+
+SlotOffsets HostPool::offsets(const HostSlot& slot, ipc::Rank rank) const {
+  const Slab& slab = slab_of(slot);
+  KVFERRY_CHECK(rank.value < slab.shape.ranks, "rank beyond the slab's shape");
+  const std::uint64_t start = slab.first_page * page_bytes_;
+  return SlotOffsets{
+      .replicated = start + slot.index * slab.shape.bytes.replicated_bytes,
+      .shard = start + slab.shard_base + rank.value * slab.shard_stride +
+               slot.index * slab.shape.bytes.shard_bytes,
+  };
+}
+
+const SlabShape& HostPool::shape(const HostSlot& slot) const { return slab_of(slot).shape; }
+
+std::uint32_t HostPool::used_in_slab(std::uint32_t slab) const {
+  return slab < slabs_.size() && slabs_[slab] ? slabs_[slab]->used : 0;
+}
+
+ipc::Status HostPool::can_hold(const SlabShape& shape) const {
+  if (shape.block_bytes() == 0 || pages_wanted(shape) == 0) {
+    return KVFERRY_ERROR(kNoHostMemory,
+                         "a host block of group {} takes {} and the whole pool has {}: start the "
+                         "manager with a larger --pool",
+                         shape.group.value, ipc::format_size(shape.block_bytes()),
+                         ipc::format_size(page_taken_.size() * page_bytes_));
+  }
+  return ipc::ok();
+}
+
+HostPool::Stats HostPool::stats() const {
+  Stats stats;
+  stats.bytes = page_taken_.size() * page_bytes_;
+  stats.used_bytes = used_bytes_;
+  stats.free_bytes = stats.bytes - used_bytes_;
+  stats.blocks = used_blocks_;
+  stats.slabs = static_cast<std::uint32_t>(slabs_.size() - unused_slab_ids_.size());
+  stats.pages = static_cast<std::uint32_t>(page_taken_.size());
+  stats.free_pages = free_pages_;
+  stats.page_bytes = page_bytes_;
+  return stats;
+}
+
+}  // namespace kvferry::cache_manager

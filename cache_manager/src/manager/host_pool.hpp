@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/arena_layout.hpp"
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// What a slab is cut for: one group of one geometry. Blocks of different shapes never share a
+/// slab.
+struct SlabShape {
+  ipc::Digest fingerprint;
+  ipc::GroupId group;
+  ipc::HostBlockShape bytes;
+  std::uint32_t ranks = 1;
+
+  [[nodiscard]] std::uint64_t block_bytes() const noexcept {
+    return bytes.replicated_bytes + bytes.shard_bytes * ranks;
+  }
+  [[nodiscard]] auto tie() const noexcept {
+    return std::tie(fingerprint, group, bytes.replicated_bytes, bytes.shard_bytes, ranks);
+  }
+  friend bool operator==(const SlabShape& a, const SlabShape& b) { return a.tie() == b.tie(); }
+  friend bool operator<(const SlabShape& a, const SlabShape& b) { return a.tie() < b.tie(); }
+};
+
+/// One block's place in the pool. generation tells a slab's lives apart.
+struct HostSlot {
+  std::uint32_t slab = 0;
+  std::uint32_t index = 0;
+  std::uint64_t generation = 0;
+  friend constexpr auto operator<=>(const HostSlot&, const HostSlot&) = default;
+};
+
+/// Where a rank's copier finds the parts of a block, from the start of the pool.
+struct SlotOffsets {
+  std::uint64_t replicated = 0;
+  std::uint64_t shard = 0;
+};
+
+/// Accounting of the host pool; never touches its memory. The pool is divided into equal pages; a
+/// slab is a run of pages cut for one shape, with the parts in separate runs (replicated parts,
+/// then each rank's shards) so that neighbouring blocks of a rank are one range. An empty slab
+/// gives its pages back. @threading one thread.
+class HostPool {
+ public:
+  static constexpr std::uint64_t kMaxPageBytes = 64ULL << 20;
+  static constexpr std::uint64_t kRunAlignment = 256;
+
+  struct Stats {
+    std::uint64_t bytes = 0;       ///< Of all pages.
+    std::uint64_t used_bytes = 0;  ///< Of all allocated blocks.
+    std::uint64_t free_bytes = 0;  ///< bytes - used_bytes; fragments of slabs included.
+    std::uint64_t blocks = 0;
+    std::uint32_t slabs = 0;
+    std::uint32_t pages = 0;
+    std::uint32_t free_pages = 0;
+    std::uint64_t page_bytes = 0;
+  };
+
+  /// Throws Exception (kInvalidArgument) for a pool below 64 KiB.
+  explicit HostPool(std::uint64_t pool_bytes);
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  /// Nothing when no slab of the shape has room and no run of pages is free.
+  [[nodiscard]] std::optional<HostSlot> allocate(const SlabShape& shape);
+  /// @pre the slot is allocated; a double free is a mistake of ours.
+  void free(const HostSlot& slot);
+  /// @pre the slot is allocated.
+  [[nodiscard]] SlotOffsets offsets(const HostSlot& slot, ipc::Rank rank) const;
+  [[nodiscard]] const SlabShape& shape(const HostSlot& slot) const;
+  /// Allocated blocks in the slot's slab.
+  [[nodiscard]] std::uint32_t used_in_slab(std::uint32_t slab) const;
+  /// kNoHostMemory when not even an empty pool could hold one block of the shape.
+  [[nodiscard]] ipc::Status can_hold(const SlabShape& shape) const;
+  [[nodiscard]] Stats stats() const;
+
+ private:
+  struct Slab {
+    std::uint32_t first_page = 0;
+    std::uint32_t pages = 0;
+    SlabShape shape;
+    std::uint32_t capacity = 0;
+    std::uint32_t used = 0;
+    std::uint32_t lowest_free_word = 0;
+    std::uint64_t generation = 0;
+    std::uint64_t shard_base = 0;    ///< From the slab's start, rank 0.
+    std::uint64_t shard_stride = 0;  ///< From one rank's run to the next.
+    std::vector<std::uint64_t> taken;
+  };
+
+  [[nodiscard]] std::uint32_t capacity_of(const SlabShape& shape, std::uint64_t bytes) const;
+  [[nodiscard]] std::uint32_t pages_wanted(const SlabShape& shape) const;
+  [[nodiscard]] std::optional<std::uint32_t> find_pages(std::uint32_t count) const;
+  [[nodiscard]] std::optional<std::uint32_t> open_slab(const SlabShape& shape);
+  [[nodiscard]] const Slab& slab_of(const HostSlot& slot) const;
+
+  std::uint64_t page_bytes_ = 0;
+  std::vector<bool> page_taken_;
+  std::uint32_t free_pages_ = 0;
+  std::vector<std::optional<Slab>> slabs_;
+  std::vector<std::uint32_t> unused_slab_ids_;
+  std::map<SlabShape, std::set<std::uint32_t>> with_room_;
+  std::uint64_t next_generation_ = 1;
+  std::uint64_t used_bytes_ = 0;
+  std::uint64_t used_blocks_ = 0;
+};
+
+/// Holds one slot and frees it. Shared between the index or a sequence and the jobs that touch the
+/// slot: the memory may be reused only when the last of them has let go.
+/// @lifetime the pool outlives it.
+class HostBlock {
+ public:
+  HostBlock(HostPool& pool, const HostSlot& slot) : pool_(&pool), slot_(slot) {}
+  HostBlock(const HostBlock&) = delete;
+  HostBlock& operator=(const HostBlock&) = delete;
+  ~HostBlock() { pool_->free(slot_); }
+
+  [[nodiscard]] const HostSlot& slot() const noexcept { return slot_; }
+
+ private:
+  HostPool* pool_;
+  HostSlot slot_;
+};
+using HostBlockRef = std::shared_ptr<const HostBlock>;
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,405 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/job_table.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr auto kLargestErrorCode = static_cast<std::uint8_t>(ipc::ErrorCode::kCuda);
+
+// Wall-clock microseconds: a restarted manager never repeats an id of the one before.
+std::uint64_t first_job_id() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+}
+
+}  // namespace
+
+JobTable::JobTable(HostPool& pool,
+                   Ports ports,
+                   std::uint32_t max_jobs_per_engine,
+                   std::chrono::milliseconds job_deadline)
+    : pool_(pool),
+      ports_(std::move(ports)),
+      max_jobs_(max_jobs_per_engine),
+      job_deadline_(job_deadline),
+      next_id_(first_job_id()) {}
+
+ipc::Status JobTable::can_accept(std::uint32_t engine,
+                                 const ipc::IncarnationId& client,
+                                 ipc::JobId client_job) const {
+  if (by_client_.contains({client, client_job})) {
+    return KVFERRY_ERROR(kAlreadyExists,
+                         "job {} of this client is not finished: give each job an id of its own",
+                         client_job.value);
+  }
+  if (unfinished(engine) >= max_jobs_) {
+    return KVFERRY_ERROR(kBusy, "{} jobs of this engine are unfinished, the most are {}: retry",
+                         unfinished(engine), max_jobs_);
+  }
+  return ipc::ok();
+}
+
+void JobTable::submit(Job job) {
+  job.id = ipc::JobId{next_id_++};
+  const ipc::JobId id = job.id;
+  Entry& entry = entries_[id];
+  entry.job = std::move(job);
+  by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
+  ++unfinished_[entry.job.engine];
+  ++counters_[entry.job.engine].queued;
+
+  std::vector<Claim> claims;
+  claims.reserve(entry.job.items.size() * 2);
+  const bool to_host = entry.job.to_host();
+  for (const JobItem& item : entry.job.items) {
+    if (item.host == nullptr) {
+      continue;
+    }
+    claims.push_back({Place::device(entry.job.engine, item.group, item.block),
+                      to_host ? Access::kRead : Access::kWrite});
+    claims.push_back({Place::host_slot(item.host->slot().generation, item.host->slot().index),
+                      to_host ? Access::kWrite : Access::kRead});
+  }
+  if (hazards_.add(id, claims)) {
+    make_runnable(entry);
+    pump(entry.job.engine);
+  }
+}
+
+void JobTable::make_runnable(Entry& entry) {
+  entry.state = State::kRunnable;
+  runnable_[entry.job.engine].emplace(-static_cast<int>(entry.job.priority), entry.job.id.value);
+}
+
+void JobTable::pump(std::uint32_t engine) {
+  auto& runnable = runnable_[engine];
+  while (!runnable.empty() && running_[engine] < kWindow) {
+    const ipc::JobId id{runnable.begin()->second};
+    runnable.erase(runnable.begin());
+    Entry& entry = entries_.at(id);
+    ipc::Result<std::vector<RankTarget>> targets = ports_.targets(engine, entry.job.generation);
+    if (!targets) {
+      end_unsent(entry, targets.error());
+      continue;
+    }
+    start(entry, *targets);
+  }
+  settle();
+}
+
+void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
+  Job& job = entry.job;
+  entry.state = State::kRunning;
+  --counters_[job.engine].queued;
+  ++counters_[job.engine].running;
+  ++running_[job.engine];
+  const auto ranks = static_cast<std::uint32_t>(targets.size());
+  entry.parts.resize(ranks);
+  bool any_open = false;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    Part& part = entry.parts[rank];
+    part.target = targets[rank];
+    ipc::MoverJob message;
+    message.job = job.id;
+    message.session = part.target.session;
+    message.epoch = part.target.epoch;
+    message.direction =
+        job.to_host() ? ipc::CopyDirection::kDeviceToHost : ipc::CopyDirection::kHostToDevice;
+    message.priority = job.priority;
+    for (std::uint32_t i = 0; i < job.items.size(); ++i) {
+      const JobItem& item = job.items[i];
+      if (item.host == nullptr) {
+        continue;
+      }
+      const SlabShape& shape = pool_.shape(item.host->slot());
+      // The replicated bytes are the same on every rank: one rank stores them, chosen by block so
+      // that the ranks share the work.
+      const bool with_replicated = !job.to_host() || item.block.value % ranks == rank;
+      if (!with_replicated && shape.bytes.shard_bytes == 0) {
+        continue;
+      }
+      const SlotOffsets offsets = pool_.offsets(item.host->slot(), ipc::Rank{rank});
+      message.items.push_back({.group = item.group,
+                               .block = item.block,
+                               .replicated_offset = offsets.replicated,
+                               .shard_offset = offsets.shard,
+                               .with_replicated = with_replicated});
+      part.items.push_back(i);
+    }
+    if (message.items.empty()) {
+      continue;
+    }
+    if (ipc::Status sent = ports_.send(part.target.mover, message); !sent) {
+      fail_items(job, part.items, sent.error().code, sent.error().message);
+      continue;
+    }
+    part.open = true;
+    any_open = true;
+  }
+  if (!any_open) {
+    finish(entry);
+    return;
+  }
+  entry.deadline = ipc::MonotonicClock::now() + job_deadline_;
+  deadlines_.emplace(entry.deadline, job.id);
+}
+
+void JobTable::fail_items(Job& job,
+                          const std::vector<std::uint32_t>& items,
+                          ipc::ErrorCode code,
+                          const std::string& message) {
+  for (const std::uint32_t i : items) {
+    if (job.items[i].result == 0) {
+      job.items[i].result = static_cast<std::uint8_t>(code);
+    }
+  }
+  if (job.message.empty()) {
+    job.message = message;
+  }
+}
+
+void JobTable::close_part(Entry& entry, Part& part) {
+  part.open = false;
+  if (std::none_of(entry.parts.begin(), entry.parts.end(),
+                   [](const Part& other) { return other.open; })) {
+    finish(entry);
+  }
+}
+
+ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
+                                 std::uint32_t engine,
+                                 const ipc::MoverJobDone& done) {
+  const auto at = entries_.find(done.job);
+  if (at == entries_.end()) {
+    count_stale(engine);
+    return ipc::ok();
+  }
+  Entry& entry = at->second;
+  const auto part = std::find_if(entry.parts.begin(), entry.parts.end(),
+                                 [&](const Part& p) { return p.open && p.target.mover == mover; });
+  if (part == entry.parts.end()) {
+    count_stale(engine);
+    return ipc::ok();
+  }
+  ipc::Status status;
+  if (done.results.size() != part->items.size() ||
+      std::any_of(done.results.begin(), done.results.end(),
+                  [](std::uint8_t result) { return result > kLargestErrorCode; })) {
+    status = KVFERRY_ERROR(kProtocol, "answer to job {} has {} results, {} items were sent",
+                           done.job.value, done.results.size(), part->items.size());
+    fail_items(entry.job, part->items, ipc::ErrorCode::kProtocol, status.error().message);
+  } else {
+    for (std::size_t i = 0; i < part->items.size(); ++i) {
+      JobItem& item = entry.job.items[part->items[i]];
+      if (item.result == 0) {
+        item.result = done.results[i];
+      }
+    }
+    if (entry.job.message.empty()) {
+      entry.job.message = done.message;
+    }
+    entry.job.bytes += done.bytes;
+    JobCounters& counters = counters_[entry.job.engine];
+    (entry.job.to_host() ? counters.bytes_to_host : counters.bytes_to_device) += done.bytes;
+  }
+  close_part(entry, *part);
+  settle();
+  return status;
+}
+
+std::vector<ipc::IncarnationId> JobTable::workers_used_by(const ipc::IncarnationId& mover) const {
+  std::set<ipc::IncarnationId> workers;
+  for (const auto& [id, entry] : entries_) {
+    for (const Part& part : entry.parts) {
+      if (part.open && part.target.mover == mover) {
+        workers.insert(part.target.worker);
+      }
+    }
+  }
+  return {workers.begin(), workers.end()};
+}
+
+void JobTable::mover_untouchable(const ipc::IncarnationId& mover,
+                                 const ipc::IncarnationId& worker) {
+  for (auto& [id, entry] : entries_) {
+    for (Part& part : entry.parts) {
+      if (part.open && part.target.mover == mover && part.target.worker == worker) {
+        fail_items(entry.job, part.items, ipc::ErrorCode::kPeerDied,
+                   "the mover died before it answered");
+        close_part(entry, part);
+      }
+    }
+  }
+  settle();
+}
+
+bool JobTable::cancel(const ipc::IncarnationId& client, ipc::JobId client_job) {
+  const auto at = by_client_.find({client, client_job});
+  if (at == by_client_.end()) {
+    return false;
+  }
+  Entry& entry = entries_.at(at->second);
+  if (entry.state == State::kRunning) {
+    for (const Part& part : entry.parts) {
+      if (part.open) {
+        ports_.cancel(part.target.mover, entry.job.id);
+      }
+    }
+  } else {
+    runnable_[entry.job.engine].erase({-static_cast<int>(entry.job.priority), entry.job.id.value});
+    end_unsent(entry, KVFERRY_ERROR(kCancelled, "cancelled before it was started"));
+    settle();
+  }
+  return true;
+}
+
+void JobTable::end_unsent(Entry& entry, const ipc::Error& error) {
+  for (JobItem& item : entry.job.items) {
+    if (item.result == 0) {
+      item.result = static_cast<std::uint8_t>(error.code);
+    }
+  }
+  if (entry.job.message.empty()) {
+    entry.job.message = error.message;
+  }
+  if (error.code == ipc::ErrorCode::kStaleEpoch) {
+    count_stale(entry.job.engine);
+  }
+  finish(entry);
+}
+
+void JobTable::fail_queued(std::uint32_t engine, const ipc::Error& error) {
+  runnable_[engine].clear();
+  for (auto& [id, entry] : entries_) {
+    if (entry.job.engine == engine && entry.state != State::kRunning) {
+      end_unsent(entry, error);
+    }
+  }
+  settle();
+}
+
+void JobTable::orphan(const ipc::IncarnationId& client) {
+  std::vector<ipc::JobId> jobs;
+  for (auto at = by_client_.lower_bound({client, ipc::JobId{0}});
+       at != by_client_.end() && at->first.first == client; ++at) {
+    entries_.at(at->second).job.orphaned = true;
+    jobs.push_back(at->first.second);
+  }
+  for (const ipc::JobId job : jobs) {
+    (void)cancel(client, job);
+  }
+}
+
+bool JobTable::has_orphans(std::uint32_t engine) const {
+  return std::any_of(entries_.begin(), entries_.end(), [engine](const auto& item) {
+    return item.second.job.engine == engine && item.second.job.orphaned;
+  });
+}
+
+void JobTable::finish(Entry& entry) {
+  KVFERRY_CHECK(!entry.over, "a job ended twice");
+  entry.over = true;
+  over_.push_back(entry.job.id);
+}
+
+// Ends what is over. Kept out of the callers' loops: a job that ends lets others run, which may end
+// at once, too.
+void JobTable::settle() {
+  if (settling_) {
+    return;
+  }
+  settling_ = true;
+  while (!over_.empty()) {
+    const ipc::JobId id = over_.front();
+    over_.pop_front();
+    auto node = entries_.extract(id);
+    Entry& entry = node.mapped();
+    Job& job = entry.job;
+    const std::uint32_t engine = job.engine;
+    JobCounters& counters = counters_[engine];
+    if (entry.state == State::kRunning) {
+      --counters.running;
+      --running_[engine];
+      deadlines_.erase({entry.deadline, id});
+    } else {
+      --counters.queued;
+    }
+    const auto has_result = [&job](ipc::ErrorCode code) {
+      return std::any_of(job.items.begin(), job.items.end(), [code](const JobItem& item) {
+        return item.result == static_cast<std::uint8_t>(code);
+      });
+    };
+    if (std::all_of(job.items.begin(), job.items.end(),
+                    [](const JobItem& item) { return item.result == 0; })) {
+      ++counters.done;
+    } else if (has_result(ipc::ErrorCode::kCancelled)) {
+      ++counters.cancelled;
+    } else {
+      ++counters.failed;
+    }
+    by_client_.erase({job.client, job.client_job});
+    if (--unfinished_[engine] == 0) {
+      unfinished_.erase(engine);
+    }
+    ports_.finished(job);
+    std::set<std::uint32_t> touched{engine};
+    for (const ipc::JobId next : hazards_.remove(id)) {
+      if (Entry& freed = entries_.at(next); !freed.over) {
+        make_runnable(freed);
+        touched.insert(freed.job.engine);
+      }
+    }
+    for (const std::uint32_t other : touched) {
+      pump(other);  // Does not settle again: settling_ is set.
+    }
+  }
+  settling_ = false;
+}
+
+std::optional<ipc::TimePoint> JobTable::next_deadline() const {
+  return deadlines_.empty() ? std::nullopt : std::optional(deadlines_.begin()->first);
+}
+
+std::vector<ipc::IncarnationId> JobTable::take_overdue(ipc::TimePoint now) {
+  std::set<ipc::IncarnationId> movers;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const ipc::JobId id = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    for (const Part& part : entries_.at(id).parts) {
+      if (part.open) {
+        movers.insert(part.target.mover);
+      }
+    }
+  }
+  return {movers.begin(), movers.end()};
+}
+
+JobCounters JobTable::counters(std::uint32_t engine) const {
+  const auto at = counters_.find(engine);
+  return at == counters_.end() ? JobCounters{} : at->second;
+}
+
+std::size_t JobTable::unfinished(std::uint32_t engine) const {
+  const auto at = unfinished_.find(engine);
+  return at == unfinished_.end() ? 0 : at->second;
+}
+
+void JobTable::cancel_all() {
+  std::vector<ClientKey> keys;
+  keys.reserve(by_client_.size());
+  for (const auto& [key, id] : by_client_) {
+    keys.push_back(key);
+  }
+  for (const auto& [client, job] : keys) {
+    (void)cancel(client, job);
+  }
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,191 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "manager/hazard_tracker.hpp"
+#include "manager/host_pool.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+enum class JobKind : std::uint8_t { kStore = 1, kLoad, kSwapOut, kSwapIn };
+
+struct JobItem {
+  ipc::GroupId group;
+  ipc::BlockId block;
+  HostBlockRef host;        ///< Null: the item failed before it was sent; result says why.
+  std::uint64_t token = 0;  ///< Stores: the reservation.
+  std::uint32_t sequence_index = 0;
+  std::uint8_t result = 0;  ///< 0 or the first ErrorCode, over all ranks.
+};
+
+/// What a client asked for, and how far it is.
+struct Job {
+  ipc::JobId id;  ///< Ours, unique in this manager's life and the one before.
+  ipc::IncarnationId client;
+  ipc::JobId client_job;
+  std::uint32_t engine = 0;
+  JobKind kind = JobKind::kStore;
+  std::uint64_t generation = 0;
+  std::uint8_t priority = 0;  ///< 0: stores; loads are above them.
+  std::uint64_t sequence = 0;
+  std::uint64_t sequence_life = 0;
+  std::vector<JobItem> items;
+  std::string message;  ///< First error's text.
+  std::uint64_t bytes = 0;
+  bool orphaned = false;  ///< The client is gone: nobody is answered.
+
+  [[nodiscard]] bool to_host() const noexcept {
+    return kind == JobKind::kStore || kind == JobKind::kSwapOut;
+  }
+};
+
+/// Who moves a rank's share. The worker is the one whose staging agent the mover may use.
+struct RankTarget {
+  ipc::IncarnationId mover;
+  ipc::IncarnationId worker;
+  ipc::SessionId session;
+  ipc::Epoch epoch;
+};
+
+struct JobCounters {
+  std::uint64_t queued = 0;
+  std::uint64_t running = 0;
+  std::uint64_t done = 0;  ///< All items ok.
+  std::uint64_t failed = 0;
+  std::uint64_t cancelled = 0;
+  std::uint64_t stale = 0;  ///< Refused for their generation, or answers nobody waits for.
+  std::uint64_t bytes_to_host = 0;
+  std::uint64_t bytes_to_device = 0;
+};
+
+/// Client jobs from submission to their one answer. A job waits until its places are free, is sent
+/// to the mover of every rank, and ends when each of them has answered or is proven untouchable
+/// (dead, and its worker's staging agent quiet): only then are its places given on.
+/// @threading one thread; ports may not call back into the table.
+class JobTable {
+ public:
+  /// A mover gets at most this many jobs of an engine at once; the others wait here, in order of
+  /// priority.
+  static constexpr std::uint32_t kWindow = 64;
+
+  struct Ports {
+    /// The ranks' movers when the engine runs this generation and offload is ready, else the error
+    /// that queued jobs end with.
+    std::function<ipc::Result<std::vector<RankTarget>>(std::uint32_t engine,
+                                                       std::uint64_t generation)>
+        targets;
+    std::function<ipc::Status(const ipc::IncarnationId& mover, const ipc::MoverJob&)> send;
+    std::function<void(const ipc::IncarnationId& mover, ipc::JobId)> cancel;
+    /// The job is over and nothing touches its blocks; called once per job.
+    std::function<void(Job&)> finished;
+  };
+
+  JobTable(HostPool& pool,
+           Ports ports,
+           std::uint32_t max_jobs_per_engine,
+           std::chrono::milliseconds job_deadline);
+  JobTable(const JobTable&) = delete;
+  JobTable& operator=(const JobTable&) = delete;
+
+  /// kBusy when the engine has too many, kAlreadyExists when the client has a job of that id.
+  [[nodiscard]] ipc::Status can_accept(std::uint32_t engine,
+                                       const ipc::IncarnationId& client,
+                                       ipc::JobId client_job) const;
+  /// Takes the job; items without a host block end with the result that they came with.
+  /// @pre can_accept() was ok.
+  void submit(Job job);
+  /// False when there is no such job (any more).
+  bool cancel(const ipc::IncarnationId& client, ipc::JobId client_job);
+  /// Ends what has not been sent yet.
+  void fail_queued(std::uint32_t engine, const ipc::Error& error);
+  /// Nobody is answered any more; queued jobs end, running ones are cancelled.
+  void orphan(const ipc::IncarnationId& client);
+  [[nodiscard]] bool has_orphans(std::uint32_t engine) const;
+
+  /// A mover's answer. kProtocol for one of the wrong shape, whose items fail; answers to unknown
+  /// jobs are counted as stale.
+  [[nodiscard]] ipc::Status mover_done(const ipc::IncarnationId& mover,
+                                       std::uint32_t engine,
+                                       const ipc::MoverJobDone& done);
+  /// The workers whose staging agents a mover with unanswered jobs may still be using.
+  [[nodiscard]] std::vector<ipc::IncarnationId> workers_used_by(
+      const ipc::IncarnationId& mover) const;
+  /// Proven: neither that mover nor that worker on its behalf touches a block any more.
+  void mover_untouchable(const ipc::IncarnationId& mover, const ipc::IncarnationId& worker);
+
+  /// Sends what may be sent: after any change of what targets() says.
+  void pump(std::uint32_t engine);
+  [[nodiscard]] std::optional<ipc::TimePoint> next_deadline() const;
+  /// The movers that keep a job beyond its deadline, each once.
+  [[nodiscard]] std::vector<ipc::IncarnationId> take_overdue(ipc::TimePoint now);
+
+  [[nodiscard]] JobCounters counters(std::uint32_t engine) const;
+  void count_stale(std::uint32_t engine) { ++counters_[engine].stale; }
+  void count_refused(std::uint32_t engine) { ++counters_[engine].failed; }
+  void forget_engine(std::uint32_t engine) { counters_.erase(engine); }
+  [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
+  [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
+  void cancel_all();
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kRunnable, kRunning };
+  struct Part {
+    RankTarget target;
+    std::vector<std::uint32_t> items;  ///< Into Job::items.
+    bool open = false;
+  };
+  struct Entry {
+    Job job;
+    State state = State::kWaiting;
+    std::vector<Part> parts;
+    ipc::TimePoint deadline{};
+    bool over = false;  ///< In over_.
+  };
+  /// Highest priority first, then submission order.
+  using RunnableKey = std::pair<int, std::uint64_t>;
+  using ClientKey = std::pair<ipc::IncarnationId, ipc::JobId>;
+
+  static void fail_items(Job& job,
+                         const std::vector<std::uint32_t>& items,
+                         ipc::ErrorCode code,
+                         const std::string& message);
+  void make_runnable(Entry& entry);
+  void start(Entry& entry, const std::vector<RankTarget>& targets);
+  void close_part(Entry& entry, Part& part);
+  void end_unsent(Entry& entry, const ipc::Error& error);
+  void finish(Entry& entry);
+  void settle();
+
+  HostPool& pool_;
+  Ports ports_;
+  std::uint32_t max_jobs_;
+  std::chrono::milliseconds job_deadline_;
+  HazardTracker hazards_;
+  std::map<ipc::JobId, Entry> entries_;
+  std::map<ClientKey, ipc::JobId> by_client_;
+  std::map<std::uint32_t, std::set<RunnableKey>> runnable_;
+  std::map<std::uint32_t, std::uint32_t> running_;
+  std::map<std::uint32_t, std::uint32_t> unfinished_;
+  std::set<std::pair<ipc::TimePoint, ipc::JobId>> deadlines_;
+  std::map<std::uint32_t, JobCounters> counters_;
+  std::deque<ipc::JobId> over_;  ///< Finished, to be settled.
+  bool settling_ = false;
+  std::uint64_t next_id_;
+};
+
+}  // namespace kvferry::cache_manager

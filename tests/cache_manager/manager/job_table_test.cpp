@@ -1,0 +1,392 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/job_table.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::ErrorCode;
+using testing::ElementsAre;
+using testing::UnorderedElementsAre;
+
+constexpr std::uint32_t kEngine = 3;
+
+ipc::IncarnationId mover(std::uint32_t rank) { return ipc::Digest::from_words(1, rank); }
+ipc::IncarnationId worker(std::uint32_t rank) { return ipc::Digest::from_words(2, rank); }
+std::uint8_t code(ErrorCode error) { return static_cast<std::uint8_t>(error); }
+
+/// What the table sent and finished, and what it is told about the ranks.
+class JobTableTest : public testing::Test {
+ protected:
+  struct Sent {
+    ipc::IncarnationId mover;
+    ipc::MoverJob job;
+  };
+  struct Finished {
+    std::uint64_t client_job;
+    std::vector<std::uint8_t> results;
+    std::string message;
+    std::uint64_t bytes;
+  };
+
+  JobTable make_table(std::uint32_t max_jobs = 100,
+                      std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
+    JobTable::Ports ports;
+    ports.targets = [this](std::uint32_t,
+                           std::uint64_t generation) -> ipc::Result<std::vector<RankTarget>> {
+      if (generation != generation_) {
+        return KVFERRY_ERROR(kStaleEpoch, "generation {}", generation);
+      }
+      std::vector<RankTarget> targets;
+      for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+        targets.push_back(
+            {mover(rank), worker(rank), ipc::Digest::from_words(3, rank), ipc::Epoch{rank + 1}});
+      }
+      return targets;
+    };
+    ports.send = [this](const ipc::IncarnationId& to, const ipc::MoverJob& job) -> ipc::Status {
+      if (to == unreachable_) {
+        return KVFERRY_ERROR(kNotFound, "gone");
+      }
+      sent_.push_back({to, job});
+      return ipc::ok();
+    };
+    ports.cancel = [this](const ipc::IncarnationId& to, ipc::JobId job) {
+      cancelled_.emplace_back(to, job);
+    };
+    ports.finished = [this](Job& job) {
+      std::vector<std::uint8_t> results;
+      for (const JobItem& item : job.items) {
+        results.push_back(item.result);
+      }
+      finished_.push_back({job.client_job.value, results, job.message, job.bytes});
+    };
+    return JobTable(pool_, std::move(ports), max_jobs, deadline);
+  }
+
+  HostBlockRef slot() {
+    SlabShape shape;
+    shape.bytes = bytes_;
+    shape.ranks = ranks_;
+    const auto taken = pool_.allocate(shape);
+    return taken ? std::make_shared<const HostBlock>(pool_, *taken) : nullptr;
+  }
+  Job make_job(std::uint64_t id, JobKind kind, const std::vector<std::uint32_t>& blocks) {
+    Job job;
+    job.client = client_;
+    job.client_job = ipc::JobId{id};
+    job.engine = kEngine;
+    job.kind = kind;
+    job.generation = generation_;
+    job.priority = job.to_host() ? 0 : 1;
+    for (const std::uint32_t block : blocks) {
+      JobItem item;
+      item.block = ipc::BlockId{block};
+      item.host = slot();
+      EXPECT_NE(item.host, nullptr);
+      job.items.push_back(item);
+    }
+    return job;
+  }
+  static void answer(JobTable& table,
+                     const Sent& sent,
+                     std::uint8_t result = 0,
+                     std::uint64_t bytes = 100) {
+    ipc::MoverJobDone done;
+    done.job = sent.job.job;
+    done.results.assign(sent.job.items.size(), result);
+    done.message = result == 0 ? "" : "it failed";
+    done.bytes = bytes;
+    EXPECT_TRUE(table.mover_done(sent.mover, kEngine, done).has_value());
+  }
+
+  std::uint32_t ranks_ = 2;
+  std::uint64_t generation_ = 10;
+  ipc::HostBlockShape bytes_{.replicated_bytes = 0, .shard_bytes = 1024};
+  ipc::IncarnationId client_ = ipc::Digest::from_words(9, 9);
+  ipc::IncarnationId unreachable_ = ipc::Digest::from_words(9, 10);
+  HostPool pool_{4ULL << 20U};
+  std::vector<Sent> sent_;
+  std::vector<std::pair<ipc::IncarnationId, ipc::JobId>> cancelled_;
+  std::vector<Finished> finished_;
+};
+
+TEST_F(JobTableTest, JobEndsWhenEveryRankHasAnswered) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kStore, {4, 5}));
+  ASSERT_EQ(sent_.size(), 2U);
+  EXPECT_EQ(sent_[0].mover, mover(0));
+  EXPECT_EQ(sent_[1].mover, mover(1));
+  EXPECT_EQ(sent_[1].job.epoch, ipc::Epoch{2});
+  EXPECT_EQ(sent_[0].job.direction, ipc::CopyDirection::kDeviceToHost);
+  EXPECT_NE(sent_[0].job.items[0].shard_offset, sent_[1].job.items[0].shard_offset);
+  answer(table, sent_[0]);
+  EXPECT_TRUE(finished_.empty());
+  answer(table, sent_[1]);
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(0, 0));
+  EXPECT_EQ(finished_[0].bytes, 200U);
+  EXPECT_EQ(table.counters(kEngine).done, 1U);
+  EXPECT_EQ(table.counters(kEngine).bytes_to_host, 200U);
+  EXPECT_EQ(pool_.stats().blocks, 0U);
+}
+
+TEST_F(JobTableTest, FirstErrorOfAnyRankWins) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  answer(table, sent_[1], code(ErrorCode::kCuda));
+  answer(table, sent_[0], code(ErrorCode::kRevoked));
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kCuda)));
+  EXPECT_EQ(finished_[0].message, "it failed");
+  EXPECT_EQ(table.counters(kEngine).failed, 1U);
+}
+
+TEST_F(JobTableTest, ReplicatedPartIsStoredByOneRankAndLoadedByAll) {
+  bytes_ = {.replicated_bytes = 512, .shard_bytes = 1024};
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kStore, {4, 5}));
+  ASSERT_EQ(sent_.size(), 2U);
+  for (std::size_t item = 0; item < 2; ++item) {
+    EXPECT_EQ(sent_[0].job.items[item].with_replicated + sent_[1].job.items[item].with_replicated,
+              1);
+  }
+  EXPECT_NE(sent_[0].job.items[0].with_replicated, sent_[0].job.items[1].with_replicated)
+      << "the ranks share the work";
+  table.submit(make_job(2, JobKind::kLoad, {8}));
+  EXPECT_TRUE(sent_[2].job.items[0].with_replicated);
+  EXPECT_TRUE(sent_[3].job.items[0].with_replicated);
+}
+
+TEST_F(JobTableTest, FullyReplicatedBlockIsStoredByOneMoverOnly) {
+  bytes_ = {.replicated_bytes = 512, .shard_bytes = 0};
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kStore, {5}));
+  ASSERT_EQ(sent_.size(), 1U);
+  EXPECT_EQ(sent_[0].mover, mover(1));
+  answer(table, sent_[0]);
+  EXPECT_EQ(finished_.size(), 1U);
+}
+
+TEST_F(JobTableTest, ConflictingJobWaitsForTheFirst) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kStore, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  table.submit(make_job(3, JobKind::kLoad, {5}));
+  ASSERT_EQ(sent_.size(), 4U) << "jobs 1 and 3 run, 2 waits";
+  answer(table, sent_[0]);
+  answer(table, sent_[1]);
+  EXPECT_EQ(sent_.size(), 6U);
+}
+
+TEST_F(JobTableTest, DeadMoversJobEndsOnlyWhenItIsProvenUntouchable) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  answer(table, sent_[0]);
+  EXPECT_THAT(table.workers_used_by(mover(1)), UnorderedElementsAre(worker(1)));
+  EXPECT_TRUE(table.workers_used_by(mover(0)).empty());
+  table.mover_untouchable(mover(1), worker(0));
+  EXPECT_TRUE(finished_.empty()) << "that was another worker";
+  table.mover_untouchable(mover(1), worker(1));
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kPeerDied)));
+}
+
+TEST_F(JobTableTest, LateAnswerIsCountedAsStale) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  answer(table, sent_[0]);
+  answer(table, sent_[0]);
+  EXPECT_EQ(table.counters(kEngine).stale, 1U);
+  EXPECT_TRUE(finished_.empty());
+  answer(table, sent_[1]);
+  answer(table, sent_[1]);
+  EXPECT_EQ(table.counters(kEngine).stale, 2U);
+  EXPECT_EQ(finished_.size(), 1U);
+}
+
+TEST_F(JobTableTest, AnswerOfTheWrongShapeIsAProtocolError) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  ipc::MoverJobDone done;
+  done.job = sent_[0].job.job;
+  done.results = {0, 0};
+  EXPECT_EQ(table.mover_done(mover(0), kEngine, done).error().code, ErrorCode::kProtocol);
+  done.results = {200};
+  EXPECT_EQ(table.mover_done(mover(1), kEngine, done).error().code, ErrorCode::kProtocol);
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kProtocol)));
+}
+
+TEST_F(JobTableTest, FullTableIsBusy) {
+  JobTable table = make_table(2);
+  table.submit(make_job(1, JobKind::kLoad, {1}));
+  table.submit(make_job(2, JobKind::kLoad, {2}));
+  EXPECT_EQ(table.can_accept(kEngine, client_, ipc::JobId{3}).error().code, ErrorCode::kBusy);
+  EXPECT_TRUE(table.can_accept(kEngine + 1, client_, ipc::JobId{3}).has_value());
+}
+
+TEST_F(JobTableTest, UnfinishedJobIdCannotBeUsedAgain) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {1}));
+  EXPECT_EQ(table.can_accept(kEngine, client_, ipc::JobId{1}).error().code,
+            ErrorCode::kAlreadyExists);
+}
+
+TEST_F(JobTableTest, CancelEndsAQueuedJobAtOnceAndAsksTheMoversOfARunningOne) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  EXPECT_TRUE(table.cancel(client_, ipc::JobId{2}));
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kCancelled)));
+  EXPECT_TRUE(table.cancel(client_, ipc::JobId{1}));
+  EXPECT_EQ(cancelled_.size(), 2U);
+  EXPECT_EQ(finished_.size(), 1U);
+  EXPECT_FALSE(table.cancel(client_, ipc::JobId{77}));
+  EXPECT_EQ(table.counters(kEngine).cancelled, 1U);
+}
+
+TEST_F(JobTableTest, LoadsOvertakeStoresThatWaitForRoom) {
+  JobTable table = make_table(1000);
+  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
+    table.submit(make_job(i, JobKind::kStore, {i}));
+  }
+  table.submit(make_job(500, JobKind::kStore, {500}));
+  table.submit(make_job(501, JobKind::kLoad, {501}));
+  EXPECT_EQ(sent_.size(), 2U * JobTable::kWindow);
+  answer(table, sent_[0]);
+  answer(table, sent_[1]);
+  ASSERT_EQ(sent_.size(), 2U * JobTable::kWindow + 2);
+  EXPECT_EQ(sent_.back().job.direction, ipc::CopyDirection::kHostToDevice);
+}
+
+TEST_F(JobTableTest, QueuedJobsOfAnOldGenerationNeverReachAMover) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  generation_ = 11;
+  answer(table, sent_[0], code(ErrorCode::kRevoked));
+  answer(table, sent_[1], code(ErrorCode::kRevoked));
+  EXPECT_EQ(sent_.size(), 2U);
+  ASSERT_EQ(finished_.size(), 2U);
+  EXPECT_THAT(finished_[1].results, ElementsAre(code(ErrorCode::kStaleEpoch)));
+}
+
+TEST_F(JobTableTest, FailQueuedLeavesRunningJobsAlone) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  table.submit(make_job(3, JobKind::kLoad, {4}));
+  table.fail_queued(kEngine, KVFERRY_ERROR(kRevoked, "cleared"));
+  ASSERT_EQ(finished_.size(), 2U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kRevoked)));
+  EXPECT_EQ(table.unfinished(kEngine), 1U);
+  EXPECT_EQ(sent_.size(), 2U);
+}
+
+TEST_F(JobTableTest, UnreachableMoverFailsItsShareAndTheOthersAreDrained) {
+  JobTable table = make_table();
+  unreachable_ = mover(0);
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  ASSERT_EQ(sent_.size(), 1U);
+  EXPECT_TRUE(finished_.empty());
+  answer(table, sent_[0]);
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kNotFound)));
+}
+
+TEST_F(JobTableTest, ItemsThatWereRefusedKeepTheirResult) {
+  JobTable table = make_table();
+  Job job = make_job(1, JobKind::kLoad, {4, 5});
+  job.items[0].host.reset();
+  job.items[0].result = code(ErrorCode::kNotFound);
+  table.submit(std::move(job));
+  ASSERT_EQ(sent_.size(), 2U);
+  ASSERT_EQ(sent_[0].job.items.size(), 1U);
+  EXPECT_EQ(sent_[0].job.items[0].block, ipc::BlockId{5});
+  answer(table, sent_[0]);
+  answer(table, sent_[1]);
+  EXPECT_THAT(finished_.at(0).results, ElementsAre(code(ErrorCode::kNotFound), 0));
+}
+
+TEST_F(JobTableTest, JobWithNothingToMoveEndsAtOnce) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {}));
+  EXPECT_EQ(finished_.size(), 1U);
+  EXPECT_EQ(table.unfinished(), 0U);
+}
+
+TEST_F(JobTableTest, OverdueMoversAreNamedOnce) {
+  JobTable table = make_table(100, std::chrono::milliseconds(1000));
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  answer(table, sent_[0]);
+  ASSERT_TRUE(table.next_deadline().has_value());
+  EXPECT_TRUE(table.take_overdue(ipc::MonotonicClock::now()).empty());
+  EXPECT_THAT(table.take_overdue(*table.next_deadline()), ElementsAre(mover(1)));
+  EXPECT_FALSE(table.next_deadline().has_value());
+  table.mover_untouchable(mover(1), worker(1));
+  EXPECT_EQ(finished_.size(), 1U);
+}
+
+TEST_F(JobTableTest, OrphansAreCancelledAndCountUntilTheyAreOver) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  table.orphan(client_);
+  EXPECT_EQ(cancelled_.size(), 2U);
+  EXPECT_TRUE(table.has_orphans(kEngine));
+  answer(table, sent_[0], code(ErrorCode::kCancelled));
+  answer(table, sent_[1], code(ErrorCode::kCancelled));
+  EXPECT_FALSE(table.has_orphans(kEngine));
+}
+
+// Random jobs, answers, deaths and cancels: each job ends exactly once, and nothing is left.
+TEST_F(JobTableTest, EveryRandomJobEndsExactlyOnce) {
+  std::mt19937 random(11);
+  JobTable table = make_table(10'000);
+  std::size_t answered = 0;
+  std::uint64_t submitted = 0;
+  for (int step = 0; step < 5000; ++step) {
+    const auto dice = random() % 10;
+    if (dice < 4 && submitted < 1000) {
+      std::set<std::uint32_t> blocks;
+      for (std::uint32_t i = 0, n = static_cast<std::uint32_t>(1 + random() % 4); i < n; ++i) {
+        blocks.insert(static_cast<std::uint32_t>(random() % 40));
+      }
+      table.submit(make_job(++submitted, random() % 2 == 0 ? JobKind::kStore : JobKind::kLoad,
+                            {blocks.begin(), blocks.end()}));
+    } else if (dice < 9) {
+      if (answered < sent_.size()) {
+        const Sent sent = sent_[answered++];
+        answer(table, sent, random() % 10 == 0 ? code(ErrorCode::kCuda) : 0);
+      }
+    } else if (submitted > 0) {
+      (void)table.cancel(client_, ipc::JobId{1 + random() % submitted});
+    }
+  }
+  while (answered < sent_.size()) {
+    const Sent sent = sent_[answered++];
+    answer(table, sent);
+  }
+  EXPECT_EQ(finished_.size(), submitted);
+  std::set<std::uint64_t> distinct;
+  for (const Finished& job : finished_) {
+    distinct.insert(job.client_job);
+  }
+  EXPECT_EQ(distinct.size(), submitted);
+  EXPECT_EQ(table.unfinished(), 0U);
+  EXPECT_EQ(pool_.stats().blocks, 0U);
+  const JobCounters counters = table.counters(kEngine);
+  EXPECT_EQ(counters.queued, 0U);
+  EXPECT_EQ(counters.running, 0U);
+  EXPECT_EQ(counters.done + counters.failed + counters.cancelled, submitted);
+}
+
+}  // namespace
+}  // namespace kvferry::cache_manager
