@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+
+namespace kvferry::worker {
+
+/// A service with an event loop on a thread of its own: made, run and destroyed there.
+/// @threading constructor and destructor one thread; post() any.
+template <typename Service>
+class ServiceThread {
+ public:
+  using Make = std::function<std::unique_ptr<Service>(ipc::EventLoop&)>;
+
+  /// Returns once the service stands; rethrows what make() threw. on_broken is called (on the
+  /// service's thread) when the loop ended by itself, after an exception.
+  ServiceThread(Make make, std::function<void()> on_broken) : on_broken_(std::move(on_broken)) {
+    std::promise<void> standing;
+    std::future<void> stands = standing.get_future();
+    thread_ = std::thread([this, &standing, make = std::move(make)] { serve(make, standing); });
+    try {
+      stands.get();
+    } catch (...) {
+      thread_.join();
+      throw;
+    }
+  }
+
+  ServiceThread(const ServiceThread&) = delete;
+  ServiceThread& operator=(const ServiceThread&) = delete;
+
+  ~ServiceThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      if (loop_ != nullptr) loop_->stop();
+    }
+    thread_.join();
+  }
+
+  /// Runs the call on the service's thread; dropped when the service is gone.
+  void post(std::function<void(Service&)> call) {
+    const std::lock_guard lock(mutex_);
+    if (loop_ == nullptr) return;
+    loop_->post([service = service_, call = std::move(call)] { call(*service); });
+  }
+
+ private:
+  void serve(const Make& make, std::promise<void>& standing) {
+    try {
+      ipc::EventLoop loop;
+      const std::unique_ptr<Service> service = make(loop);
+      {
+        const std::lock_guard lock(mutex_);
+        loop_ = &loop;
+        service_ = service.get();
+      }
+      standing.set_value();
+      loop.run();
+      const std::lock_guard lock(mutex_);
+      loop_ = nullptr;
+      service_ = nullptr;
+    } catch (...) {
+      standing.set_exception(std::current_exception());
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) on_broken_();
+  }
+
+  std::function<void()> on_broken_;
+  std::mutex mutex_;  ///< Guards the three below.
+  ipc::EventLoop* loop_ = nullptr;
+  Service* service_ = nullptr;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace kvferry::worker

@@ -1,0 +1,276 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "staging_agent.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "kvferry/ipc/base/log.hpp"
+#include "stage_check.hpp"
+
+namespace kvferry::worker {
+
+using ipc::Error;
+using ipc::IncarnationId;
+using ipc::Packet;
+using ipc::Result;
+using ipc::StageRequest;
+using ipc::Status;
+
+namespace {
+
+constexpr std::size_t kMaxFenced = 4096;
+constexpr std::size_t kMaxConnections = 64;
+
+std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
+  auto stream = device.make_stream(ipc::StreamPriority::kHigh);
+  if (!stream) throw ipc::Exception(std::move(stream).error());
+  return std::move(stream).value();
+}
+
+ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankConfig& config) {
+  auto listener =
+      ipc::PacketListener::listen(dir.rank_socket(config.engine, config.rank.value, "agent"));
+  if (!listener) throw ipc::Exception(std::move(listener).error());
+  return std::move(listener).value();
+}
+
+}  // namespace
+
+StagingAgent::StagingAgent(ipc::EventLoop& loop, const ipc::RuntimeDir& dir,
+                           const ipc::RankConfig& config, ipc::Device& device, WorkerArena& arena,
+                           StreamCompletions::Failed on_device_failed)
+    : loop_(loop),
+      config_(config),
+      arena_(arena),
+      stream_(make_stream(device)),
+      completions_(loop, *stream_, "staging", std::move(on_device_failed)),
+      listener_(make_listener(dir, config)) {
+  loop_.watch(listener_.fd(), [this] { on_connect(); });
+}
+
+StagingAgent::~StagingAgent() {
+  loop_.unwatch(listener_.fd());
+  for (const Connection& connection : connections_) loop_.unwatch(connection.socket.fd());
+  for (const Waiter& waiter : waiters_) loop_.cancel(waiter.timer);
+}
+
+void StagingAgent::on_connect() {
+  while (true) {
+    auto accepted = listener_.try_accept();
+    if (!accepted) {
+      ipc::log_warn("staging: cannot accept: {}", accepted.error().to_string());
+      return;
+    }
+    if (!accepted->has_value()) return;
+    if (connections_.size() >= kMaxConnections) {
+      ipc::log_warn("staging: {} connections already; refusing another", connections_.size());
+      continue;
+    }
+    Connection& connection = connections_.emplace_back();
+    connection.id = next_id_++;
+    connection.socket = std::move(**accepted);
+    loop_.watch(connection.socket.fd(), [this, id = connection.id] { on_readable(id); });
+  }
+}
+
+StagingAgent::Connection* StagingAgent::find(std::uint64_t connection) {
+  const auto found =
+      std::find_if(connections_.begin(), connections_.end(),
+                   [connection](const Connection& c) { return c.id == connection; });
+  return found == connections_.end() ? nullptr : &*found;
+}
+
+void StagingAgent::on_readable(std::uint64_t connection) {
+  while (Connection* from = find(connection)) {
+    auto packet = from->socket.try_receive();
+    if (!packet) {
+      drop(connection, packet.error().to_string());
+      return;
+    }
+    if (!packet->has_value()) return;
+    if (const auto status = on_packet(*from, **packet); !status) {
+      drop(connection, status.error().to_string());
+      return;
+    }
+  }
+}
+
+Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
+  if (!packet.fds.empty()) {
+    return KVFERRY_ERROR(kProtocol, "a staging message carries {} descriptors, expected none",
+                         packet.fds.size());
+  }
+  if (connection.mover.is_zero()) return on_hello(connection, packet);
+  KVFERRY_ASSIGN(StageRequest stage, ipc::decode<StageRequest>(packet.bytes, "StageRequest"));
+  if (queue_.size() >= kMaxQueued) {
+    answer(connection.id, stage.id,
+           KVFERRY_ERROR(kBusy, "{} staging requests wait already; retry later", queue_.size()));
+    return ipc::ok();
+  }
+  queue_.push_back(Request{connection.id, connection.mover, std::move(stage)});
+  start_queued();
+  return ipc::ok();
+}
+
+Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
+  KVFERRY_ASSIGN(const ipc::AgentHello hello,
+                 ipc::decode<ipc::AgentHello>(packet.bytes, "AgentHello"));
+  if (hello.version != ipc::kWireVersion) {
+    return KVFERRY_ERROR(kVersionMismatch, "mover speaks version {}, this worker {}", hello.version,
+                         ipc::kWireVersion);
+  }
+  if (hello.engine != config_.engine || hello.rank != config_.rank) {
+    return KVFERRY_ERROR(kProtocol, "mover of {}/{} connected to the agent of {}/{}", hello.engine,
+                         hello.rank.value, config_.engine, config_.rank.value);
+  }
+  if (hello.mover.is_zero() || is_fenced(hello.mover)) {
+    return KVFERRY_ERROR(kProtocol, "mover {} was declared dead", hello.mover.hex());
+  }
+  connection.mover = hello.mover;
+  ipc::log_info("staging: mover {} connected", hello.mover.hex());
+  return ipc::ok();
+}
+
+void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
+  const auto found =
+      std::find_if(connections_.begin(), connections_.end(),
+                   [connection](const Connection& c) { return c.id == connection; });
+  if (found == connections_.end()) return;
+  const std::size_t dropped = std::erase_if(
+      queue_, [connection](const Request& request) { return request.connection == connection; });
+  ipc::log_info("staging: connection of mover {} ended ({}); {} queued requests dropped",
+                found->mover.hex(), why, dropped);
+  loop_.unwatch(found->socket.fd());
+  connections_.erase(found);
+}
+
+void StagingAgent::on_revoked() {
+  const std::deque<Request> revoked = std::exchange(queue_, {});
+  for (const Request& request : revoked) {
+    answer(request.connection, request.stage.id,
+           KVFERRY_ERROR(kRevoked, "epoch {} was revoked before request {} ran",
+                         request.stage.epoch.value, request.stage.id));
+  }
+}
+
+void StagingAgent::start_queued() {
+  while (!queue_.empty() && in_flight_.size() < kMaxInFlight) {
+    Request request = std::move(queue_.front());
+    queue_.pop_front();
+    start(std::move(request));
+  }
+}
+
+void StagingAgent::start(Request request) {
+  auto use = arena_.enter(request.stage.session, request.stage.epoch);
+  if (!use) {
+    answer(request.connection, request.stage.id, std::move(use).error());
+    return;
+  }
+  if (auto valid = check_stage_request(request.stage, use->arena()); !valid) {
+    answer(request.connection, request.stage.id, std::move(valid).error());
+    return;
+  }
+  in_flight_.emplace_back();
+  const auto work = std::prev(in_flight_.end());
+  work->connection = request.connection;
+  work->mover = request.mover;
+  work->id = request.stage.id;
+  work->use = std::move(use).value();
+  if (auto launched = launch(request.stage, work->use.arena()); !launched) {
+    // A part of it may run already: the answer waits for the stream like any other.
+    work->error = std::move(launched).error();
+  }
+  completions_.when_done([this, work](const Status& status) {
+    if (!status && !work->error) work->error = status.error();
+    const InFlight ended = std::move(*work);
+    in_flight_.erase(work);
+    answer(ended.connection, ended.id, ended.error);
+    settle_waiters();
+    start_queued();
+  });
+}
+
+Status StagingAgent::launch(const StageRequest& stage, const MappedArena& arena) {
+  const GroupView& group = arena.groups[stage.group.value];
+  const ipc::RegionTable& table = *group.table(stage.set);
+  const ipc::DevicePtr slot = arena.slots[stage.slot];
+  const std::uint64_t stride = group.packed(stage.set);
+  return stage.kind == ipc::StageKind::kGather
+             ? stream_->gather(table, stage.blocks, slot, stride)
+             : stream_->scatter(table, stage.blocks, slot, stride);
+}
+
+void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optional<Error> error) {
+  Connection* to = find(connection);
+  if (to == nullptr) return;  // The mover is gone; nobody waits for this.
+  if (error) {
+    ipc::log_warn("staging: request {} of mover {} refused: {}", id, to->mover.hex(),
+                  error->to_string());
+  }
+  const ipc::StageReply reply{id, std::move(error)};
+  if (const auto sent = to->socket.send(ipc::encode(reply)); !sent) {
+    // A mover that does not read its answers has more requests out than its ring has slots.
+    loop_.post([this, connection, why = sent.error().to_string()] { drop(connection, why); });
+  }
+}
+
+std::size_t StagingAgent::running(const IncarnationId& mover) const {
+  return static_cast<std::size_t>(
+      std::count_if(in_flight_.begin(), in_flight_.end(),
+                    [&mover](const InFlight& work) { return work.mover == mover; }));
+}
+
+bool StagingAgent::is_fenced(const IncarnationId& mover) const {
+  return std::find(fenced_.begin(), fenced_.end(), mover) != fenced_.end();
+}
+
+void StagingAgent::quiesce(const IncarnationId& mover, ipc::Deadline deadline, Quiesced quiesced) {
+  // First the fence and the socket, so that nothing which it sent earlier can still start: neither
+  // requests unread in the socket nor a hello that waits to be accepted.
+  if (!is_fenced(mover)) fenced_.push_back(mover);
+  if (fenced_.size() > kMaxFenced) fenced_.pop_front();
+  std::vector<std::uint64_t> ended;
+  for (const Connection& connection : connections_) {
+    if (connection.mover == mover) ended.push_back(connection.id);
+  }
+  for (const std::uint64_t connection : ended) drop(connection, "declared dead by the manager");
+  std::erase_if(queue_, [&mover](const Request& request) { return request.mover == mover; });
+  const std::size_t left = running(mover);
+  if (left == 0) {
+    quiesced(ipc::ok());
+    return;
+  }
+  ipc::log_info("staging: waits for {} launches asked by dead mover {}, deadline in {} ms", left,
+                mover.hex(), deadline.poll_timeout_ms());
+  Waiter& waiter = waiters_.emplace_back();
+  waiter.id = next_id_++;
+  waiter.mover = mover;
+  waiter.quiesced = std::move(quiesced);
+  waiter.timer = loop_.at(deadline.when(), [this, id = waiter.id] {
+    const auto found = std::find_if(waiters_.begin(), waiters_.end(),
+                                    [id](const Waiter& w) { return w.id == id; });
+    if (found == waiters_.end()) return;
+    const Waiter late = std::move(*found);
+    waiters_.erase(found);
+    late.quiesced(KVFERRY_ERROR(kTimeout, "{} launches asked by dead mover {} have not ended",
+                                running(late.mover), late.mover.hex()));
+  });
+}
+
+void StagingAgent::settle_waiters() {
+  for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
+    if (running(waiter->mover) > 0) {
+      ++waiter;
+      continue;
+    }
+    const Waiter settled = std::move(*waiter);
+    waiter = waiters_.erase(waiter);
+    loop_.cancel(settled.timer);
+    ipc::log_info("staging: dead mover {} is quiesced", settled.mover.hex());
+    settled.quiesced(ipc::ok());
+  }
+}
+
+}  // namespace kvferry::worker

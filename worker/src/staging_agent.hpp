@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "stream_completions.hpp"
+#include "worker_arena.hpp"
+
+namespace kvferry::worker {
+
+/// Gathers and scatters for movers, on a high-priority stream of the worker's process: a kernel from
+/// another process would stop the compute. Requests come over a socket, are checked without trust,
+/// and are answered after the work was observed complete.
+/// @threading its loop's thread.
+class StagingAgent {
+ public:
+  static constexpr std::size_t kMaxInFlight = 16;
+  static constexpr std::size_t kMaxQueued = 4096;
+  using Quiesced = std::function<void(ipc::Status)>;
+
+  /// Throws Exception: the name is taken by a living worker, or the device refuses a stream.
+  StagingAgent(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, const ipc::RankConfig& config,
+               ipc::Device& device, WorkerArena& arena, StreamCompletions::Failed on_device_failed);
+  StagingAgent(const StagingAgent&) = delete;
+  StagingAgent& operator=(const StagingAgent&) = delete;
+  ~StagingAgent();
+
+  /// The epoch is being revoked: queued requests end as kRevoked.
+  void on_revoked();
+  /// Shuts a dead mover out for good (its socket, its unread and queued requests) and calls back once
+  /// nothing asked by it runs any more, or with kTimeout.
+  void quiesce(const ipc::IncarnationId& mover, ipc::Deadline deadline, Quiesced quiesced);
+
+ private:
+  struct Connection {
+    std::uint64_t id = 0;
+    ipc::PacketSocket socket;
+    ipc::IncarnationId mover;  ///< Zero before its hello.
+  };
+  struct Request {
+    std::uint64_t connection = 0;
+    ipc::IncarnationId mover;
+    ipc::StageRequest stage;
+  };
+  struct InFlight {
+    std::uint64_t connection = 0;
+    ipc::IncarnationId mover;
+    std::uint64_t id = 0;
+    ArenaUse use;
+    std::optional<ipc::Error> error;
+  };
+  struct Waiter {
+    std::uint64_t id = 0;
+    ipc::IncarnationId mover;
+    ipc::TimerId timer = 0;
+    Quiesced quiesced;
+  };
+
+  void on_connect();
+  void on_readable(std::uint64_t connection);
+  [[nodiscard]] ipc::Status on_packet(Connection& connection, const ipc::Packet& packet);
+  [[nodiscard]] ipc::Status on_hello(Connection& connection, const ipc::Packet& packet);
+  Connection* find(std::uint64_t connection);
+  void drop(std::uint64_t connection, std::string_view why);
+  void start_queued();
+  void start(Request request);
+  [[nodiscard]] ipc::Status launch(const ipc::StageRequest& stage, const MappedArena& arena);
+  void answer(std::uint64_t connection, std::uint64_t id, std::optional<ipc::Error> error);
+  [[nodiscard]] std::size_t running(const ipc::IncarnationId& mover) const;
+  [[nodiscard]] bool is_fenced(const ipc::IncarnationId& mover) const;
+  void settle_waiters();
+
+  ipc::EventLoop& loop_;
+  const ipc::RankConfig config_;
+  WorkerArena& arena_;
+  std::list<InFlight> in_flight_;
+  std::unique_ptr<ipc::Stream> stream_;
+  StreamCompletions completions_;
+  ipc::PacketListener listener_;
+  std::list<Connection> connections_;
+  std::deque<Request> queue_;
+  std::list<Waiter> waiters_;
+  std::deque<ipc::IncarnationId> fenced_;  ///< Dead movers, newest last; bounded.
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace kvferry::worker

@@ -1,0 +1,234 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "step_runner.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "kvferry/ipc/base/log.hpp"
+
+namespace kvferry::worker {
+
+using ipc::Envelope;
+using ipc::Error;
+using ipc::ErrorCode;
+using ipc::MessageKind;
+using ipc::Status;
+using std::chrono_literals::operator""s;
+
+namespace {
+
+/// Split-KV attention keeps partial results per block that it reads; the workspace of a step.
+constexpr std::uint64_t kWorkspaceBytesPerRead = 16ULL << 10;
+/// Failures other than out-of-memory empty the cache no more often than this, so that bad requests
+/// cannot force one synchronisation after the other.
+constexpr auto kEmptyPeriod = 1s;
+
+std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
+  auto stream = device.make_stream(ipc::StreamPriority::kNormal);
+  if (!stream) throw ipc::Exception(std::move(stream).error());
+  return std::move(stream).value();
+}
+
+}  // namespace
+
+StepRunner::StepRunner(ipc::EventLoop& loop, const ipc::RuntimeDir& dir,
+                       const ipc::RankConfig& config, ipc::Device& device, WorkerArena& arena,
+                       CachingAllocator& allocator, StreamCompletions::Failed on_device_failed)
+    : device_(device),
+      arena_(arena),
+      allocator_(allocator),
+      rank_(config.rank),
+      pinned_(device),
+      stream_(make_stream(device)),
+      completions_(loop, *stream_, "compute", std::move(on_device_failed)) {
+  ipc::ControlServer::Options options;
+  options.registry_path = dir.rank_socket(config.engine, config.rank.value, "step");
+  options.control_path = dir.rank_socket(config.engine, config.rank.value, "stepctl");
+  options.session = ipc::SessionId::random();
+  server_ = std::make_unique<ipc::ControlServer>(loop, std::move(options), *this);
+}
+
+void StepRunner::on_peer(const ipc::Peer& peer) {
+  ipc::log_info("steps: {} connected (pid {})", peer.name, peer.pid);
+}
+
+void StepRunner::on_peer_silent(const ipc::Peer& peer) {
+  ipc::log_info("steps: {} closed its connection", peer.name);
+  drop_queued(peer.id);
+}
+
+void StepRunner::on_peer_died(const ipc::Peer& peer) {
+  ipc::log_info("steps: {} (pid {}) is dead", peer.name, peer.pid);
+  drop_queued(peer.id);
+}
+
+void StepRunner::drop_queued(const ipc::IncarnationId& peer) {
+  std::erase_if(queue_, [&peer](const Request& request) { return request.peer == peer; });
+}
+
+void StepRunner::on_message(const ipc::Peer& peer, Envelope envelope) {
+  if (envelope.is_reply) {
+    ipc::log_warn("steps: {} sent a reply that nobody asked for", peer.name);
+    return;
+  }
+  switch (envelope.kind) {
+    case MessageKind::kStepHello:
+      if (const auto sent = server_->reply(peer.id, envelope, ipc::Empty{}); !sent) {
+        ipc::log_warn("steps: {} gets no answer: {}", peer.name, sent.error().to_string());
+      }
+      return;
+    case MessageKind::kStep:
+      on_step(peer, std::move(envelope));
+      return;
+    case MessageKind::kBye:
+      drop_queued(peer.id);
+      return;
+    default:
+      fail(peer.id, envelope,
+           KVFERRY_ERROR(kProtocol, "message kind {} does not belong on a step channel",
+                         static_cast<unsigned>(envelope.kind)));
+  }
+}
+
+void StepRunner::on_step(const ipc::Peer& peer, Envelope envelope) {
+  auto step = ipc::decode<ipc::Step>(envelope.body, "Step");
+  envelope.body.clear();
+  if (!step) {
+    fail(peer.id, envelope, std::move(step).error());
+    return;
+  }
+  if (queue_.size() >= kMaxQueued) {
+    fail(peer.id, envelope,
+         KVFERRY_ERROR(kBusy, "{} steps wait already on rank {}; retry later", queue_.size(),
+                       rank_.value));
+    return;
+  }
+  queue_.push_back(Request{peer.id, std::move(envelope), std::move(step).value()});
+  start_queued();
+}
+
+void StepRunner::on_revoked() {
+  const std::deque<Request> revoked = std::exchange(queue_, {});
+  for (const Request& request : revoked) {
+    fail(request.peer, request.envelope,
+         KVFERRY_ERROR(kRevoked, "epoch {} was revoked before the step ran",
+                       request.step.epoch.value));
+  }
+}
+
+void StepRunner::start_queued() {
+  while (!queue_.empty() && in_flight_.size() < kMaxInFlight) {
+    Request request = std::move(queue_.front());
+    queue_.pop_front();
+    start(std::move(request));
+  }
+}
+
+void StepRunner::start(Request request) {
+  auto use = arena_.enter(request.step.session, request.step.epoch);
+  if (!use) {
+    fail(request.peer, request.envelope, std::move(use).error());
+    return;
+  }
+  in_flight_.emplace_back();
+  const auto work = std::prev(in_flight_.end());
+  work->peer = request.peer;
+  work->envelope = std::move(request.envelope);
+  work->use = std::move(use).value();
+  if (auto launched = launch(request.step, *work); !launched) {
+    // What was launched before the error still runs: the answer waits for it like any other.
+    work->error = std::move(launched).error();
+  }
+  completions_.when_done([this, work](const Status& status) { finish(work, status); });
+}
+
+Status StepRunner::launch(const ipc::Step& step, InFlight& work) {
+  KVFERRY_ASSIGN(const auto groups, plan_step(step, work.use.arena()));
+  work.verify_count = step.verifies.size();
+  KVFERRY_TRY(prepare_workspace(step, work));
+  work.results.reserve(groups.size());
+  for (const GroupStep& group : groups) {
+    KVFERRY_TRY(launch_group(group, step.decode_steps, work.use.arena().groups[group.group],
+                             work.results.emplace_back()));
+  }
+  return ipc::ok();
+}
+
+Status StepRunner::prepare_workspace(const ipc::Step& step, InFlight& work) {
+  if (step.reads.empty() || step.decode_steps == 0) return ipc::ok();
+  KVFERRY_ASSIGN(work.workspace, allocator_.allocate(step.reads.size() * kWorkspaceBytesPerRead));
+  return stream_->zero(work.workspace.address(), work.workspace.size_bytes());
+}
+
+Status StepRunner::launch_group(const GroupStep& step, std::uint32_t decode_steps,
+                                const GroupView& view, GroupResult& result) {
+  const ipc::RegionTable* table = view.table(ipc::RegionSet::kAll);
+  KVFERRY_CHECK(table != nullptr, "a group without regions passed validation");
+  if (!step.fills.empty()) KVFERRY_TRY(stream_->fill_pattern(*table, step.fills));
+  if (!step.reads.empty() && decode_steps > 0) {
+    KVFERRY_ASSIGN(result.sums, pinned_.take(step.reads.size()));
+    result.sum_count = step.reads.size();
+    for (std::uint32_t i = 0; i < decode_steps; ++i) {
+      KVFERRY_TRY(stream_->checksum(*table, step.reads, *result.sums));
+    }
+  }
+  if (!step.verifies.empty()) {
+    KVFERRY_ASSIGN(result.mismatches, pinned_.take(step.verifies.size()));
+    result.places = step.verify_places;
+    KVFERRY_TRY(stream_->verify_pattern(*table, step.verifies, *result.mismatches));
+  }
+  return ipc::ok();
+}
+
+void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
+  if (!status && !work->error) work->error = status.error();
+  ipc::StepReply reply;
+  reply.mismatches.resize(work->verify_count);
+  for (GroupResult& result : work->results) {
+    for (std::size_t i = 0; i < result.sum_count; ++i) {
+      reply.checksum = reply.checksum * 0x100000001B3ULL + PinnedPool::word(*result.sums, i);
+    }
+    for (std::size_t i = 0; i < result.places.size(); ++i) {
+      reply.mismatches[result.places[i]] = PinnedPool::word(*result.mismatches, i);
+    }
+    pinned_.give_back(std::move(result.sums));
+    pinned_.give_back(std::move(result.mismatches));
+  }
+  const InFlight ended = std::move(*work);
+  in_flight_.erase(work);
+  if (ended.error) {
+    fail(ended.peer, ended.envelope, *ended.error);
+  } else if (const auto sent = server_->reply(ended.peer, ended.envelope, reply); !sent) {
+    ipc::log_warn("steps: no answer delivered: {}", sent.error().to_string());
+  }
+  start_queued();
+}
+
+void StepRunner::fail(const ipc::IncarnationId& peer, const Envelope& envelope, Error error) {
+  const bool request_was_bad = error.code == ErrorCode::kInvalidArgument ||
+                               error.code == ErrorCode::kProtocol ||
+                               error.code == ErrorCode::kStaleEpoch ||
+                               error.code == ErrorCode::kNotReady ||
+                               error.code == ErrorCode::kBusy || error.code == ErrorCode::kRevoked;
+  if (!request_was_bad) empty_after_failure(error);
+  if (const auto sent = server_->reply_error(peer, envelope, std::move(error)); !sent) {
+    ipc::log_warn("steps: no refusal delivered: {}", sent.error().to_string());
+  }
+}
+
+void StepRunner::empty_after_failure(Error& error) {
+  const bool out_of_memory = error.code == ErrorCode::kNoDeviceMemory;
+  ipc::log_error("steps: a step failed: {}", error.to_string());
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (!out_of_memory && emptied_at_ && now - *emptied_at_ < kEmptyPeriod) return;
+  emptied_at_ = now;
+  const EmptiedCache emptied = allocator_.empty_cache();
+  if (out_of_memory) {
+    error.message += fmt::format("; the allocator's cache was emptied ({} bytes freed); if it "
+                                 "happens again, lower the number of GPU blocks or the batch",
+                                 emptied.freed());
+  }
+}
+
+}  // namespace kvferry::worker

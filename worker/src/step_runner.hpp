@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/worker/caching_allocator.hpp"
+#include "pinned_pool.hpp"
+#include "step_plan.hpp"
+#include "stream_completions.hpp"
+#include "worker_arena.hpp"
+
+namespace kvferry::worker {
+
+/// The reference runner: serves steps of engines (prefill, decode, verify) on the compute stream.
+/// Several steps are in flight at once; each is answered after its work was observed complete, in
+/// order. A step that fails is answered with its error, and the runner serves on.
+/// @threading its loop's thread.
+class StepRunner final : public ipc::ControlHandler {
+ public:
+  static constexpr std::size_t kMaxInFlight = 8;
+  static constexpr std::size_t kMaxQueued = 1024;
+
+  /// Throws Exception: the names are taken by a living worker, or the device refuses a stream.
+  StepRunner(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, const ipc::RankConfig& config,
+             ipc::Device& device, WorkerArena& arena, CachingAllocator& allocator,
+             StreamCompletions::Failed on_device_failed);
+
+  /// The epoch is being revoked: queued steps end as kRevoked.
+  void on_revoked();
+
+  void on_peer(const ipc::Peer& peer) override;
+  void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
+  void on_peer_silent(const ipc::Peer& peer) override;
+  void on_peer_died(const ipc::Peer& peer) override;
+
+ private:
+  struct Request {
+    ipc::IncarnationId peer;
+    ipc::Envelope envelope;  ///< Without its body.
+    ipc::Step step;
+  };
+  struct GroupResult {
+    std::unique_ptr<ipc::PinnedBuffer> sums;
+    std::size_t sum_count = 0;
+    std::unique_ptr<ipc::PinnedBuffer> mismatches;
+    std::vector<std::uint32_t> places;
+  };
+  struct InFlight {
+    ipc::IncarnationId peer;
+    ipc::Envelope envelope;
+    ArenaUse use;
+    ScratchBuffer workspace;
+    std::vector<GroupResult> results;
+    std::size_t verify_count = 0;
+    std::optional<ipc::Error> error;
+  };
+
+  void on_step(const ipc::Peer& peer, ipc::Envelope envelope);
+  void drop_queued(const ipc::IncarnationId& peer);
+  void start_queued();
+  void start(Request request);
+  [[nodiscard]] ipc::Status launch(const ipc::Step& step, InFlight& work);
+  [[nodiscard]] ipc::Status launch_group(const GroupStep& step, std::uint32_t decode_steps,
+                                         const GroupView& view, GroupResult& result);
+  [[nodiscard]] ipc::Status prepare_workspace(const ipc::Step& step, InFlight& work);
+  void finish(std::list<InFlight>::iterator work, const ipc::Status& status);
+  void fail(const ipc::IncarnationId& peer, const ipc::Envelope& envelope, ipc::Error error);
+  void empty_after_failure(ipc::Error& error);
+
+  ipc::Device& device_;
+  WorkerArena& arena_;
+  CachingAllocator& allocator_;
+  const ipc::Rank rank_;
+  PinnedPool pinned_;                      ///< Outlives the stream that writes its buffers.
+  std::list<InFlight> in_flight_;          ///< Holds such buffers, too.
+  std::unique_ptr<ipc::Stream> stream_;
+  StreamCompletions completions_;
+  std::deque<Request> queue_;
+  std::optional<ipc::TimePoint> emptied_at_;
+  std::unique_ptr<ipc::ControlServer> server_;
+};
+
+}  // namespace kvferry::worker

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "stream_completions.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kvferry/ipc/base/log.hpp"
+
+namespace kvferry::worker {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+namespace {
+constexpr auto kWatchdogPeriod = 500ms;
+constexpr auto kHangAfter = 10s;
+}  // namespace
+
+StreamCompletions::StreamCompletions(ipc::EventLoop& loop, ipc::Stream& stream, std::string name,
+                                     Failed on_device_failed)
+    : loop_(loop),
+      stream_(stream),
+      name_(std::move(name)),
+      on_device_failed_(std::move(on_device_failed)) {}
+
+StreamCompletions::~StreamCompletions() {
+  if (watchdog_armed_) loop_.cancel(watchdog_);
+  for (const auto& slot : slots_) loop_.unwatch(slot->signalled.fd());
+}
+
+StreamCompletions::Slot& StreamCompletions::take_slot() {
+  for (const auto& slot : slots_) {
+    if (!slot->busy) return *slot;
+  }
+  Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
+  loop_.watch(slot.signalled.fd(), [this, &slot] {
+    if (slot.signalled.drain() && slot.busy) finish(slot, ipc::ok());
+  });
+  return slot;
+}
+
+void StreamCompletions::when_done(Done done) {
+  Slot& slot = take_slot();
+  slot.done = std::move(done);
+  slot.since = ipc::MonotonicClock::now();
+  slot.busy = true;
+  ++pending_;
+  if (const auto status = stream_.notify(slot.signalled.fd()); !status) {
+    ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
+    loop_.post([this] { on_watchdog(); });
+  }
+  arm_watchdog();
+}
+
+void StreamCompletions::finish(Slot& slot, const ipc::Status& status) {
+  // The slot is free before the call: the callee may start new work in it.
+  const Done done = std::exchange(slot.done, nullptr);
+  slot.busy = false;
+  --pending_;
+  done(status);
+}
+
+void StreamCompletions::arm_watchdog() {
+  if (watchdog_armed_) return;
+  watchdog_armed_ = true;
+  watchdog_ = loop_.after(kWatchdogPeriod, [this] {
+    watchdog_armed_ = false;
+    on_watchdog();
+  });
+}
+
+void StreamCompletions::on_watchdog() {
+  if (pending_ == 0) {
+    hang_reported_ = false;
+    return;
+  }
+  const auto idle = stream_.query();
+  if (!idle) {
+    ipc::log_error("{}: the device failed with {} launches pending: {}", name_, pending_,
+                   idle.error().to_string());
+    finish_all(idle.error());
+    on_device_failed_(idle.error());
+    return;
+  }
+  if (*idle) {
+    // Everything has ended, the notifications included; what is still busy was notified meanwhile.
+    finish_all(ipc::ok());
+    return;
+  }
+  if (!hang_reported_) {
+    const auto now = ipc::MonotonicClock::now();
+    const bool hangs = std::any_of(slots_.begin(), slots_.end(), [now](const auto& slot) {
+      return slot->busy && now - slot->since > kHangAfter;
+    });
+    if (hangs) {
+      ipc::log_warn("{}: {} launches did not end within {} s; the device may hang", name_, pending_,
+                    std::chrono::seconds(kHangAfter).count());
+      hang_reported_ = true;
+    }
+  }
+  arm_watchdog();
+}
+
+void StreamCompletions::finish_all(const ipc::Status& status) {
+  // All slots are free before the first call: a callee may start new work, which is not meant here.
+  std::vector<Done> calls;
+  for (const auto& slot : slots_) {
+    slot->signalled.drain();
+    if (!slot->busy) continue;
+    slot->busy = false;
+    --pending_;
+    calls.push_back(std::exchange(slot->done, nullptr));
+  }
+  for (const Done& done : calls) done(status);
+}
+
+}  // namespace kvferry::worker

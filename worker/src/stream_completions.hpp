@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+
+namespace kvferry::worker {
+
+/// Calls back on an event loop when work of one stream has been observed complete, or when the
+/// device has failed. @threading the loop's thread. @lifetime loop and stream outlive it.
+class StreamCompletions {
+ public:
+  using Done = std::function<void(ipc::Status)>;
+  using Failed = std::function<void(const ipc::Error&)>;
+
+  /// on_device_failed: after every pending call has been told; the device is beyond use.
+  StreamCompletions(ipc::EventLoop& loop, ipc::Stream& stream, std::string name,
+                    Failed on_device_failed);
+  StreamCompletions(const StreamCompletions&) = delete;
+  StreamCompletions& operator=(const StreamCompletions&) = delete;
+  ~StreamCompletions();
+
+  /// Calls done, from the loop, once everything enqueued before has ended.
+  void when_done(Done done);
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
+
+ private:
+  struct Slot {
+    ipc::EventFd signalled;
+    Done done;
+    ipc::TimePoint since;
+    bool busy = false;
+  };
+
+  Slot& take_slot();
+  void finish(Slot& slot, const ipc::Status& status);
+  void finish_all(const ipc::Status& status);
+  void arm_watchdog();
+  void on_watchdog();
+
+  ipc::EventLoop& loop_;
+  ipc::Stream& stream_;
+  const std::string name_;
+  Failed on_device_failed_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::size_t pending_ = 0;
+  ipc::TimerId watchdog_ = 0;
+  bool watchdog_armed_ = false;
+  bool hang_reported_ = false;
+};
+
+}  // namespace kvferry::worker

@@ -1,0 +1,178 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_arena.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
+namespace kvferry::worker {
+
+using ipc::Deadline;
+using ipc::Epoch;
+using ipc::RegionSet;
+using ipc::Result;
+using ipc::Status;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+namespace {
+
+constexpr std::array kSets{RegionSet::kAll, RegionSet::kSharded, RegionSet::kReplicated};
+
+/// Waits for an eventfd in slices, so that a device that failed (and will never signal) is noticed.
+void wait_readable(int fd, Deadline deadline) {
+  pollfd entry{fd, POLLIN, 0};
+  ::poll(&entry, 1, deadline.poll_timeout_ms());
+}
+
+std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
+  auto stream = device.make_stream(ipc::StreamPriority::kNormal);
+  if (!stream) throw ipc::Exception(std::move(stream).error());
+  return std::move(stream).value();
+}
+
+}  // namespace
+
+ArenaUse::~ArenaUse() {
+  if (owner_ != nullptr) owner_->leave();
+}
+
+WorkerArena::WorkerArena(ipc::Device& device, ipc::Rank rank)
+    : device_(device), rank_(rank), stream_(make_stream(device)) {}
+
+void WorkerArena::add_revoke_listener(std::function<void()> listener) {
+  listeners_.push_back(std::move(listener));
+}
+
+Result<ArenaUse> WorkerArena::enter(const ipc::SessionId& session, Epoch epoch) {
+  const std::lock_guard lock(mutex_);
+  if (!mapped_ || !open_) {
+    return KVFERRY_ERROR(kNotReady, "the arena of rank {} is {}; wait for Ready", rank_.value,
+                         mapped_ ? "being cleared" : "not mapped");
+  }
+  if (mapped_->session != session || mapped_->epoch != epoch) {
+    return KVFERRY_ERROR(kStaleEpoch, "rank {}: request names session {} epoch {}, mapped is {} epoch {}",
+                         rank_.value, session.hex(), epoch.value, mapped_->session.hex(),
+                         mapped_->epoch.value);
+  }
+  ++users_;
+  return ArenaUse(this, &*mapped_);
+}
+
+void WorkerArena::leave() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (--users_ == 0) idle_.signal();
+}
+
+Result<MappedArena> WorkerArena::build(ipc::SessionId session, const ipc::Arena& arena) {
+  MappedArena mapped;
+  mapped.session = session;
+  mapped.epoch = arena.epoch();
+  const ipc::ArenaLayout& layout = arena.layout();
+  for (std::uint32_t g = 0; g < layout.groups.size(); ++g) {
+    GroupView& group = mapped.groups.emplace_back();
+    group.block_count = layout.groups[g].block_count;
+    for (const RegionSet set : kSets) {
+      auto regions = arena.strided(ipc::GroupId{g}, set, rank_);
+      if (regions.empty()) continue;
+      group.packed_bytes[GroupView::index(set)] = arena.packed_bytes(ipc::GroupId{g}, set);
+      KVFERRY_ASSIGN(group.tables[GroupView::index(set)],
+                     device_.make_region_table(std::move(regions)));
+    }
+  }
+  mapped.slot_bytes = layout.staging.slot_bytes;
+  for (std::uint32_t slot = 0; slot < layout.staging.slots; ++slot) {
+    mapped.slots.push_back(arena.staging_slot(slot));
+  }
+  return mapped;
+}
+
+Status WorkerArena::zero(const ipc::Arena& arena) {
+  const ipc::TimePoint started = ipc::MonotonicClock::now();
+  for (std::uint32_t i = 0; i < arena.layout().segment_bytes.size(); ++i) {
+    KVFERRY_TRY(stream_->zero(arena.segment(i), arena.layout().segment_bytes[i]));
+  }
+  zeroed_.drain();
+  KVFERRY_TRY(stream_->notify(zeroed_.fd()));
+  // 1 GiB/s is far below what any device does, and a simulated one shares its CPU.
+  const Deadline deadline = Deadline::after(10s + arena.total_bytes() / (1ULL << 30) * 1s);
+  while (true) {
+    wait_readable(zeroed_.fd(), Deadline::after(100ms).earlier(deadline));
+    KVFERRY_ASSIGN(const bool done, stream_->query());
+    if (done) break;
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "zeroing {} of epoch {} did not end; the device may hang",
+                           ipc::format_size(arena.total_bytes()), arena.epoch().value);
+    }
+  }
+  zeroed_.drain();
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      ipc::MonotonicClock::now() - started);
+  ipc::log_info("arena: epoch={} zeroed {} in {} ms", arena.epoch().value,
+                ipc::format_size(arena.total_bytes()), took.count());
+  return ipc::ok();
+}
+
+Status WorkerArena::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
+  KVFERRY_ASSIGN(MappedArena mapped, build(session, arena));
+  KVFERRY_TRY(zero(arena));
+  const std::lock_guard lock(mutex_);
+  KVFERRY_CHECK(!mapped_.has_value(), "a second arena was mapped before the first one was unmapped");
+  mapped_.emplace(std::move(mapped));
+  open_ = true;
+  return ipc::ok();
+}
+
+Status WorkerArena::quiesce(Epoch epoch, Deadline deadline) {
+  const ipc::TimePoint started = ipc::MonotonicClock::now();
+  std::uint32_t at_start = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!mapped_ || mapped_->epoch != epoch) return ipc::ok();
+    open_ = false;
+    at_start = users_;
+  }
+  for (const auto& listener : listeners_) listener();
+  if (at_start > 0) {
+    ipc::log_info("quiesce: epoch={} waits for {} launches of this worker, deadline in {} ms",
+                  epoch.value, at_start, deadline.poll_timeout_ms());
+  }
+  while (true) {
+    idle_.drain();
+    std::uint32_t left = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      left = users_;
+    }
+    if (left == 0) break;
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "epoch {}: {} launches of this worker still use the arena; "
+                           "the device may hang, nothing was freed", epoch.value, left);
+    }
+    wait_readable(idle_.fd(), deadline);
+  }
+  if (at_start > 0) {
+    ipc::log_info("quiesce: epoch={} idle after {} us", epoch.value,
+                  std::chrono::duration_cast<std::chrono::microseconds>(
+                      ipc::MonotonicClock::now() - started).count());
+  }
+  return ipc::ok();
+}
+
+void WorkerArena::on_unmapped(Epoch epoch) {
+  std::optional<MappedArena> dropped;  // Freed after the lock: tables may synchronise the device.
+  const std::lock_guard lock(mutex_);
+  KVFERRY_CHECK(users_ == 0, "arena unmapped while launches of this worker use it");
+  if (mapped_ && mapped_->epoch != epoch) {
+    ipc::log_error("arena: unmapped epoch={} but epoch={} was mapped", epoch.value,
+                   mapped_->epoch.value);
+  }
+  open_ = false;
+  dropped.swap(mapped_);
+}
+
+}  // namespace kvferry::worker
