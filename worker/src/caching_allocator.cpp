@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/caching_allocator.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
-
-#include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/base/size.hpp"
 
 namespace kvferry::worker {
 
@@ -69,8 +69,9 @@ class CachingAllocator::Impl {
       if (!added) {
         if (added.error().code != ipc::ErrorCode::kNoDeviceMemory) return std::move(added).error();
         const EmptiedCache emptied = release_free_segments();
-        ipc::log_warn("allocator: no device memory for {}; emptied the cache, freed {}, trying again",
-                      ipc::format_size(block_bytes), ipc::format_size(emptied.freed()));
+        ipc::log_warn(
+            "allocator: no device memory for {}; emptied the cache, freed {}, trying again",
+            ipc::format_size(block_bytes), ipc::format_size(emptied.freed()));
         added = add_segment(pool, segment_bytes_for(block_bytes));
         if (!added) return std::move(added).error();
       }
@@ -127,8 +128,7 @@ class CachingAllocator::Impl {
   }
 
   Result<Blocks::iterator> add_segment(Pool pool, std::uint64_t segment_bytes) {
-    KVFERRY_ASSIGN(auto memory,
-                   device_.allocate(segment_bytes, ipc::HandleKind::kLegacy, nullptr));
+    KVFERRY_ASSIGN(auto memory, device_.allocate(segment_bytes, ipc::HandleKind::kLegacy, nullptr));
     const std::uintptr_t address = memory->address().address;
     const std::uint64_t got_bytes = memory->size_bytes();
     const auto [segment, inserted] = segments_.emplace(address, Segment{std::move(memory), pool});
@@ -204,7 +204,7 @@ class CachingAllocator::Impl {
   ipc::Device& device_;
   mutable std::mutex mutex_;  ///< Guards everything below.
   std::map<std::uintptr_t, Segment> segments_;
-  Blocks blocks_;             ///< Points into segments_, whose nodes do not move.
+  Blocks blocks_;  ///< Points into segments_, whose nodes do not move.
   FreeSet free_small_;
   FreeSet free_large_;
   AllocatorStats stats_;
@@ -228,8 +228,9 @@ Result<ScratchBuffer> CachingAllocator::allocate(std::uint64_t size_bytes) {
 
 EmptiedCache CachingAllocator::empty_cache() {
   const EmptiedCache emptied = impl_->empty_cache();
-  ipc::log_info("allocator: reserved {} -> {} (freed {})", ipc::format_size(emptied.reserved_before),
-                ipc::format_size(emptied.reserved_after), ipc::format_size(emptied.freed()));
+  ipc::log_info("allocator: reserved {} -> {} (freed {})",
+                ipc::format_size(emptied.reserved_before), ipc::format_size(emptied.reserved_after),
+                ipc::format_size(emptied.freed()));
   return emptied;
 }
 

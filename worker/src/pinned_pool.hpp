@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/device/device.hpp"
+
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
-
-#include "kvferry/ipc/device/device.hpp"
 
 namespace kvferry::worker {
 

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+
 #include <functional>
 #include <future>
 #include <memory>
@@ -9,15 +12,11 @@
 #include <thread>
 #include <utility>
 
-#include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/os/event_loop.hpp"
-
 namespace kvferry::worker {
 
 /// A service with an event loop on a thread of its own: made, run and destroyed there.
 /// @threading constructor and destructor one thread; post() any.
-template <typename Service>
-class ServiceThread {
+template <typename Service> class ServiceThread {
  public:
   using Make = std::function<std::unique_ptr<Service>(ipc::EventLoop&)>;
 

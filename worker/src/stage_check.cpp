@@ -12,8 +12,9 @@ ipc::Status check_stage_request(const ipc::StageRequest& stage, const MappedAren
                          stage.id, stage.group.value, arena.groups.size());
   }
   if (stage.slot >= arena.slots.size()) {
-    return KVFERRY_ERROR(kInvalidArgument, "request {} names staging slot {}; the ring has {} slots",
-                         stage.id, stage.slot, arena.slots.size());
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "request {} names staging slot {}; the ring has {} slots", stage.id,
+                         stage.slot, arena.slots.size());
   }
   const GroupView& group = arena.groups[stage.group.value];
   if (group.table(stage.set) == nullptr) {

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "staging_agent.hpp"
 
-#include <algorithm>
-#include <utility>
-
 #include "kvferry/ipc/base/log.hpp"
 #include "stage_check.hpp"
+
+#include <algorithm>
+#include <utility>
 
 namespace kvferry::worker {
 
@@ -37,8 +37,11 @@ ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankCon
 
 }  // namespace
 
-StagingAgent::StagingAgent(ipc::EventLoop& loop, const ipc::RuntimeDir& dir,
-                           const ipc::RankConfig& config, ipc::Device& device, WorkerArena& arena,
+StagingAgent::StagingAgent(ipc::EventLoop& loop,
+                           const ipc::RuntimeDir& dir,
+                           const ipc::RankConfig& config,
+                           ipc::Device& device,
+                           WorkerArena& arena,
                            StreamCompletions::Failed on_device_failed)
     : loop_(loop),
       config_(config),
@@ -75,9 +78,8 @@ void StagingAgent::on_connect() {
 }
 
 StagingAgent::Connection* StagingAgent::find(std::uint64_t connection) {
-  const auto found =
-      std::find_if(connections_.begin(), connections_.end(),
-                   [connection](const Connection& c) { return c.id == connection; });
+  const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                  [connection](const Connection& c) { return c.id == connection; });
   return found == connections_.end() ? nullptr : &*found;
 }
 
@@ -133,9 +135,8 @@ Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
 }
 
 void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
-  const auto found =
-      std::find_if(connections_.begin(), connections_.end(),
-                   [connection](const Connection& c) { return c.id == connection; });
+  const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                  [connection](const Connection& c) { return c.id == connection; });
   if (found == connections_.end()) return;
   const std::size_t dropped = std::erase_if(
       queue_, [connection](const Request& request) { return request.connection == connection; });

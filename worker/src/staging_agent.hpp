@@ -2,13 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <list>
-#include <memory>
-#include <vector>
-
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
@@ -17,11 +10,18 @@
 #include "stream_completions.hpp"
 #include "worker_arena.hpp"
 
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
 namespace kvferry::worker {
 
-/// Gathers and scatters for movers, on a high-priority stream of the worker's process: a kernel from
-/// another process would stop the compute. Requests come over a socket, are checked without trust,
-/// and are answered after the work was observed complete.
+/// Gathers and scatters for movers, on a high-priority stream of the worker's process: a kernel
+/// from another process would stop the compute. Requests come over a socket, are checked without
+/// trust, and are answered after the work was observed complete.
 /// @threading its loop's thread.
 class StagingAgent {
  public:
@@ -30,16 +30,20 @@ class StagingAgent {
   using Quiesced = std::function<void(ipc::Status)>;
 
   /// Throws Exception: the name is taken by a living worker, or the device refuses a stream.
-  StagingAgent(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, const ipc::RankConfig& config,
-               ipc::Device& device, WorkerArena& arena, StreamCompletions::Failed on_device_failed);
+  StagingAgent(ipc::EventLoop& loop,
+               const ipc::RuntimeDir& dir,
+               const ipc::RankConfig& config,
+               ipc::Device& device,
+               WorkerArena& arena,
+               StreamCompletions::Failed on_device_failed);
   StagingAgent(const StagingAgent&) = delete;
   StagingAgent& operator=(const StagingAgent&) = delete;
   ~StagingAgent();
 
   /// The epoch is being revoked: queued requests end as kRevoked.
   void on_revoked();
-  /// Shuts a dead mover out for good (its socket, its unread and queued requests) and calls back once
-  /// nothing asked by it runs any more, or with kTimeout.
+  /// Shuts a dead mover out for good (its socket, its unread and queued requests) and calls back
+  /// once nothing asked by it runs any more, or with kTimeout.
   void quiesce(const ipc::IncarnationId& mover, ipc::Deadline deadline, Quiesced quiesced);
 
  private:

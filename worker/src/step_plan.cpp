@@ -12,15 +12,17 @@ using ipc::Status;
 
 namespace {
 
-Status check_block(std::string_view what, ipc::GroupId group, ipc::BlockId block,
+Status check_block(std::string_view what,
+                   ipc::GroupId group,
+                   ipc::BlockId block,
                    const MappedArena& arena) {
   if (group.value >= arena.groups.size()) {
     return KVFERRY_ERROR(kInvalidArgument, "{} names group {}; the arena has {} groups", what,
                          group.value, arena.groups.size());
   }
   if (block.value >= arena.groups[group.value].block_count) {
-    return KVFERRY_ERROR(kInvalidArgument, "{} names block {} of group {}, which has {} blocks", what,
-                         block.value, group.value, arena.groups[group.value].block_count);
+    return KVFERRY_ERROR(kInvalidArgument, "{} names block {} of group {}, which has {} blocks",
+                         what, block.value, group.value, arena.groups[group.value].block_count);
   }
   return ipc::ok();
 }

@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "kvferry/kernels/block_layout.hpp"
 #include "worker_arena.hpp"
+
+#include <cstdint>
+#include <vector>
 
 namespace kvferry::worker {
 
@@ -24,9 +24,9 @@ struct GroupStep {
   std::vector<std::uint32_t> verify_places;  ///< Index of each verify in the step's own list.
 };
 
-/// Sorts an untrusted step by group. Errors (kInvalidArgument) name the group or block that is out of
-/// range, and a block that is filled twice, whose contents would be anybody's guess. Groups without
-/// work are left out. Pure.
+/// Sorts an untrusted step by group. Errors (kInvalidArgument) name the group or block that is out
+/// of range, and a block that is filled twice, whose contents would be anybody's guess. Groups
+/// without work are left out. Pure.
 [[nodiscard]] ipc::Result<std::vector<GroupStep>> plan_step(const ipc::Step& step,
                                                             const MappedArena& arena);
 

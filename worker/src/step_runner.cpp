@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step_runner.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+
 #include <algorithm>
 #include <utility>
-
-#include "kvferry/ipc/base/log.hpp"
 
 namespace kvferry::worker {
 
@@ -32,9 +32,13 @@ std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
 
 }  // namespace
 
-StepRunner::StepRunner(ipc::EventLoop& loop, const ipc::RuntimeDir& dir,
-                       const ipc::RankConfig& config, ipc::Device& device, WorkerArena& arena,
-                       CachingAllocator& allocator, StreamCompletions::Failed on_device_failed)
+StepRunner::StepRunner(ipc::EventLoop& loop,
+                       const ipc::RuntimeDir& dir,
+                       const ipc::RankConfig& config,
+                       ipc::Device& device,
+                       WorkerArena& arena,
+                       CachingAllocator& allocator,
+                       StreamCompletions::Failed on_device_failed)
     : device_(device),
       arena_(arena),
       allocator_(allocator),
@@ -78,12 +82,8 @@ void StepRunner::on_message(const ipc::Peer& peer, Envelope envelope) {
         ipc::log_warn("steps: {} gets no answer: {}", peer.name, sent.error().to_string());
       }
       return;
-    case MessageKind::kStep:
-      on_step(peer, std::move(envelope));
-      return;
-    case MessageKind::kBye:
-      drop_queued(peer.id);
-      return;
+    case MessageKind::kStep: on_step(peer, std::move(envelope)); return;
+    case MessageKind::kBye: drop_queued(peer.id); return;
     default:
       fail(peer.id, envelope,
            KVFERRY_ERROR(kProtocol, "message kind {} does not belong on a step channel",
@@ -161,8 +161,10 @@ Status StepRunner::prepare_workspace(const ipc::Step& step, InFlight& work) {
   return stream_->zero(work.workspace.address(), work.workspace.size_bytes());
 }
 
-Status StepRunner::launch_group(const GroupStep& step, std::uint32_t decode_steps,
-                                const GroupView& view, GroupResult& result) {
+Status StepRunner::launch_group(const GroupStep& step,
+                                std::uint32_t decode_steps,
+                                const GroupView& view,
+                                GroupResult& result) {
   const ipc::RegionTable* table = view.table(ipc::RegionSet::kAll);
   KVFERRY_CHECK(table != nullptr, "a group without regions passed validation");
   if (!step.fills.empty()) KVFERRY_TRY(stream_->fill_pattern(*table, step.fills));
@@ -206,11 +208,10 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
 }
 
 void StepRunner::fail(const ipc::IncarnationId& peer, const Envelope& envelope, Error error) {
-  const bool request_was_bad = error.code == ErrorCode::kInvalidArgument ||
-                               error.code == ErrorCode::kProtocol ||
-                               error.code == ErrorCode::kStaleEpoch ||
-                               error.code == ErrorCode::kNotReady ||
-                               error.code == ErrorCode::kBusy || error.code == ErrorCode::kRevoked;
+  const bool request_was_bad =
+      error.code == ErrorCode::kInvalidArgument || error.code == ErrorCode::kProtocol ||
+      error.code == ErrorCode::kStaleEpoch || error.code == ErrorCode::kNotReady ||
+      error.code == ErrorCode::kBusy || error.code == ErrorCode::kRevoked;
   if (!request_was_bad) empty_after_failure(error);
   if (const auto sent = server_->reply_error(peer, envelope, std::move(error)); !sent) {
     ipc::log_warn("steps: no refusal delivered: {}", sent.error().to_string());
@@ -225,9 +226,10 @@ void StepRunner::empty_after_failure(Error& error) {
   emptied_at_ = now;
   const EmptiedCache emptied = allocator_.empty_cache();
   if (out_of_memory) {
-    error.message += fmt::format("; the allocator's cache was emptied ({} bytes freed); if it "
-                                 "happens again, lower the number of GPU blocks or the batch",
-                                 emptied.freed());
+    error.message += fmt::format(
+        "; the allocator's cache was emptied ({} bytes freed); if it "
+        "happens again, lower the number of GPU blocks or the batch",
+        emptied.freed());
   }
 }
 

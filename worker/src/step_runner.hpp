@@ -2,14 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <list>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
@@ -19,6 +11,14 @@
 #include "step_plan.hpp"
 #include "stream_completions.hpp"
 #include "worker_arena.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
 
 namespace kvferry::worker {
 
@@ -32,8 +32,12 @@ class StepRunner final : public ipc::ControlHandler {
   static constexpr std::size_t kMaxQueued = 1024;
 
   /// Throws Exception: the names are taken by a living worker, or the device refuses a stream.
-  StepRunner(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, const ipc::RankConfig& config,
-             ipc::Device& device, WorkerArena& arena, CachingAllocator& allocator,
+  StepRunner(ipc::EventLoop& loop,
+             const ipc::RuntimeDir& dir,
+             const ipc::RankConfig& config,
+             ipc::Device& device,
+             WorkerArena& arena,
+             CachingAllocator& allocator,
              StreamCompletions::Failed on_device_failed);
 
   /// The epoch is being revoked: queued steps end as kRevoked.
@@ -71,8 +75,10 @@ class StepRunner final : public ipc::ControlHandler {
   void start_queued();
   void start(Request request);
   [[nodiscard]] ipc::Status launch(const ipc::Step& step, InFlight& work);
-  [[nodiscard]] ipc::Status launch_group(const GroupStep& step, std::uint32_t decode_steps,
-                                         const GroupView& view, GroupResult& result);
+  [[nodiscard]] ipc::Status launch_group(const GroupStep& step,
+                                         std::uint32_t decode_steps,
+                                         const GroupView& view,
+                                         GroupResult& result);
   [[nodiscard]] ipc::Status prepare_workspace(const ipc::Step& step, InFlight& work);
   void finish(std::list<InFlight>::iterator work, const ipc::Status& status);
   void fail(const ipc::IncarnationId& peer, const ipc::Envelope& envelope, ipc::Error error);
@@ -82,8 +88,8 @@ class StepRunner final : public ipc::ControlHandler {
   WorkerArena& arena_;
   CachingAllocator& allocator_;
   const ipc::Rank rank_;
-  PinnedPool pinned_;                      ///< Outlives the stream that writes its buffers.
-  std::list<InFlight> in_flight_;          ///< Holds such buffers, too.
+  PinnedPool pinned_;              ///< Outlives the stream that writes its buffers.
+  std::list<InFlight> in_flight_;  ///< Holds such buffers, too.
   std::unique_ptr<ipc::Stream> stream_;
   StreamCompletions completions_;
   std::deque<Request> queue_;

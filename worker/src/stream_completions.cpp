@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream_completions.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+
 #include <poll.h>
 
 #include <algorithm>
 #include <utility>
-
-#include "kvferry/ipc/base/log.hpp"
 
 namespace kvferry::worker {
 
@@ -19,7 +19,9 @@ constexpr auto kWatchdogPeriod = 500ms;
 constexpr auto kHangAfter = 10s;
 }  // namespace
 
-StreamCompletions::StreamCompletions(ipc::EventLoop& loop, ipc::Stream& stream, std::string name,
+StreamCompletions::StreamCompletions(ipc::EventLoop& loop,
+                                     ipc::Stream& stream,
+                                     std::string name,
                                      Failed on_device_failed)
     : loop_(loop),
       stream_(stream),

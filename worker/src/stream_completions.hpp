@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace kvferry::worker {
 
@@ -22,7 +22,9 @@ class StreamCompletions {
   using Failed = std::function<void(const ipc::Error&)>;
 
   /// on_device_failed: after every pending call has been told; the device is beyond use.
-  StreamCompletions(ipc::EventLoop& loop, ipc::Stream& stream, std::string name,
+  StreamCompletions(ipc::EventLoop& loop,
+                    ipc::Stream& stream,
+                    std::string name,
                     Failed on_device_failed);
   StreamCompletions(const StreamCompletions&) = delete;
   StreamCompletions& operator=(const StreamCompletions&) = delete;

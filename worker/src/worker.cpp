@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/worker.hpp"
 
-#include <optional>
-#include <utility>
-
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
@@ -14,6 +11,9 @@
 #include "staging_agent.hpp"
 #include "step_runner.hpp"
 #include "worker_arena.hpp"
+
+#include <optional>
+#include <utility>
 
 namespace kvferry::worker {
 

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_arena.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
 #include <poll.h>
 
 #include <algorithm>
-
-#include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/base/size.hpp"
 
 namespace kvferry::worker {
 
@@ -55,9 +55,9 @@ Result<ArenaUse> WorkerArena::enter(const ipc::SessionId& session, Epoch epoch) 
                          mapped_ ? "being cleared" : "not mapped");
   }
   if (mapped_->session != session || mapped_->epoch != epoch) {
-    return KVFERRY_ERROR(kStaleEpoch, "rank {}: request names session {} epoch {}, mapped is {} epoch {}",
-                         rank_.value, session.hex(), epoch.value, mapped_->session.hex(),
-                         mapped_->epoch.value);
+    return KVFERRY_ERROR(
+        kStaleEpoch, "rank {}: request names session {} epoch {}, mapped is {} epoch {}",
+        rank_.value, session.hex(), epoch.value, mapped_->session.hex(), mapped_->epoch.value);
   }
   ++users_;
   return ArenaUse(this, &*mapped_);
@@ -110,8 +110,8 @@ Status WorkerArena::zero(const ipc::Arena& arena) {
     }
   }
   zeroed_.drain();
-  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
-      ipc::MonotonicClock::now() - started);
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - started);
   ipc::log_info("arena: epoch={} zeroed {} in {} ms", arena.epoch().value,
                 ipc::format_size(arena.total_bytes()), took.count());
   return ipc::ok();
@@ -121,7 +121,8 @@ Status WorkerArena::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
   KVFERRY_ASSIGN(MappedArena mapped, build(session, arena));
   KVFERRY_TRY(zero(arena));
   const std::lock_guard lock(mutex_);
-  KVFERRY_CHECK(!mapped_.has_value(), "a second arena was mapped before the first one was unmapped");
+  KVFERRY_CHECK(!mapped_.has_value(),
+                "a second arena was mapped before the first one was unmapped");
   mapped_.emplace(std::move(mapped));
   open_ = true;
   return ipc::ok();
@@ -150,15 +151,18 @@ Status WorkerArena::quiesce(Epoch epoch, Deadline deadline) {
     }
     if (left == 0) break;
     if (deadline.expired()) {
-      return KVFERRY_ERROR(kTimeout, "epoch {}: {} launches of this worker still use the arena; "
-                           "the device may hang, nothing was freed", epoch.value, left);
+      return KVFERRY_ERROR(kTimeout,
+                           "epoch {}: {} launches of this worker still use the arena; "
+                           "the device may hang, nothing was freed",
+                           epoch.value, left);
     }
     wait_readable(idle_.fd(), deadline);
   }
   if (at_start > 0) {
-    ipc::log_info("quiesce: epoch={} idle after {} us", epoch.value,
-                  std::chrono::duration_cast<std::chrono::microseconds>(
-                      ipc::MonotonicClock::now() - started).count());
+    ipc::log_info(
+        "quiesce: epoch={} idle after {} us", epoch.value,
+        std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() - started)
+            .count());
   }
   return ipc::ok();
 }

@@ -2,6 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/lease/arena.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -11,11 +16,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/device/device.hpp"
-#include "kvferry/ipc/lease/arena.hpp"
-#include "kvferry/ipc/os/event_loop.hpp"
 
 namespace kvferry::worker {
 
@@ -48,13 +48,14 @@ struct MappedArena {
 
 class WorkerArena;
 
-/// Permission to use the arena: while one exists, quiesce() waits and nothing is unmapped. Held from
-/// before the first launch until the work was observed complete. @threading any.
+/// Permission to use the arena: while one exists, quiesce() waits and nothing is unmapped. Held
+/// from before the first launch until the work was observed complete. @threading any.
 class ArenaUse {
  public:
   ArenaUse() = default;
   ArenaUse(ArenaUse&& other) noexcept
-      : owner_(std::exchange(other.owner_, nullptr)), arena_(std::exchange(other.arena_, nullptr)) {}
+      : owner_(std::exchange(other.owner_, nullptr)),
+        arena_(std::exchange(other.arena_, nullptr)) {}
   ArenaUse& operator=(ArenaUse&& other) noexcept {
     ArenaUse taken(std::move(other));
     std::swap(owner_, taken.owner_);
@@ -84,7 +85,8 @@ class WorkerArena final : public ipc::ArenaUser {
   /// Throws Exception when the device refuses a stream.
   WorkerArena(ipc::Device& device, ipc::Rank rank);
 
-  /// Called (on the lease thread) when admission has ended, so that users end what they have queued.
+  /// Called (on the lease thread) when admission has ended, so that users end what they have
+  /// queued.
   /// @threading before the first on_mapped() only. The listener outlives the lease.
   void add_revoke_listener(std::function<void()> listener);
 
@@ -106,10 +108,10 @@ class WorkerArena final : public ipc::ArenaUser {
   const ipc::Rank rank_;
   std::unique_ptr<ipc::Stream> stream_;  ///< For zeroing; used by the lease thread only.
   ipc::EventFd zeroed_;
-  ipc::EventFd idle_;                    ///< Signalled when the last user leaves.
+  ipc::EventFd idle_;  ///< Signalled when the last user leaves.
   std::vector<std::function<void()>> listeners_;
 
-  std::mutex mutex_;                     ///< Guards everything below.
+  std::mutex mutex_;  ///< Guards everything below.
   std::optional<MappedArena> mapped_;
   bool open_ = false;
   std::uint32_t users_ = 0;

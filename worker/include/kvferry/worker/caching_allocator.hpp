@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+
 #include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
-
-#include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/device/device.hpp"
 
 namespace kvferry::worker {
 
@@ -60,7 +60,7 @@ struct AllocatorStats {
   std::uint64_t segments = 0;
   std::uint64_t used_blocks = 0;
   std::uint64_t free_blocks = 0;
-  std::uint64_t empties = 0;         ///< Calls of empty_cache().
+  std::uint64_t empties = 0;  ///< Calls of empty_cache().
 };
 
 struct EmptiedCache {
@@ -69,7 +69,8 @@ struct EmptiedCache {
   [[nodiscard]] std::uint64_t freed() const noexcept { return reserved_before - reserved_after; }
 };
 
-/// A part of a process (staging buffers, a draft cache, layer-wise offload) that gave its memory up.
+/// A part of a process (staging buffers, a draft cache, layer-wise offload) that gave its memory
+/// up.
 struct ReleasedComponent {
   bool memory_intensive = false;
   std::uint64_t device_bytes_before = 0;  ///< Its storage before the release …
@@ -84,8 +85,8 @@ struct ReleasedComponent {
   return released.memory_intensive && (storage_gone || released.layerwise_offload);
 }
 
-/// A caching device allocator of the kind that frameworks use: segments come from the driver and are
-/// split into blocks; freed blocks merge with their neighbours and stay cached until
+/// A caching device allocator of the kind that frameworks use: segments come from the driver and
+/// are split into blocks; freed blocks merge with their neighbours and stay cached until
 /// empty_cache(). Small requests share small segments, so that they do not splinter large ones.
 /// When the driver refuses a segment, the cache is emptied and the request tried once more.
 /// @threading any.

@@ -138,12 +138,14 @@ class Client {
   void close();
 
   /// For the caller's event loop: readable when poll() may return something. Stable for the
-  /// client's life, over reconnects, too.
+  /// client's life, over reconnects, too. Poll for reading; never read from it.
   [[nodiscard]] int fd() const noexcept;
-  /// Last known state; refreshed by poll() and by every call.
+  /// Last known state; refreshed by poll() and by every call. Looking at it acknowledges its
+  /// generation: submits name the generation acknowledged last, so that work which was decided on
+  /// before a clear ends as kStaleEpoch instead of touching blocks that are now another arena's.
   [[nodiscard]] const CacheState& state() const noexcept;
   /// Ok once phase is kReady (and offload_ready when asked); completions that arrive meanwhile are
-  /// kept for poll().
+  /// kept for poll(). Ok acknowledges the generation, as state() does.
   [[nodiscard]] Status wait_ready(bool offload, Deadline deadline);
 
   [[nodiscard]] Result<LookupResult> lookup(std::span<const Digest> hashes, Deadline deadline);
@@ -181,7 +183,7 @@ class Client {
 
   /// Lifecycle rows 2 and 3, for this engine. See docs/handshake.md.
   [[nodiscard]] Result<ClearSummary> clear(HostPolicy host, Deadline deadline);
-  /// gpu_blocks 0: as before. Returns the new generation.
+  /// gpu_blocks 0: as before. Returns the new generation, which is thereby acknowledged.
   [[nodiscard]] Result<std::uint64_t> reinit(std::uint32_t gpu_blocks, Deadline deadline);
   /// JSON of docs/operations.md.
   [[nodiscard]] Result<std::string> status(Deadline deadline);

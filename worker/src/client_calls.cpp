@@ -1,0 +1,221 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client_impl.hpp"
+#include "kvferry/worker/client.hpp"
+
+#include <algorithm>
+#include <utility>
+
+/// The calls of a client that are one message each, and its submits.
+namespace kvferry::worker {
+
+using ipc::MessageKind;
+
+namespace {
+
+/// A reply that does not fit its request: nothing of it is used.
+template <typename... Args>
+ipc::Error bad_reply(fmt::format_string<Args...> format, Args&&... args) {
+  return KVFERRY_ERROR(kProtocol, "{}", fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The time that the manager is given; the rest is for its answer, and for ending a stuck mover.
+std::chrono::milliseconds manager_time(Deadline deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining());
+  return std::max(std::chrono::milliseconds(1),
+                  left - std::min(left / 4, std::chrono::milliseconds(3000)));
+}
+
+Status check_count(std::size_t count, std::string_view what) {
+  if (count == 0 || count > ipc::kMaxWireElements) {
+    return KVFERRY_ERROR(kInvalidArgument, "{} {}; 1 to {} are allowed", count, what,
+                         ipc::kMaxWireElements);
+  }
+  return ipc::ok();
+}
+
+template <typename Item> std::vector<DeviceBlock> blocks_of(std::span<const Item> items) {
+  std::vector<DeviceBlock> blocks;
+  blocks.reserve(items.size());
+  for (const Item& item : items) blocks.push_back({item.group, item.block});
+  return blocks;
+}
+
+Result<JobId> submit_swap(ClientLink& link,
+                          MessageKind kind,
+                          std::uint64_t sequence,
+                          std::span<const SequenceItem> items) {
+  KVFERRY_TRY(check_count(items.size(), "blocks to swap"));
+  ipc::SwapSequence message;
+  message.job = link.jobs().next_id();
+  message.generation = link.acknowledged_generation();
+  message.sequence = sequence;
+  message.items.reserve(items.size());
+  for (const SequenceItem& item : items) {
+    message.items.push_back({item.group, item.block, item.index});
+  }
+  KVFERRY_TRY(link.submit(kind, message.job, ipc::encode(message), blocks_of(items)));
+  return message.job;
+}
+
+Result<std::uint32_t> count_pins(ClientLink& link,
+                                 MessageKind kind,
+                                 std::span<const Digest> hashes,
+                                 Deadline deadline) {
+  if (hashes.empty()) return 0U;
+  KVFERRY_TRY(check_count(hashes.size(), "hashes"));
+  const ipc::PinRequest request{{hashes.begin(), hashes.end()}};
+  KVFERRY_ASSIGN(const auto reply, link.call<ipc::PinReply>(kind, request, deadline));
+  // Counted per block and group, so it may well exceed the number of hashes.
+  return reply.pinned;
+}
+
+}  // namespace
+
+Result<LookupResult> Client::lookup(std::span<const Digest> hashes, Deadline deadline) {
+  if (hashes.empty()) return LookupResult{};
+  KVFERRY_TRY(check_count(hashes.size(), "hashes"));
+  const ipc::Lookup request{{hashes.begin(), hashes.end()}};
+  KVFERRY_ASSIGN(const auto reply,
+                 impl_->link.call<ipc::LookupReply>(MessageKind::kLookup, request, deadline));
+  if (reply.usable_prefix > hashes.size() || reply.presence.size() % hashes.size() != 0) {
+    return bad_reply("lookup of {} blocks: usable prefix {}, {} presence entries", hashes.size(),
+                     reply.usable_prefix, reply.presence.size());
+  }
+  LookupResult result;
+  result.usable_prefix = reply.usable_prefix;
+  for (std::size_t i = 0; i < reply.presence.size(); ++i) {
+    if (i % hashes.size() == 0) result.presence.emplace_back().reserve(hashes.size());
+    const std::uint8_t presence = reply.presence[i];
+    if (presence < 1 || presence > ipc::wire_max(ipc::BlockPresence{})) {
+      return bad_reply("lookup: presence {} is unknown", presence);
+    }
+    result.presence.back().push_back(static_cast<Presence>(presence));
+  }
+  return result;
+}
+
+Result<std::uint32_t> Client::pin(std::span<const Digest> hashes, Deadline deadline) {
+  return count_pins(impl_->link, MessageKind::kPin, hashes, deadline);
+}
+
+Result<std::uint32_t> Client::unpin(std::span<const Digest> hashes, Deadline deadline) {
+  return count_pins(impl_->link, MessageKind::kUnpin, hashes, deadline);
+}
+
+Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget> targets,
+                                                     Deadline deadline) {
+  if (targets.empty()) return std::vector<StoreSlot>{};
+  KVFERRY_TRY(check_count(targets.size(), "blocks to store"));
+  ipc::ReserveStore request;
+  request.keys.reserve(targets.size());
+  for (const StoreTarget& target : targets) request.keys.push_back({target.group, target.block});
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(
+                                       MessageKind::kReserveStore, request, deadline));
+  if (reply.slots.size() != targets.size()) {
+    return bad_reply("{} reservations for {} blocks", reply.slots.size(), targets.size());
+  }
+  std::vector<StoreSlot> slots;
+  slots.reserve(reply.slots.size());
+  for (const ipc::ReservedSlot& slot : reply.slots) {
+    slots.push_back({static_cast<Reservation>(slot.outcome), slot.slot});
+  }
+  return slots;
+}
+
+Status Client::abandon_store(std::span<const std::uint64_t> slots) {
+  if (slots.empty()) return ipc::ok();
+  KVFERRY_TRY(check_count(slots.size(), "slots"));
+  const ipc::AbandonStore message{{slots.begin(), slots.end()}};
+  return impl_->link.send_only(MessageKind::kAbandonStore, ipc::encode(message));
+}
+
+Result<JobId> Client::submit_store(std::span<const StoreItem> items) {
+  KVFERRY_TRY(check_count(items.size(), "blocks to store"));
+  ClientLink& link = impl_->link;
+  ipc::SubmitStore message;
+  message.job = link.jobs().next_id();
+  message.generation = link.acknowledged_generation();
+  message.items.reserve(items.size());
+  for (const StoreItem& item : items) message.items.push_back({item.group, item.block, item.slot});
+  KVFERRY_TRY(
+      link.submit(MessageKind::kSubmitStore, message.job, ipc::encode(message), blocks_of(items)));
+  return message.job;
+}
+
+Result<JobId> Client::submit_load(std::span<const LoadItem> items, std::uint8_t priority) {
+  KVFERRY_TRY(check_count(items.size(), "blocks to load"));
+  ClientLink& link = impl_->link;
+  ipc::SubmitLoad message;
+  message.job = link.jobs().next_id();
+  message.generation = link.acknowledged_generation();
+  message.priority = priority;
+  message.items.reserve(items.size());
+  for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});
+  KVFERRY_TRY(
+      link.submit(MessageKind::kSubmitLoad, message.job, ipc::encode(message), blocks_of(items)));
+  return message.job;
+}
+
+Result<JobId> Client::swap_out(std::uint64_t sequence, std::span<const SequenceItem> items) {
+  return submit_swap(impl_->link, MessageKind::kSwapOut, sequence, items);
+}
+
+Result<JobId> Client::swap_in(std::uint64_t sequence, std::span<const SequenceItem> items) {
+  return submit_swap(impl_->link, MessageKind::kSwapIn, sequence, items);
+}
+
+Status Client::drop_sequence(std::uint64_t sequence, Deadline deadline) {
+  KVFERRY_TRY(impl_->link.request(MessageKind::kDropSequence,
+                                  ipc::encode(ipc::DropSequence{sequence}), deadline));
+  return ipc::ok();
+}
+
+Status Client::cancel(JobId job) {
+  impl_->link.pump();
+  if (!impl_->link.jobs().is_unfinished(job)) return ipc::ok();
+  return impl_->link.send_only(MessageKind::kCancel, ipc::encode(ipc::CancelJob{job}));
+}
+
+Result<ClearSummary> Client::clear(HostPolicy host, Deadline deadline) {
+  ipc::ClearRequest request;
+  request.engine = impl_->link.options().engine;
+  request.host = static_cast<ipc::HostPolicy>(host);
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply,
+                 impl_->link.call<ipc::ClearReply>(MessageKind::kClear, request, deadline));
+  ClearSummary summary;
+  summary.host_blocks_dropped = reply.host_blocks_dropped;
+  summary.took = reply.took;
+  for (const ipc::RankOutcome& rank : reply.ranks) {
+    if (rank.error) return *rank.error;
+    summary.quarantined |= rank.outcome.kind == ipc::ClearKind::kQuarantined;
+    if (!rank.outcome.detail.empty()) {
+      if (!summary.detail.empty()) summary.detail += "; ";
+      summary.detail += fmt::format("rank {}: {}", rank.rank.value, rank.outcome.detail);
+    }
+    summary.free_before += rank.outcome.free_before;
+    summary.free_after += rank.outcome.free_after;
+  }
+  return summary;
+}
+
+Result<std::uint64_t> Client::reinit(std::uint32_t gpu_blocks, Deadline deadline) {
+  ipc::ReinitRequest request;
+  request.engine = impl_->link.options().engine;
+  request.gpu_blocks = gpu_blocks;
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply,
+                 impl_->link.call<ipc::ReinitReply>(MessageKind::kReinit, request, deadline));
+  // Who re-creates the arena knows that its blocks are new.
+  impl_->link.acknowledge_generation(reply.generation);
+  return reply.generation;
+}
+
+Result<std::string> Client::status(Deadline deadline) {
+  KVFERRY_ASSIGN(auto reply,
+                 impl_->link.call<ipc::StatusReply>(MessageKind::kStatus, ipc::Empty{}, deadline));
+  return std::move(reply.json);
+}
+
+}  // namespace kvferry::worker

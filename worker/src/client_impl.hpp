@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "client_link.hpp"
+#include "kvferry/worker/client.hpp"
+
+#include <utility>
+
+namespace kvferry::worker {
+
+class Client::Impl {
+ public:
+  Impl(ClientOptions options, ipc::RuntimeDir dir) : link(std::move(options), std::move(dir)) {}
+  ClientLink link;
+};
+
+}  // namespace kvferry::worker

@@ -1,0 +1,372 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client_link.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <utility>
+
+namespace kvferry::worker {
+
+using ipc::Bytes;
+using ipc::Envelope;
+using ipc::MessageKind;
+using ipc::RequestId;
+using std::chrono_literals::operator""ms;
+
+namespace {
+
+constexpr ipc::Duration kAfterRefusal = 200ms;
+
+/// A manager cannot make an engine believe in another number of ranks or in absurd block counts.
+Status check_state(const ipc::EngineState& state, const ClientOptions& options) {
+  if (!state.ranks.empty() && state.ranks.size() != options.ranks) {
+    return KVFERRY_ERROR(kProtocol, "EngineState lists {} ranks, expected {}", state.ranks.size(),
+                         options.ranks);
+  }
+  if (state.offload_ready && state.ranks.size() != options.ranks) {
+    return KVFERRY_ERROR(kProtocol, "EngineState is offload_ready with {} of {} ranks",
+                         state.ranks.size(), options.ranks);
+  }
+  return ipc::ok();
+}
+
+}  // namespace
+
+ClientLink::ClientLink(ClientOptions options, ipc::RuntimeDir dir)
+    : options_(std::move(options)), dir_(std::move(dir)), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_.valid()) throw ipc::Exception(KVFERRY_ERRNO("epoll_create1"));
+  watch(news_.fd());
+}
+
+ClientLink::~ClientLink() { close(); }
+
+void ClientLink::watch(int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    ipc::log_error("{}", KVFERRY_ERRNO("client: cannot watch descriptor {}", fd).to_string());
+  }
+}
+
+ipc::ControlLink::Options ClientLink::link_options() const {
+  ipc::ControlLink::Options options;
+  options.registry_path = dir_.registry_socket();
+  options.control_path = dir_.control_socket();
+  options.kind = ipc::ProcessKind::kEngine;
+  // A life of its own for every connection: replies and jobs of an earlier one cannot be taken for
+  // this one's by a manager that has not noticed yet that the earlier one ended.
+  options.incarnation = ipc::IncarnationId::random();
+  options.name = "engine " + options_.engine;
+  return options;
+}
+
+Bytes ClientLink::hello() const {
+  ipc::EngineHello hello;
+  hello.engine = options_.engine;
+  hello.name_space = options_.identity.name_space;
+  hello.model = options_.identity.model;
+  hello.weights = options_.identity.weights;
+  hello.ranks = options_.ranks;
+  hello.fingerprint = options_.identity.fingerprint;
+  return ipc::encode(hello);
+}
+
+Status ClientLink::connect(Deadline deadline) {
+  KVFERRY_ASSIGN(auto link, ipc::ControlLink::connect(link_options(), deadline));
+  adopt(std::move(link));
+  KVFERRY_ASSIGN(const RequestId id, send(MessageKind::kEngineHello, hello(),
+                                          {MessageKind::kEngineHello, true, {}, {}}));
+  while (true) {
+    const auto found = pending_.find(id.value);
+    if (link_ == nullptr || found == pending_.end()) {
+      return KVFERRY_ERROR(kPeerDied, "the manager of instance {} ended before it answered",
+                           dir_.instance());
+    }
+    if (found->second.reply) {
+      const Envelope reply = std::move(*found->second.reply);
+      pending_.erase(found);
+      if (reply.error) return *reply.error;
+      greeted_ = was_greeted_ = true;
+      state_.manager_connected = true;
+      return ipc::ok();
+    }
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "the manager of instance {} did not answer engine {}'s hello",
+                           dir_.instance(), options_.engine);
+    }
+    wait(deadline);
+  }
+}
+
+void ClientLink::close() {
+  if (closed_) return;
+  closed_ = true;
+  reconnector_.reset();
+  if (link_ != nullptr) {
+    Envelope bye;
+    bye.kind = MessageKind::kBye;
+    bye.body = ipc::encode(ipc::Empty{});
+    if (const auto sent = link_->send(bye); !sent) {
+      ipc::log_debug("client: no bye: {}", sent.error().to_string());
+    }
+    link_.reset();
+  }
+  pending_.clear();
+  greeted_ = false;
+  state_.manager_connected = false;
+  state_.offload_ready = false;
+}
+
+void ClientLink::adopt(std::unique_ptr<ipc::ControlLink> link) {
+  link_ = std::move(link);
+  manager_ = link_->welcome().manager_session;
+  watch(link_->fd());
+}
+
+void ClientLink::pump() {
+  take_reconnected();
+  while (link_ != nullptr) {
+    auto received = link_->try_receive();
+    if (!received) {
+      lose(received.error().to_string());
+      break;
+    }
+    if (!received->has_value()) {
+      if (link_->server_lost()) lose("its connection ended");
+      break;
+    }
+    on_envelope(std::move(**received));
+  }
+  update_news();
+}
+
+void ClientLink::wait(Deadline deadline) {
+  pump();
+  pollfd entry{epoll_.get(), POLLIN, 0};
+  if (!news_signalled_) {
+    ::poll(&entry, 1, deadline.poll_timeout_ms());
+    pump();
+    return;
+  }
+  // Completions that nobody has taken yet keep our own descriptor readable: wait for the others.
+  pollfd others{link_ != nullptr          ? link_->fd()
+                : reconnector_ != nullptr ? reconnector_->fd()
+                                          : -1,
+                POLLIN, 0};
+  ::poll(&others, 1, deadline.poll_timeout_ms());
+  pump();
+}
+
+void ClientLink::update_news() {
+  const bool wanted = jobs_.has_news();
+  if (wanted == news_signalled_) return;
+  news_signalled_ = wanted;
+  if (wanted) {
+    news_.signal();
+  } else {
+    news_.drain();
+  }
+}
+
+void ClientLink::take_reconnected() {
+  if (reconnector_ == nullptr) return;
+  auto link = reconnector_->take();
+  if (link == nullptr) return;
+  reconnector_.reset();
+  adopt(std::move(link));
+  const auto sent =
+      send(MessageKind::kEngineHello, hello(), {MessageKind::kEngineHello, false, {}, {}});
+  if (!sent) lose(sent.error().to_string());
+}
+
+void ClientLink::lose(std::string_view why) {
+  ipc::log_warn("client: engine {} lost its manager ({}); {} jobs unfinished, reconnecting",
+                options_.engine, why, jobs_.unfinished());
+  link_.reset();  // Closes its descriptor, which leaves the epoll set by itself.
+  greeted_ = false;
+  state_.manager_connected = false;
+  state_.offload_ready = false;
+  jobs_.orphan_all(state_.ranks);
+  for (auto pending = pending_.begin(); pending != pending_.end();) {
+    // A request() that waits finds out by the missing entry.
+    pending = pending_.erase(pending);
+  }
+  if (was_greeted_ && !closed_) reconnect(ipc::Duration::zero());
+}
+
+void ClientLink::reconnect(ipc::Duration after) {
+  reconnector_ = std::make_unique<Reconnector>(link_options(), after);
+  watch(reconnector_->fd());
+}
+
+Status ClientLink::check_connected() const {
+  if (closed_)
+    return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", options_.engine);
+  if (link_ == nullptr || !greeted_) {
+    return KVFERRY_ERROR(kNoManager, "no manager on instance {}; reconnecting, retry later",
+                         dir_.instance());
+  }
+  return ipc::ok();
+}
+
+Result<RequestId> ClientLink::send(MessageKind kind, Bytes body, Pending pending) {
+  Envelope envelope;
+  envelope.kind = kind;
+  envelope.request = RequestId{++last_request_};
+  envelope.body = std::move(body);
+  KVFERRY_TRY(link_->send(envelope));
+  pending_.emplace(envelope.request.value, std::move(pending));
+  return envelope.request;
+}
+
+Result<Bytes> ClientLink::request(MessageKind kind, Bytes body, Deadline deadline) {
+  pump();
+  KVFERRY_TRY(check_connected());
+  KVFERRY_ASSIGN(const RequestId id, send(kind, std::move(body), {kind, true, {}, {}}));
+  while (true) {
+    const auto found = pending_.find(id.value);
+    if (found == pending_.end()) {
+      return KVFERRY_ERROR(kPeerDied,
+                           "the manager of instance {} was lost before it answered; "
+                           "whether the request took effect is not known",
+                           dir_.instance());
+    }
+    if (found->second.reply) {
+      Envelope reply = std::move(*found->second.reply);
+      pending_.erase(found);
+      if (reply.error) return std::move(*reply.error);
+      return std::move(reply.body);
+    }
+    if (deadline.expired()) {
+      found->second.wanted = false;
+      return KVFERRY_ERROR(kTimeout,
+                           "the manager of instance {} did not answer in time; the "
+                           "request may still take effect",
+                           dir_.instance());
+    }
+    wait(deadline);
+  }
+}
+
+Status ClientLink::send_only(MessageKind kind, Bytes body) {
+  pump();
+  KVFERRY_TRY(check_connected());
+  KVFERRY_TRY(send(kind, std::move(body), {kind, false, {}, {}}));
+  return ipc::ok();
+}
+
+Status ClientLink::submit(MessageKind kind,
+                          JobId job,
+                          Bytes body,
+                          std::span<const DeviceBlock> blocks) {
+  KVFERRY_TRY(check_connected());
+  KVFERRY_TRY(send(kind, std::move(body), {kind, false, job, {}}));
+  jobs_.add(job, manager_, blocks);
+  ++stats_.jobs_submitted;
+  pump();
+  return ipc::ok();
+}
+
+void ClientLink::on_envelope(Envelope envelope) {
+  if (envelope.is_reply) {
+    on_reply(std::move(envelope));
+  } else if (envelope.kind == MessageKind::kEngineState) {
+    on_state(envelope);
+  } else if (envelope.kind == MessageKind::kJobDone) {
+    on_job_done(envelope);
+  } else if (envelope.kind == MessageKind::kBye) {
+    lose("it said bye");
+  } else {
+    ipc::log_warn("client: message kind {} is not for an engine; dropped",
+                  static_cast<unsigned>(envelope.kind));
+  }
+}
+
+void ClientLink::on_reply(Envelope envelope) {
+  const auto found = pending_.find(envelope.request.value);
+  if (found == pending_.end() || found->second.kind != envelope.kind) {
+    ipc::log_warn("client: reply to request {} that is not waiting for one; dropped",
+                  envelope.request.value);
+    return;
+  }
+  if (found->second.wanted) {
+    found->second.reply = std::move(envelope);
+    return;
+  }
+  const Pending pending = std::move(found->second);
+  pending_.erase(found);
+  if (pending.kind == MessageKind::kEngineHello) {
+    if (envelope.error) {
+      on_hello_refused(*envelope.error);
+      return;
+    }
+    greeted_ = true;
+    state_.manager_connected = true;
+    ++stats_.reconnects;
+    ipc::log_info("client: engine {} is connected to manager {} again", options_.engine,
+                  manager_.hex());
+  } else if (pending.job && envelope.error) {
+    if (jobs_.finish_all_items(*pending.job, envelope.error->code, envelope.error->message)) {
+      ++stats_.jobs_completed;
+      ++stats_.jobs_failed;
+    }
+  } else if (envelope.error) {
+    ipc::log_warn("client: {}", envelope.error->to_string());
+  }
+}
+
+void ClientLink::on_hello_refused(const ipc::Error& error) {
+  ipc::log_warn("client: the new manager refused engine {}: {}; trying again", options_.engine,
+                error.to_string());
+  link_.reset();
+  reconnect(kAfterRefusal);
+}
+
+void ClientLink::on_state(const Envelope& envelope) {
+  auto state = ipc::decode<ipc::EngineState>(envelope.body, "EngineState");
+  const Status valid = state ? check_state(*state, options_) : Status(state.error());
+  if (!valid) {
+    ipc::log_error("client: state of engine {} dropped: {}", options_.engine,
+                   valid.error().to_string());
+    return;
+  }
+  if (state->generation != state_.generation) {
+    ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
+                  state->generation);
+  }
+  state_.generation = state->generation;
+  state_.phase = static_cast<CachePhase>(state->phase);
+  state_.offload_ready = state->offload_ready;
+  state_.ranks.clear();
+  for (const ipc::RankArena& rank : state->ranks) {
+    state_.ranks.push_back(ArenaId{rank.session, rank.epoch});
+  }
+  state_.group_blocks = std::move(state->group_blocks);
+  if (!jobs_.has_orphans()) return;
+  const std::size_t settled = jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks);
+  stats_.jobs_completed += settled;
+  stats_.jobs_failed += settled;
+}
+
+void ClientLink::on_job_done(const Envelope& envelope) {
+  auto done = ipc::decode<ipc::JobDone>(envelope.body, "JobDone");
+  if (!done) {
+    ipc::log_error("client: completion dropped: {}", done.error().to_string());
+    return;
+  }
+  Completion probe;
+  probe.results = done->results;
+  if (!jobs_.finish(done->job, std::move(done->results), std::move(done->message), done->bytes)) {
+    ipc::log_warn("client: completion of unknown job {} dropped", done->job.value);
+    return;
+  }
+  ++stats_.jobs_completed;
+  if (!probe.all_ok()) ++stats_.jobs_failed;
+}
+
+}  // namespace kvferry::worker

@@ -1,0 +1,118 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "job_tracker.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/worker/client.hpp"
+#include "reconnector.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// What is under a Client: the link to whichever manager lives, its events and replies, and the
+/// jobs. pump() does all the work that does not block; every public call goes through it.
+/// @threading one thread at a time.
+class ClientLink {
+ public:
+  ClientLink(ClientOptions options, ipc::RuntimeDir dir);  ///< Throws Exception.
+  ClientLink(const ClientLink&) = delete;
+  ClientLink& operator=(const ClientLink&) = delete;
+  ~ClientLink();
+
+  /// The first connection: errors are returned, nothing is retried in the background.
+  [[nodiscard]] Status connect(Deadline deadline);
+  /// Says bye. Nothing reconnects afterwards.
+  void close();
+
+  /// Takes in whatever has arrived; notices a lost or a new manager. Never blocks.
+  void pump();
+  /// Waits until fd() is readable or the deadline passes; then pumps.
+  void wait(Deadline deadline);
+
+  /// Sends a request and waits for its reply. kNoManager while there is none, kPeerDied when it is
+  /// lost meanwhile, kTimeout; the reply's own error otherwise.
+  [[nodiscard]] Result<ipc::Bytes> request(ipc::MessageKind kind,
+                                           ipc::Bytes body,
+                                           Deadline deadline);
+  template <typename Reply, typename Request>
+  [[nodiscard]] Result<Reply> call(ipc::MessageKind kind, const Request& body, Deadline deadline) {
+    KVFERRY_ASSIGN(const ipc::Bytes bytes, request(kind, ipc::encode(body), deadline));
+    return ipc::decode<Reply>(bytes, "reply");
+  }
+  /// Sends a request whose reply matters only when it is an error.
+  [[nodiscard]] Status send_only(ipc::MessageKind kind, ipc::Bytes body);
+  /// Sends a job and tracks it; a refusal becomes its completion.
+  [[nodiscard]] Status submit(ipc::MessageKind kind,
+                              JobId job,
+                              ipc::Bytes body,
+                              std::span<const DeviceBlock> blocks);
+
+  /// Keeps fd() readable exactly while there are completions or releases to take.
+  void update_news();
+
+  [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
+  [[nodiscard]] bool closed() const noexcept { return closed_; }
+  [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
+  [[nodiscard]] const CacheState& state() const noexcept { return state_; }
+  /// The generation that the engine knows: submits name it, so that work decided on before a clear
+  /// is refused and not done on blocks that meanwhile belong to another arena.
+  void acknowledge_generation() noexcept { acknowledged_ = state_.generation; }
+  void acknowledge_generation(std::uint64_t generation) noexcept { acknowledged_ = generation; }
+  [[nodiscard]] std::uint64_t acknowledged_generation() const noexcept { return acknowledged_; }
+  [[nodiscard]] JobTracker& jobs() noexcept { return jobs_; }
+  [[nodiscard]] ClientStats& stats() noexcept { return stats_; }
+
+ private:
+  /// What a request that is on its way is for.
+  struct Pending {
+    ipc::MessageKind kind = ipc::MessageKind::kBye;
+    bool wanted = false;                 ///< request() waits for it.
+    std::optional<JobId> job;            ///< submit().
+    std::optional<ipc::Envelope> reply;  ///< Once there, when wanted.
+  };
+
+  [[nodiscard]] ipc::ControlLink::Options link_options() const;
+  [[nodiscard]] ipc::Bytes hello() const;
+  [[nodiscard]] Status check_connected() const;
+  [[nodiscard]] Result<ipc::RequestId> send(ipc::MessageKind kind,
+                                            ipc::Bytes body,
+                                            Pending pending);
+  void adopt(std::unique_ptr<ipc::ControlLink> link);
+  void take_reconnected();
+  void lose(std::string_view why);
+  void reconnect(ipc::Duration after);
+  void on_envelope(ipc::Envelope envelope);
+  void on_reply(ipc::Envelope envelope);
+  void on_hello_refused(const ipc::Error& error);
+  void on_state(const ipc::Envelope& envelope);
+  void on_job_done(const ipc::Envelope& envelope);
+  void watch(int fd);
+
+  const ClientOptions options_;
+  const ipc::RuntimeDir dir_;
+  ipc::UniqueFd epoll_;
+  ipc::EventFd news_;
+  bool news_signalled_ = false;
+  std::unique_ptr<ipc::ControlLink> link_;
+  std::unique_ptr<Reconnector> reconnector_;
+  ipc::SessionId manager_;    ///< Of the link, or of the last one.
+  bool greeted_ = false;      ///< The manager accepted our hello.
+  bool was_greeted_ = false;  ///< Ever.
+  bool closed_ = false;
+  std::uint64_t last_request_ = 0;
+  std::unordered_map<std::uint64_t, Pending> pending_;
+  CacheState state_;
+  std::uint64_t acknowledged_ = 0;
+  JobTracker jobs_;
+  ClientStats stats_;
+};
+
+}  // namespace kvferry::worker
