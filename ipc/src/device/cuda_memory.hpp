@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/cuda_context.hpp"
+#include "kvferry/ipc/device/device.hpp"
+
+#include <memory>
+
+namespace kvferry::ipc {
+
+/// Memory of one CUDA device, both kinds, owned and imported. Every function runs under a guard.
+[[nodiscard]] Result<std::unique_ptr<AddressRange>> reserve_cuda_range(
+    std::shared_ptr<const CudaContext> context, std::uint64_t size_bytes);
+
+[[nodiscard]] Result<std::unique_ptr<DeviceMemory>> allocate_cuda_memory(
+    std::shared_ptr<const CudaContext> context,
+    std::uint64_t size_bytes,
+    HandleKind kind,
+    AddressRange* at);
+
+[[nodiscard]] Result<std::unique_ptr<DeviceMemory>> import_cuda_memory(
+    std::shared_ptr<const CudaContext> context, ExportedHandle handle, AddressRange* at);
+
+/// What sizes are rounded up to: the driver's granularity for shareable memory.
+[[nodiscard]] Result<std::uint64_t> cuda_granularity(const CudaContext& context);
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,406 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/os/process.hpp"
+#include "kvferry/kernels/host_twins.hpp"
+#include "support/child_process.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+
+// What every device backend must do alike. Built once per backend: KVFERRY_TEST_DEVICE names it.
+namespace kvferry::ipc {
+namespace {
+
+constexpr std::uint64_t kMiB = 1ULL << 20;
+
+class DeviceConformanceTest : public testing::TestWithParam<HandleKind> {
+ protected:
+  void SetUp() override {
+    auto spec = DeviceSpec::parse(KVFERRY_TEST_DEVICE);
+    ASSERT_TRUE(spec.has_value());
+    if (spec->kind == DeviceKind::kCuda && cuda_device_count() == 0) {
+      if (environment("KVFERRY_REQUIRE_GPU") == "1") {
+        FAIL() << "KVFERRY_REQUIRE_GPU=1, but no CUDA device is usable here";
+      }
+      GTEST_SKIP() << "no CUDA device";
+    }
+    device_ = open_device(*spec);
+    auto stream = device_->make_stream(StreamPriority::kNormal);
+    ASSERT_TRUE(stream.has_value());
+    stream_ = std::move(stream).value();
+  }
+
+  void finish() {
+    const EventFd done;
+    ASSERT_TRUE(stream_->notify(done.fd()).has_value());
+    pollfd waited{done.fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&waited, 1, test::soon().poll_timeout_ms()), 1);
+    const auto idle = stream_->query();
+    ASSERT_TRUE(idle.has_value()) << idle.error().to_string();
+  }
+
+  std::unique_ptr<DeviceMemory> allocate(std::uint64_t size, AddressRange* at = nullptr) {
+    auto memory = device_->allocate(size, GetParam(), at);
+    if (!memory) {
+      ADD_FAILURE() << memory.error().to_string();
+      return nullptr;
+    }
+    return std::move(memory).value();
+  }
+
+  std::unique_ptr<PinnedBuffer> pinned(std::uint64_t size) {
+    auto buffer = device_->make_pinned_buffer(size);
+    EXPECT_TRUE(buffer.has_value());
+    return std::move(buffer).value();
+  }
+
+  void copy(CopyDirection direction, void* host, DevicePtr device, std::uint64_t size) {
+    const CopyOp op{host, device, size};
+    ASSERT_TRUE(stream_->copy(direction, {&op, 1}, CopyMode::kEach).has_value());
+    finish();
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_P(DeviceConformanceTest, GatherAndScatterMatchTheReferenceOverRandomLayouts) {
+  std::mt19937_64 random(7);
+  const auto pick = [&random](std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
+  };
+  constexpr std::uint64_t kArena = 24 * kMiB;
+  constexpr std::uint64_t kPacked = 8 * kMiB;
+  auto memory = allocate(kArena + kPacked);
+  ASSERT_NE(memory, nullptr);
+  auto arena_image = pinned(kArena);
+  auto packed_image = pinned(kPacked);
+  for (int round = 0; round < 25; ++round) {
+    // Sizes from single bytes over 512-byte scales to 64 KiB pages; strides that leave gaps.
+    const std::uint64_t alignment = 1ULL << pick(0, 6);
+    const auto block_count = static_cast<std::uint32_t>(pick(1, 40));
+    std::vector<kernels::StridedRegion> device_regions;
+    std::uint64_t offset = pick(0, 3) * alignment;
+    std::uint64_t packed_stride = 0;
+    const std::uint64_t region_count = round == 24 ? 500 : pick(1, 12);
+    for (std::uint64_t r = 0; r < region_count; ++r) {
+      kernels::StridedRegion region;
+      region.block_bytes = alignment * pick(1, round == 24 ? 4 : 900);
+      region.block_stride = region.block_bytes + alignment * pick(0, 3);
+      if (offset + region.block_stride * block_count > kArena) break;
+      if ((packed_stride + region.block_bytes) * block_count > kPacked) break;
+      region.base = static_cast<unsigned char*>((memory->address() + offset).raw());
+      region.packed_offset = packed_stride;
+      region.salt = r;
+      packed_stride += region.block_bytes;
+      offset += region.block_stride * block_count;
+      device_regions.push_back(region);
+    }
+    ASSERT_FALSE(device_regions.empty());
+    for (std::uint64_t i = 0; i < kArena; i += 8) {
+      const std::uint64_t word = random();
+      std::memcpy(arena_image->data() + i, &word, 8);
+    }
+    copy(CopyDirection::kHostToDevice, arena_image->data(), memory->address(), kArena);
+
+    std::vector<std::uint32_t> ids(block_count);
+    std::iota(ids.begin(), ids.end(), 0U);
+    std::shuffle(ids.begin(), ids.end(), random);
+    ids.resize(pick(1, block_count));
+    kernels::BlockIds batch;
+    batch.count = static_cast<std::uint32_t>(ids.size());
+    std::copy(ids.begin(), ids.end(), batch.ids);
+
+    auto host_regions = device_regions;
+    for (auto& region : host_regions) {
+      region.base = reinterpret_cast<unsigned char*>(arena_image->data()) +
+                    (region.base - static_cast<unsigned char*>(memory->address().raw()));
+    }
+    std::vector<unsigned char> expected(packed_stride * ids.size());
+    kernels::PackedBlocks layout{host_regions.data(),
+                                 static_cast<std::uint32_t>(host_regions.size()), expected.data(),
+                                 packed_stride};
+    kernels::host::gather(layout, batch);
+
+    auto table = device_->make_region_table(device_regions);
+    ASSERT_TRUE(table.has_value());
+    const DevicePtr packed = memory->address() + kArena;
+    ASSERT_TRUE(stream_->gather(**table, ids, packed, packed_stride).has_value());
+    finish();
+    copy(CopyDirection::kDeviceToHost, packed_image->data(), packed, expected.size());
+    ASSERT_EQ(std::memcmp(packed_image->data(), expected.data(), expected.size()), 0);
+
+    // Scatter other bytes back; everything outside the slices must stay as it was.
+    for (auto& byte : expected) byte = static_cast<unsigned char>(random());
+    kernels::host::scatter(layout, batch);
+    std::memcpy(packed_image->data(), expected.data(), expected.size());
+    copy(CopyDirection::kHostToDevice, packed_image->data(), packed, expected.size());
+    ASSERT_TRUE(stream_->scatter(**table, ids, packed, packed_stride).has_value());
+    finish();
+    auto seen = pinned(kArena);
+    copy(CopyDirection::kDeviceToHost, seen->data(), memory->address(), kArena);
+    ASSERT_EQ(std::memcmp(seen->data(), arena_image->data(), kArena), 0) << "round " << round;
+  }
+}
+
+TEST_P(DeviceConformanceTest, VerifyFindsEachWrongWordInItsBlock) {
+  auto memory = allocate(8 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  std::vector<kernels::StridedRegion> regions(3);
+  for (std::size_t r = 0; r < regions.size(); ++r) {
+    regions[r].base = static_cast<unsigned char*>((memory->address() + r * kMiB).raw());
+    regions[r].block_bytes = r == 1 ? 509 : 4096;  // an odd one, with a cut last word
+    regions[r].block_stride = r == 1 ? 509 : 4096;
+    regions[r].salt = r + 1;
+  }
+  auto table = device_->make_region_table(regions);
+  ASSERT_TRUE(table.has_value());
+  std::vector<kernels::SeededBlock> blocks;
+  for (std::uint32_t i = 0; i < 230; ++i) blocks.push_back({1000 + i, i, 0});  // > one launch
+  ASSERT_TRUE(stream_->fill_pattern(**table, blocks).has_value());
+  auto results = pinned(blocks.size() * 8);
+  const auto* words = reinterpret_cast<const std::uint64_t*>(results->data());
+  std::memset(results->data(), 0, results->size_bytes());
+  ASSERT_TRUE(stream_->verify_pattern(**table, blocks, *results).has_value());
+  finish();
+  for (std::size_t i = 0; i < blocks.size(); ++i) EXPECT_EQ(words[i], 0U) << i;
+
+  auto byte = pinned(1);
+  const DevicePtr victim = memory->address() + kMiB + 17 * 509 + 508;  // last byte, block 17
+  copy(CopyDirection::kDeviceToHost, byte->data(), victim, 1);
+  *byte->data() ^= std::byte{0x40};
+  copy(CopyDirection::kHostToDevice, byte->data(), victim, 1);
+  std::memset(results->data(), 0, results->size_bytes());
+  ASSERT_TRUE(stream_->verify_pattern(**table, blocks, *results).has_value());
+  finish();
+  for (std::size_t i = 0; i < blocks.size(); ++i) EXPECT_EQ(words[i], i == 17 ? 1U : 0U) << i;
+}
+
+TEST_P(DeviceConformanceTest, ChecksumsMatchTheReference) {
+  auto memory = allocate(4 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  std::vector<kernels::StridedRegion> regions(2);
+  regions[0] = {static_cast<unsigned char*>(memory->address().raw()), 1000, 999, 0, 1};
+  regions[1] = {static_cast<unsigned char*>((memory->address() + kMiB).raw()), 2048, 2048, 999, 2};
+  auto table = device_->make_region_table(regions);
+  std::vector<kernels::SeededBlock> blocks;
+  std::vector<std::uint32_t> ids;
+  for (std::uint32_t i = 0; i < 300; ++i) {
+    blocks.push_back({77 + i, i, 0});
+    ids.push_back(299 - i);
+  }
+  ASSERT_TRUE(stream_->fill_pattern(**table, blocks).has_value());
+  auto results = pinned(ids.size() * 8);
+  ASSERT_TRUE(stream_->checksum(**table, ids, *results).has_value());
+  auto image = pinned(4 * kMiB);
+  copy(CopyDirection::kDeviceToHost, image->data(), memory->address(), 4 * kMiB);
+  auto host_regions = regions;
+  for (auto& region : host_regions) {
+    region.base = reinterpret_cast<unsigned char*>(image->data()) +
+                  (region.base - static_cast<unsigned char*>(memory->address().raw()));
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    kernels::BlockIds one;
+    one.count = 1;
+    one.ids[0] = ids[i];
+    std::uint64_t expected = 0;
+    kernels::host::checksum(host_regions.data(), 2, one, &expected);
+    EXPECT_EQ(reinterpret_cast<const std::uint64_t*>(results->data())[i], expected) << i;
+  }
+}
+
+TEST_P(DeviceConformanceTest, CopiesOneByOneAndBatchedMoveTheSameBytes) {
+  auto memory = allocate(16 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  constexpr std::uint64_t kChunk = 16 << 10;
+  constexpr std::size_t kCount = 400;
+  auto source = pinned(kCount * kChunk);
+  auto target = pinned(kCount * kChunk);
+  std::mt19937_64 random(3);
+  for (std::uint64_t i = 0; i < kCount * kChunk; i += 8) {
+    const std::uint64_t word = random();
+    std::memcpy(source->data() + i, &word, 8);
+  }
+  for (const CopyMode mode : {CopyMode::kEach, CopyMode::kBatch}) {
+    std::vector<CopyOp> up;
+    std::vector<CopyOp> down;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const DevicePtr at = memory->address() + (kCount - 1 - i) * 2 * kChunk;
+      up.push_back({source->data() + i * kChunk, at, kChunk});
+      down.push_back({target->data() + i * kChunk, at, kChunk});
+    }
+    std::memset(target->data(), 0, target->size_bytes());
+    ASSERT_TRUE(stream_->zero(memory->address(), 16 * kMiB).has_value());
+    ASSERT_TRUE(stream_->copy(CopyDirection::kHostToDevice, up, mode).has_value());
+    ASSERT_TRUE(stream_->copy(CopyDirection::kDeviceToHost, down, mode).has_value());
+    finish();
+    EXPECT_EQ(std::memcmp(source->data(), target->data(), kCount * kChunk), 0);
+  }
+}
+
+TEST_P(DeviceConformanceTest, ReleaseGivesTheMemoryBackToTheDriver) {
+  const auto before = device_->memory_info();
+  auto memory = allocate(64 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  const auto during = device_->memory_info();
+  ASSERT_TRUE(memory->release().has_value());
+  const auto after = device_->memory_info();
+  ASSERT_TRUE(before.has_value() && during.has_value() && after.has_value());
+  EXPECT_EQ(before->free_bytes - during->free_bytes, 64 * kMiB);
+  EXPECT_EQ(after->free_bytes, before->free_bytes);
+  EXPECT_TRUE(memory->release().has_value());  // twice is harmless
+}
+
+TEST_P(DeviceConformanceTest, RefusesMoreThanThereIsNamingBothSizes) {
+  const auto info = device_->memory_info();
+  ASSERT_TRUE(info.has_value());
+  auto memory = device_->allocate(info->total_bytes + 64 * kMiB, GetParam(), nullptr);
+  ASSERT_FALSE(memory.has_value());
+  EXPECT_EQ(memory.error().code, ErrorCode::kNoDeviceMemory) << memory.error().to_string();
+  EXPECT_NE(memory.error().message.find("free"), std::string::npos) << memory.error().message;
+  EXPECT_TRUE(stream_->query().has_value());  // and the device still works
+}
+
+TEST_P(DeviceConformanceTest, VmmMemoryComesBackAtTheSameAddress) {
+  if (GetParam() != HandleKind::kVmm) GTEST_SKIP() << "VMM only";
+  auto range = device_->reserve(64 * kMiB);
+  ASSERT_TRUE(range.has_value());
+  for (int epoch = 0; epoch < 20; ++epoch) {
+    auto memory = allocate(32 * kMiB, range->get());
+    ASSERT_NE(memory, nullptr);
+    EXPECT_EQ(memory->address(), (*range)->address());
+    ASSERT_TRUE(stream_->zero(memory->address(), 32 * kMiB).has_value());
+    finish();
+    ASSERT_TRUE(memory->release().has_value());
+  }
+}
+
+// A peer process that imports our memory: device_peer.cpp.
+class Peer {
+ public:
+  explicit Peer(HandleKind kind) {
+    int pair[2] = {-1, -1};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    socket_ = PacketSocket(UniqueFd(pair[0]));
+    const UniqueFd other(pair[1]);
+    child_ = std::make_unique<test::ChildProcess>(
+        test::ChildOptions{test::sibling_program("kvferry_device_peer"),
+                           {KVFERRY_TEST_DEVICE, std::string(to_string(kind))},
+                           {},
+                           {other.get()}});
+  }
+  void send(const ExportedHandle& handle) {
+    std::vector<std::uint8_t> bytes(8);
+    std::memcpy(bytes.data(), &handle.size_bytes, 8);
+    bytes.insert(bytes.end(), handle.token.begin(), handle.token.end());
+    const int fd = handle.fd.get();
+    const auto fds = handle.fd.valid() ? std::span<const int>(&fd, 1) : std::span<const int>();
+    ASSERT_TRUE(socket_.send(bytes, fds).has_value());
+  }
+  [[nodiscard]] test::ChildProcess& child() { return *child_; }
+
+ private:
+  PacketSocket socket_;
+  std::unique_ptr<test::ChildProcess> child_;
+};
+
+TEST_P(DeviceConformanceTest, AnotherProcessReadsAndWritesTheSameMemory) {
+  auto memory = allocate(32 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  auto image = pinned(kMiB);
+  std::memset(image->data(), 0x5A, kMiB);
+  copy(CopyDirection::kHostToDevice, image->data(), memory->address() + 31 * kMiB, kMiB);
+  Peer peer(GetParam());
+  auto handle = memory->export_handle();
+  ASSERT_TRUE(handle.has_value()) << handle.error().to_string();
+  peer.send(*handle);
+  handle->fd.reset();
+  ASSERT_TRUE(peer.child().wait_line("mapped", test::soon())) << peer.child().stderr_text();
+  ASSERT_TRUE(peer.child().write_line("invert"));  // the last MiB, through its own mapping
+  ASSERT_TRUE(peer.child().wait_line("inverted", test::soon())) << peer.child().stderr_text();
+  copy(CopyDirection::kDeviceToHost, image->data(), memory->address() + 31 * kMiB, kMiB);
+  for (std::uint64_t i = 0; i < kMiB; ++i) {
+    ASSERT_EQ(image->data()[i], std::byte{0xA5}) << i;
+  }
+  ASSERT_TRUE(peer.child().write_line("close"));
+  ASSERT_TRUE(peer.child().wait_line("closed", test::soon())) << peer.child().stderr_text();
+  ASSERT_TRUE(memory->release().has_value());
+  peer.child().close_stdin();
+  EXPECT_EQ(peer.child().wait(test::soon()), test::ChildExit::exited(0));
+}
+
+TEST_P(DeviceConformanceTest, KilledImporterPinsNothing) {
+  const auto before = device_->memory_info();
+  auto memory = allocate(64 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  Peer peer(GetParam());
+  auto handle = memory->export_handle();
+  ASSERT_TRUE(handle.has_value());
+  peer.send(*handle);
+  handle->fd.reset();
+  ASSERT_TRUE(peer.child().wait_line("mapped", test::soon())) << peer.child().stderr_text();
+  peer.child().kill();
+  // Death is proven by the pidfd, even while the child is still a zombie.
+  ASSERT_TRUE(peer.child().wait_zombie(test::soon()));
+  ASSERT_TRUE(memory->release().has_value());
+  ASSERT_EQ(peer.child().wait(test::soon()), test::ChildExit::killed_by(SIGKILL));
+  const auto after = device_->memory_info();
+  ASSERT_TRUE(before.has_value() && after.has_value());
+  EXPECT_EQ(after->free_bytes, before->free_bytes);
+}
+
+TEST_P(DeviceConformanceTest, ImporterKeepsReferenceCountedMemoryAlive) {
+  if (GetParam() != HandleKind::kVmm) GTEST_SKIP() << "freeing legacy memory first is undefined";
+  auto memory = allocate(64 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  Peer peer(GetParam());
+  auto handle = memory->export_handle();
+  ASSERT_TRUE(handle.has_value());
+  peer.send(*handle);
+  handle->fd.reset();
+  ASSERT_TRUE(peer.child().wait_line("mapped", test::soon())) << peer.child().stderr_text();
+  const auto mapped = device_->memory_info();
+  ASSERT_TRUE(memory->release().has_value());
+  const auto released = device_->memory_info();
+  ASSERT_TRUE(mapped.has_value() && released.has_value());
+  EXPECT_EQ(released->free_bytes, mapped->free_bytes) << "the peer still maps it";
+  ASSERT_TRUE(peer.child().write_line("close"));
+  ASSERT_TRUE(peer.child().wait_line("closed", test::soon())) << peer.child().stderr_text();
+  const auto closed = device_->memory_info();
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_EQ(closed->free_bytes, released->free_bytes + 64 * kMiB);
+}
+
+TEST_P(DeviceConformanceTest, RegisteredHostMemoryMovesLikePinnedMemory) {
+  auto memory = allocate(4 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  std::vector<std::byte> raw(6 * kMiB);
+  auto address = reinterpret_cast<std::uintptr_t>(raw.data());
+  auto* aligned = raw.data() + (kMiB - address % kMiB);
+  ASSERT_TRUE(device_->register_host(aligned, 4 * kMiB).has_value());
+  std::memset(aligned, 0x3C, 4 * kMiB);
+  copy(CopyDirection::kHostToDevice, aligned, memory->address(), 4 * kMiB);
+  std::memset(aligned, 0, 4 * kMiB);
+  copy(CopyDirection::kDeviceToHost, aligned, memory->address(), 4 * kMiB);
+  EXPECT_EQ(aligned[4 * kMiB - 1], std::byte{0x3C});
+  EXPECT_TRUE(device_->unregister_host(aligned).has_value());
+  EXPECT_FALSE(device_->register_host(nullptr, kMiB).has_value());
+  EXPECT_FALSE(device_->register_host(aligned, 0).has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(Handles,
+                         DeviceConformanceTest,
+                         testing::Values(HandleKind::kVmm, HandleKind::kLegacy),
+                         [](const auto& param) { return std::string(to_string(param.param)); });
+
+}  // namespace
+}  // namespace kvferry::ipc
