@@ -5,6 +5,7 @@
 #include "device/host_lock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "os/host_memory.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -16,7 +17,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <numeric>
@@ -100,25 +100,6 @@ HostLedgerView view_of(const std::string& text, std::uint64_t offset) {
     }
   }
   return view;
-}
-
-/// How much the kernel could still give without pushing others out.
-Result<std::uint64_t> available_host_bytes() {
-  const UniqueFd file(::open("/proc/meminfo", O_RDONLY | O_CLOEXEC));
-  std::array<char, 4096> text{};
-  if (!file.valid() || ::read(file.get(), text.data(), text.size() - 1) <= 0) {
-    return KVFERRY_ERRNO("read /proc/meminfo");
-  }
-  constexpr std::string_view kField = "MemAvailable:";
-  const std::string_view all(text.data());
-  std::size_t at = all.find(kField);
-  if (at == std::string_view::npos) {
-    return KVFERRY_ERROR(kSystem, "/proc/meminfo has no field MemAvailable");
-  }
-  at = all.find_first_not_of(' ', at + kField.size());
-  std::uint64_t kib = 0;
-  if (at != std::string_view::npos) std::from_chars(all.data() + at, all.data() + all.size(), kib);
-  return kib * 1024;
 }
 
 Status reserve_pages(int fd, std::uint64_t size_bytes) {
@@ -262,7 +243,7 @@ Result<UniqueFd> HostLedger::create_object(std::uint64_t size_bytes, HandleKind 
   if (!fd.valid()) return KVFERRY_ERRNO("host device {}: memfd_create", name_);
   KVFERRY_TRY(claim(fd.get(), size_bytes));
   // The kernel would rather kill somebody than refuse these pages.
-  KVFERRY_ASSIGN(const std::uint64_t available, available_host_bytes());
+  const std::uint64_t available = available_host_bytes();
   if (size_bytes > available) {
     return KVFERRY_ERROR(kNoDeviceMemory,
                          "host device {}: {} asked, but this machine has only {} of memory left; "

@@ -1,44 +1,20 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kvferry/ipc/device/device.hpp"
+#include "host_fixture.hpp"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstring>
-#include <numeric>
-#include <random>
+#include <filesystem>
+#include <thread>
 #include <vector>
 
 namespace kvferry::ipc {
 namespace {
 
-constexpr std::uint64_t kMiB = 1ULL << 20;
-
-/// Every test has a device of its own, so that tests of one machine cannot disturb each other.
-class HostDeviceTest : public ::testing::Test {
- protected:
-  static std::string device_name(std::string_view suffix = "") {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    return fmt::format("t-{}-{}{}", ::getpid(), test->name(), suffix).substr(0, 64);
-  }
-  static std::unique_ptr<Device> open(std::uint64_t capacity, std::string_view suffix = "") {
-    DeviceSpec spec;
-    spec.host_name = device_name(suffix);
-    spec.host_capacity_bytes = capacity;
-    return open_device(spec);
-  }
-  static std::uint64_t used() { return host_device_used_bytes(device_name()).value(); }
-  static std::unique_ptr<DeviceMemory> allocate(Device& device,
-                                                std::uint64_t size,
-                                                HandleKind kind = HandleKind::kVmm,
-                                                AddressRange* at = nullptr) {
-    auto memory = device.allocate(size, kind, at);
-    EXPECT_TRUE(memory.has_value()) << memory.error().to_string();
-    return std::move(memory).value();
-  }
-};
+using HostDeviceTest = HostDeviceFixture;
 
 TEST_F(HostDeviceTest, CountsExactlyWhatIsAllocated) {
   const auto device = open(64 * kMiB);
@@ -55,6 +31,212 @@ TEST_F(HostDeviceTest, CountsExactlyWhatIsAllocated) {
   EXPECT_EQ(used(), 2 * kMiB);
   second.reset();
   EXPECT_EQ(used(), 0U);
+}
+
+TEST_F(HostDeviceTest, RefusesBeyondItsCapacityAndNamesBothValues) {
+  const auto device = open(8 * kMiB);
+  const auto first = allocate(*device, 6 * kMiB);
+  for (const std::uint64_t size :
+       {4 * kMiB, 16 * kMiB, ~std::uint64_t{0}, ~std::uint64_t{0} - kMiB}) {
+    const auto refused = device->allocate(size, HandleKind::kVmm, nullptr);
+    ASSERT_FALSE(refused.has_value()) << size;
+    EXPECT_EQ(refused.error().code, ErrorCode::kNoDeviceMemory);
+    EXPECT_NE(refused.error().message.find("2097152 bytes free"), std::string::npos)
+        << refused.error().message;
+  }
+  const auto refused = device->allocate(4 * kMiB, HandleKind::kVmm, nullptr);
+  EXPECT_NE(refused.error().message.find("4194304 bytes asked"), std::string::npos)
+      << refused.error().message;
+  EXPECT_EQ(used(), 6 * kMiB);
+  const auto fits = allocate(*device, 2 * kMiB);
+  EXPECT_EQ(device->memory_info()->free_bytes, 0U);
+}
+
+TEST_F(HostDeviceTest, ACapacityThatIsNoMultipleOfTheGranularityIsNeverExceeded) {
+  const auto device = open(3 * kMiB);
+  EXPECT_FALSE(device->allocate(3 * kMiB, HandleKind::kVmm, nullptr).has_value());
+  const auto fits = allocate(*device, 2 * kMiB);
+  EXPECT_FALSE(device->allocate(1, HandleKind::kVmm, nullptr).has_value());
+  EXPECT_EQ(device->memory_info()->free_bytes, kMiB);
+}
+
+TEST_F(HostDeviceTest, RefusesNothingAndUnknownKinds) {
+  const auto device = open(8 * kMiB);
+  EXPECT_EQ(device->allocate(0, HandleKind::kVmm, nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(device->allocate(1, static_cast<HandleKind>(7), nullptr).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(device->reserve(0).error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(HostDeviceTest, OneNameHasOneCapacityWhileItIsInUse) {
+  auto device = open(8 * kMiB);
+  const auto same = open(8 * kMiB);
+  try {
+    const auto other = open(16 * kMiB);
+    FAIL() << "a second capacity was accepted";
+  } catch (const Exception& refused) {
+    EXPECT_EQ(refused.error().code, ErrorCode::kAlreadyExists);
+    EXPECT_NE(refused.error().message.find("8388608"), std::string::npos);
+    EXPECT_NE(refused.error().message.find("16777216"), std::string::npos);
+  }
+  const auto unrelated = open(16 * kMiB, "other");
+}
+
+TEST_F(HostDeviceTest, ANameWithoutUsersTakesANewCapacity) {
+  { const auto device = open(8 * kMiB); }
+  EXPECT_EQ(open(16 * kMiB)->memory_info()->total_bytes, 16 * kMiB);
+}
+
+TEST_F(HostDeviceTest, TwoOpenersShareTheCapacity) {
+  const auto one = open(8 * kMiB);
+  const auto two = open(8 * kMiB);
+  const auto memory = allocate(*one, 6 * kMiB);
+  EXPECT_EQ(two->memory_info()->free_bytes, 2 * kMiB);
+  EXPECT_FALSE(two->allocate(4 * kMiB, HandleKind::kVmm, nullptr).has_value());
+}
+
+TEST_F(HostDeviceTest, PagesAreThereBeforeTheyAreTouched) {
+  const auto device = open(32 * kMiB);
+  const auto memory = allocate(*device, 16 * kMiB);
+  struct stat info {};
+  const ExportedHandle handle = memory->export_handle().value();
+  ASSERT_EQ(::fstat(handle.fd.get(), &info), 0);
+  EXPECT_EQ(static_cast<std::uint64_t>(info.st_blocks) * 512, 16 * kMiB);
+  EXPECT_EQ(bytes(*memory)[16 * kMiB - 1], 0);
+}
+
+TEST_F(HostDeviceTest, MemoryComesBackAtItsAddressWithNewContents) {
+  const auto device = open(8 * kMiB);
+  const auto range = device->reserve(4 * kMiB).value();
+  EXPECT_EQ(range->size_bytes(), 4 * kMiB);
+  EXPECT_EQ(used(), 0U);
+  for (int cycle = 0; cycle < 50; ++cycle) {
+    const auto memory = allocate(*device, 4 * kMiB, HandleKind::kVmm, range.get());
+    ASSERT_EQ(memory->address(), range->address());
+    ASSERT_EQ(bytes(*memory)[0], 0) << "old pages in cycle " << cycle;
+    ASSERT_EQ(bytes(*memory)[4 * kMiB - 1], 0);
+    bytes(*memory)[0] = 0xAB;
+    bytes(*memory)[4 * kMiB - 1] = 0xCD;
+    ASSERT_TRUE(memory->release().has_value());
+    ASSERT_EQ(used(), 0U);
+  }
+}
+
+TEST_F(HostDeviceTest, ARangeTakesWhatFitsAndOneThingAtATime) {
+  const auto device = open(16 * kMiB);
+  const auto range = device->reserve(4 * kMiB).value();
+  const auto too_large = device->allocate(6 * kMiB, HandleKind::kVmm, range.get());
+  EXPECT_EQ(too_large.error().code, ErrorCode::kInvalidArgument);
+  const auto memory = allocate(*device, 2 * kMiB, HandleKind::kVmm, range.get());
+  const auto second = device->allocate(2 * kMiB, HandleKind::kVmm, range.get());
+  EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  const auto legacy = device->allocate(2 * kMiB, HandleKind::kLegacy, range.get());
+  EXPECT_EQ(legacy.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(used(), 2 * kMiB) << "a refused allocation is still charged";
+}
+
+TEST_F(HostDeviceTest, ARangeThatEndsFirstLeavesItsMemoryMapped) {
+  const auto device = open(8 * kMiB);
+  auto range = device->reserve(2 * kMiB).value();
+  auto memory = allocate(*device, 2 * kMiB, HandleKind::kVmm, range.get());
+  range.reset();
+  bytes(*memory)[5] = 1;
+  EXPECT_TRUE(memory->release().has_value());
+  EXPECT_EQ(used(), 0U);
+}
+
+TEST_F(HostDeviceTest, CountsInALongLockTable) {
+  // Longer than what the kernel gives in one read.
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 300; ++i) {
+    others.emplace_back(::memfd_create("kvferry-test-lock", MFD_CLOEXEC));
+    struct flock lock {};
+    lock.l_type = F_RDLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = i;
+    lock.l_len = i % 3 == 0 ? 0 : 1000;
+    ASSERT_EQ(::fcntl(others.back().get(), F_OFD_SETLK, &lock), 0);
+  }
+  const auto device = open(64 * kMiB);
+  std::vector<std::unique_ptr<DeviceMemory>> memory;
+  for (std::uint64_t i = 1; i <= 8; ++i) {
+    memory.push_back(allocate(*device, 2 * kMiB));
+    ASSERT_EQ(used(), i * 2 * kMiB);
+  }
+}
+
+TEST_F(HostDeviceTest, ThreadsThatAllocateAtOnceNeverExceedTheCapacityNorAreRefusedForNothing) {
+  const auto device = open(16 * kMiB);
+  std::vector<std::vector<std::unique_ptr<DeviceMemory>>> held(4);
+  std::vector<std::thread> threads;
+  for (auto& mine : held) {
+    threads.emplace_back([&] {
+      while (true) {
+        auto memory = device->allocate(2 * kMiB, HandleKind::kVmm, nullptr);
+        if (!memory.has_value()) return;
+        mine.push_back(std::move(memory).value());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::size_t count = 0;
+  for (const auto& mine : held) count += mine.size();
+  EXPECT_EQ(count, 8U);
+  EXPECT_EQ(used(), 16 * kMiB);
+}
+
+TEST_F(HostDeviceTest, RegistersHostMemoryOnceAndWithoutOverlap) {
+  const auto device = open(8 * kMiB);
+  std::vector<char> pool(4096);
+  char* const data = pool.data();
+  EXPECT_EQ(device->register_host(nullptr, 1).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(device->register_host(data, 0).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(device->register_host(data, ~0ULL).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(device->register_host(data + 1024, 1024).has_value());
+  for (const auto& [start, size] :
+       {std::pair{1024, 1024}, {0, 1025}, {2047, 1}, {1500, 10}, {0, 4096}}) {
+    EXPECT_EQ(device->register_host(data + start, static_cast<std::uint64_t>(size)).error().code,
+              ErrorCode::kAlreadyExists)
+        << start;
+  }
+  EXPECT_TRUE(device->register_host(data, 1024).has_value());
+  EXPECT_TRUE(device->register_host(data + 2048, 2048).has_value());
+  EXPECT_EQ(device->unregister_host(data + 1).error().code, ErrorCode::kNotFound);
+  EXPECT_TRUE(device->unregister_host(data + 1024).has_value());
+  EXPECT_EQ(device->unregister_host(data + 1024).error().code, ErrorCode::kNotFound);
+  EXPECT_TRUE(device->register_host(data + 1024, 1024).has_value());
+}
+
+TEST_F(HostDeviceTest, RefusesRegionsThatOverlapThemselves) {
+  const auto device = open(8 * kMiB);
+  unsigned char byte = 0;
+  EXPECT_TRUE(device->make_region_table({{&byte, 8, 8, 0, 0}}).has_value());
+  for (const kernels::StridedRegion& bad :
+       {kernels::StridedRegion{nullptr, 8, 8, 0, 0}, kernels::StridedRegion{&byte, 8, 0, 0, 0},
+        kernels::StridedRegion{&byte, 7, 8, 0, 0}}) {
+    EXPECT_EQ(device->make_region_table({{&byte, 8, 8, 0, 0}, bad}).error().code,
+              ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_F(HostDeviceTest, LeavesNoNameBehind) {
+  const auto names = [] {
+    std::vector<std::string> found;
+    for (const char* folder : {"/dev/shm", "/tmp"}) {
+      for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        const std::string name = entry.path().filename();
+        if (name.find(device_name()) != std::string::npos) found.push_back(name);
+      }
+    }
+    return found;
+  };
+  {
+    const auto device = open(8 * kMiB);
+    const auto memory = allocate(*device, 2 * kMiB);
+    EXPECT_TRUE(names().empty());
+  }
+  EXPECT_TRUE(names().empty());
 }
 
 }  // namespace
