@@ -103,7 +103,12 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
     return KVFERRY_ERROR(kProtocol, "a staging message carries {} descriptors, expected none",
                          packet.fds.size());
   }
-  if (connection.mover.is_zero()) return on_hello(connection, packet);
+  if (connection.mover.is_zero()) {
+    Status accepted = on_hello(connection, packet);
+    // The hello's answer has id 0: the mover sends nothing before it knows that it is welcome.
+    answer(connection.id, 0, accepted ? std::nullopt : std::optional<Error>(accepted.error()));
+    return accepted;
+  }
   KVFERRY_ASSIGN(StageRequest stage, ipc::decode<StageRequest>(packet.bytes, "StageRequest"));
   if (queue_.size() >= kMaxQueued) {
     answer(connection.id, stage.id,

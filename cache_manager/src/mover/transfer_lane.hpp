@@ -95,9 +95,10 @@ class TransferLane {
   Options options_;
   Done done_;
   std::function<void(const ipc::Error&)> device_failed_;
+  ipc::EventFd copied_;   // counts notify()s of the stream
+  ipc::EventFd stopped_;  // signalled by cancel and revoke
+  // After the eventfds: its destructor may still signal them.
   std::unique_ptr<ipc::Stream> stream_;
-  ipc::EventFd copied_;    // counts notify()s of the stream
-  ipc::EventFd stopped_;   // signalled by cancel and revoke
   StagingClient staging_;  // lane thread only
 
   std::mutex mutex_;  // guards all below
