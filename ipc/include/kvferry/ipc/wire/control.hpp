@@ -11,6 +11,7 @@
 #include "kvferry/ipc/wire/messages.hpp"
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 /// Every message of the control plane (ZeroMQ), the registry and the staging agent (SEQPACKET).
@@ -91,6 +92,8 @@ enum class MessageKind : std::uint16_t {
   // Either way: the peer ends in an orderly way.
   kBye
 };
+/// "submit_store" for kSubmitStore.
+[[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
   return static_cast<std::uint64_t>(MessageKind::kBye);
 }
@@ -446,7 +449,8 @@ struct StepReply {                        ///< Sent after the work was observed 
 
 // ---- mover -> worker's staging agent (SEQPACKET) ----
 
-/// First message of a staging connection; answered by a StageReply with id 0. Request ids start at 1.
+/// First message of a staging connection; answered by a StageReply with id 0. Request ids start
+/// at 1.
 struct AgentHello {
   std::uint32_t version = kWireVersion;
   IncarnationId mover;

@@ -1,0 +1,373 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "os/syscall.hpp"
+#include "wire/wire_version.hpp"
+#include "wire/zmq_socket.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <unordered_set>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr int kMaxQueued = 10'000;
+constexpr std::size_t kMaxAbandoned = 4096;
+// Time for a last message (a bye) to leave when the link ends.
+constexpr auto kFarewell = std::chrono::milliseconds(100);
+// From here on a wait is noticed, and so it is logged.
+constexpr auto kLongWait = std::chrono::seconds(1);
+
+void add_to_epoll(int epoll, int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw Exception(KVFERRY_ERRNO("epoll_ctl of descriptor {}", fd));
+  }
+}
+
+}  // namespace
+
+class ControlLink::Impl {
+ public:
+  struct Registered {
+    PacketSocket registry;
+    ProcessRef server;
+    RegistryWelcome welcome;
+    UniqueFd pool;
+  };
+
+  static Result<Registered> enroll(const Options& options, Deadline deadline);
+
+  /// Throws Exception.
+  Impl(Options options, Registered registered)
+      : options_(std::move(options)),
+        registered_(std::move(registered)),
+        socket_(ZmqSocket::connect(options_.control_path, options_.incarnation, kMaxQueued)),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    if (!epoll_.valid()) throw Exception(KVFERRY_ERRNO("epoll_create1"));
+    add_to_epoll(epoll_.get(), socket_.fd(), EPOLLIN);
+    add_to_epoll(epoll_.get(), armed_event_.fd(), EPOLLIN);
+    // The end of the connection only: nothing else is ever sent on it.
+    add_to_epoll(epoll_.get(), registered_.registry.fd(), EPOLLRDHUP);
+    add_to_epoll(epoll_.get(), registered_.server.pidfd(), EPOLLIN);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  ~Impl() {
+    if (!server_lost()) socket_.set_linger(kFarewell);
+  }
+
+  // An empty message and its echo: from here on both directions work, and the server's handler
+  // knows this peer.
+  Status greet(Deadline deadline) {
+    if (const int error = socket_.send(nullptr, {}); error != 0) {
+      errno = error;
+      return KVFERRY_ERRNO("greeting {}", server_name());
+    }
+    for (;;) {
+      while (auto message = socket_.try_receive()) {
+        if (message->body.size() == 0) {
+          arm();
+          return ok();
+        }
+        keep(*message);
+      }
+      switch (wait(deadline)) {
+        case Woken::kMessage: break;
+        case Woken::kLost:
+          return KVFERRY_ERROR(kNoManager, "{} ended while we connected", server_name());
+        case Woken::kDeadline:
+          return KVFERRY_ERROR(kTimeout, "{} registered us but its control socket {} is silent",
+                               server_name(), options_.control_path.native());
+      }
+    }
+  }
+
+  [[nodiscard]] bool server_lost() const noexcept {
+    std::array<pollfd, 2> fds{pollfd{registered_.registry.fd(), POLLRDHUP, 0},
+                              pollfd{registered_.server.pidfd(), POLLIN, 0}};
+    return retry_interrupted([&] { return ::poll(fds.data(), fds.size(), 0); }) > 0;
+  }
+
+  Status send(const Envelope& envelope) {
+    if (server_lost()) return lost();
+    const Bytes bytes = encode(envelope);
+    if (bytes.size() > kMaxWireBytes) {
+      return KVFERRY_ERROR(kInvalidArgument, "{} of {} bytes, {} are allowed; split it",
+                           to_string(envelope.kind), bytes.size(), kMaxWireBytes);
+    }
+    const int error = socket_.send(nullptr, bytes);
+    arm();
+    if (error == 0) return ok();
+    if (error == EAGAIN) {
+      return KVFERRY_ERROR(kBusy, "the queue of {} messages to {} is full", kMaxQueued,
+                           server_name());
+    }
+    errno = error;
+    return KVFERRY_ERRNO("sending {} to {}", to_string(envelope.kind), server_name());
+  }
+
+  Result<std::optional<Envelope>> try_receive() {
+    auto envelope = next_envelope();
+    arm();
+    return envelope;
+  }
+
+  Result<Envelope> request(MessageKind kind, Bytes body, RequestId id, Deadline deadline) {
+    Envelope envelope;
+    envelope.kind = kind;
+    envelope.request = id;
+    envelope.body = std::move(body);
+    KVFERRY_TRY(send(envelope));
+
+    const TimePoint start = MonotonicClock::now();
+    const Deadline notice = Deadline::at(start + kLongWait);
+    bool noticed = false;
+    auto reply = [&]() -> Result<Envelope> {
+      for (;;) {
+        while (auto message = socket_.try_receive()) {
+          if (auto found = match(*message, kind, id)) return std::move(*found);
+        }
+        switch (wait(noticed ? deadline : deadline.earlier(notice))) {
+          case Woken::kMessage: break;
+          case Woken::kLost: return lost();
+          case Woken::kDeadline:
+            if (deadline.expired()) {
+              abandon(id);
+              return KVFERRY_ERROR(kTimeout, "no reply to {} (request {}) from {} in {} ms",
+                                   to_string(kind), id.value, server_name(), elapsed_ms(start));
+            }
+            noticed = true;
+            log_info("waiting for the reply to {} (request {}) from {}, at most {} ms more",
+                     to_string(kind), id.value, server_name(), deadline.poll_timeout_ms());
+        }
+      }
+    }();
+    if (noticed) {
+      log_info("end of the wait for {} (request {}) after {} ms: {}", to_string(kind), id.value,
+               elapsed_ms(start), reply ? "replied" : reply.error().to_string());
+    }
+    arm();
+    if (!reply) return reply;
+    if (reply->error) return std::move(*reply->error);
+    return reply;
+  }
+
+  [[nodiscard]] const Registered& registered() const noexcept { return registered_; }
+  [[nodiscard]] UniqueFd take_pool() noexcept { return std::move(registered_.pool); }
+  [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
+
+ private:
+  enum class Woken : std::uint8_t { kMessage = 1, kLost, kDeadline };
+
+  static std::int64_t elapsed_ms(TimePoint start) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(MonotonicClock::now() - start)
+        .count();
+  }
+
+  [[nodiscard]] std::string server_name() const {
+    return fmt::format("the server of {} (process {})", options_.registry_path.native(),
+                       registered_.server.pid());
+  }
+
+  [[nodiscard]] Error lost() const {
+    return KVFERRY_ERROR(kPeerDied, "{} {}", server_name(),
+                         registered_.server.has_died() ? "is dead" : "closed the connection");
+  }
+
+  // Without a message in the socket, since its descriptor would not announce that one.
+  Woken wait(Deadline deadline) {
+    for (;;) {
+      // In this order: a reply that came before the end is still found.
+      const bool gone = server_lost();
+      if (socket_.readable()) return Woken::kMessage;
+      if (gone) return Woken::kLost;
+      if (deadline.expired()) return Woken::kDeadline;
+      std::array<pollfd, 3> fds{pollfd{socket_.fd(), POLLIN, 0},
+                                pollfd{registered_.registry.fd(), POLLRDHUP, 0},
+                                pollfd{registered_.server.pidfd(), POLLIN, 0}};
+      if (::poll(fds.data(), fds.size(), deadline.poll_timeout_ms()) < 0 && errno != EINTR) {
+        KVFERRY_CHECK(false, KVFERRY_ERRNO("poll of a control link").to_string());
+      }
+    }
+  }
+
+  // fd() stays readable for as long as try_receive() has something, which the socket's own
+  // descriptor does not promise.
+  void arm() noexcept {
+    const bool waiting = !kept_.empty() || socket_.readable();
+    if (waiting == armed_) return;
+    armed_ = waiting;
+    if (waiting) {
+      armed_event_.signal();
+    } else {
+      (void)armed_event_.drain();
+    }
+  }
+
+  static Result<Envelope> read(const ZmqMessage& message) {
+    if (!message.single) return KVFERRY_ERROR(kProtocol, "envelope in several frames");
+    const auto version = peek_wire_version(message.bytes());
+    if (version && *version != kWireVersion) {
+      return KVFERRY_ERROR(kVersionMismatch, "the server sent wire version {}, we speak {}",
+                           *version, kWireVersion);
+    }
+    return decode<Envelope>(message.bytes(), "envelope");
+  }
+
+  Result<std::optional<Envelope>> next_envelope() {
+    if (!kept_.empty()) {
+      Result<Envelope> envelope = std::move(kept_.front());
+      kept_.pop_front();
+      if (!envelope) return std::move(envelope).error();
+      return std::optional<Envelope>(std::move(envelope).value());
+    }
+    while (auto message = socket_.try_receive()) {
+      if (message->single && message->body.size() == 0) continue;  // an echo
+      auto envelope = read(*message);
+      if (!envelope) return std::move(envelope).error();
+      if (!is_abandoned(*envelope)) return std::optional<Envelope>(std::move(envelope).value());
+    }
+    return std::optional<Envelope>();
+  }
+
+  void keep(const ZmqMessage& message) { kept_.push_back(read(message)); }
+
+  // The reply to this request, or nothing and the message kept.
+  std::optional<Envelope> match(const ZmqMessage& message, MessageKind kind, RequestId id) {
+    if (message.single && message.body.size() == 0) return std::nullopt;
+    auto envelope = read(message);
+    if (envelope) {
+      if (envelope->is_reply && envelope->request == id && envelope->kind == kind) {
+        return std::move(envelope).value();
+      }
+      if (is_abandoned(*envelope)) return std::nullopt;
+    }
+    kept_.push_back(std::move(envelope));
+    return std::nullopt;
+  }
+
+  // A reply that comes after its request timed out is nobody's.
+  void abandon(RequestId id) {
+    if (abandoned_.size() >= kMaxAbandoned) abandoned_.clear();
+    abandoned_.insert(id);
+  }
+  bool is_abandoned(const Envelope& envelope) {
+    return envelope.is_reply && abandoned_.erase(envelope.request) != 0;
+  }
+
+  Options options_;
+  Registered registered_;
+  ZmqSocket socket_;
+  EventFd armed_event_;
+  bool armed_ = false;
+  std::deque<Result<Envelope>> kept_;  // arrived while a request waited
+  std::unordered_set<RequestId> abandoned_;
+  UniqueFd epoll_;
+};
+
+Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& options,
+                                                                Deadline deadline) {
+  const std::string& path = options.registry_path.native();
+  const auto as_no_manager = [&](Error error) {
+    if (error.code == ErrorCode::kNotFound || error.code == ErrorCode::kPeerDied) {
+      error.code = ErrorCode::kNoManager;
+    }
+    return error;
+  };
+  Registered result;
+  auto socket = PacketSocket::connect(options.registry_path, deadline);
+  if (!socket) return as_no_manager(std::move(socket).error());
+  result.registry = std::move(socket).value();
+  auto server = result.registry.peer();
+  if (!server) return as_no_manager(std::move(server).error());
+  result.server = std::move(server).value();
+
+  RegistryHello hello;
+  hello.kind = options.kind;
+  hello.incarnation = options.incarnation;
+  hello.name = options.name;
+  if (Status sent = result.registry.send(encode(hello)); !sent) {
+    return as_no_manager(std::move(sent).error());
+  }
+  auto packet = result.registry.receive(deadline);
+  if (!packet) {
+    if (packet.error().code == ErrorCode::kTimeout) {
+      return KVFERRY_ERROR(kTimeout, "the server of {} (process {}) did not answer our hello", path,
+                           result.server.pid());
+    }
+    return as_no_manager(std::move(packet).error());
+  }
+  const auto version = peek_wire_version(packet->bytes);
+  if (version && *version != kWireVersion) {
+    return KVFERRY_ERROR(kVersionMismatch,
+                         "the server of {} (process {}) speaks wire version {}, this process {}; "
+                         "update the older side",
+                         path, result.server.pid(), *version, kWireVersion);
+  }
+  KVFERRY_ASSIGN(result.welcome, decode<RegistryWelcome>(packet->bytes, "registry welcome"));
+  if (result.welcome.refused) return std::move(*result.welcome.refused);
+  if (packet->fds.size() > 1) {
+    return KVFERRY_ERROR(kProtocol, "the server of {} sent {} descriptors, expected at most one",
+                         path, packet->fds.size());
+  }
+  if (!packet->fds.empty()) result.pool = std::move(packet->fds.front());
+  return result;
+}
+
+ControlLink::ControlLink() = default;
+ControlLink::~ControlLink() = default;
+
+Result<std::unique_ptr<ControlLink>> ControlLink::connect(Options options, Deadline deadline) {
+  if (options.incarnation.is_zero()) {
+    return KVFERRY_ERROR(kInvalidArgument, "a control link needs an incarnation that is not zero");
+  }
+  KVFERRY_ASSIGN(Impl::Registered registered, Impl::enroll(options, deadline));
+  std::unique_ptr<ControlLink> link(new ControlLink());
+  try {
+    link->impl_ = std::make_unique<Impl>(std::move(options), std::move(registered));
+  } catch (const Exception& exception) {
+    return exception.error();
+  }
+  KVFERRY_TRY(link->impl_->greet(deadline));
+  return link;
+}
+
+const RegistryWelcome& ControlLink::welcome() const noexcept { return impl_->registered().welcome; }
+
+UniqueFd ControlLink::take_pool_fd() { return impl_->take_pool(); }
+
+const ProcessRef& ControlLink::server() const noexcept { return impl_->registered().server; }
+
+int ControlLink::fd() const noexcept { return impl_->fd(); }
+
+bool ControlLink::server_lost() const noexcept { return impl_->server_lost(); }
+
+Status ControlLink::send(const Envelope& envelope) { return impl_->send(envelope); }
+
+Result<std::optional<Envelope>> ControlLink::try_receive() { return impl_->try_receive(); }
+
+RequestId ControlLink::next_request() noexcept {
+  // One counter for the process: a link that connects again must not repeat ids of an earlier one.
+  static std::atomic<std::uint64_t> last{0};
+  return RequestId{last.fetch_add(1, std::memory_order_relaxed) + 1};
+}
+
+Result<Envelope> ControlLink::request(MessageKind kind, Bytes body, Deadline deadline) {
+  return impl_->request(kind, std::move(body), next_request(), deadline);
+}
+
+}  // namespace kvferry::ipc

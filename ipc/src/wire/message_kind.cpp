@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/wire/messages.hpp"
+
+namespace kvferry::ipc {
+
+std::string_view to_string(MessageKind kind) noexcept {
+  switch (kind) {
+    case MessageKind::kEngineHello: return "engine_hello";
+    case MessageKind::kLookup: return "lookup";
+    case MessageKind::kPin: return "pin";
+    case MessageKind::kUnpin: return "unpin";
+    case MessageKind::kReserveStore: return "reserve_store";
+    case MessageKind::kAbandonStore: return "abandon_store";
+    case MessageKind::kSubmitStore: return "submit_store";
+    case MessageKind::kSubmitLoad: return "submit_load";
+    case MessageKind::kCancel: return "cancel";
+    case MessageKind::kSwapOut: return "swap_out";
+    case MessageKind::kSwapIn: return "swap_in";
+    case MessageKind::kDropSequence: return "drop_sequence";
+    case MessageKind::kClear: return "clear";
+    case MessageKind::kReinit: return "reinit";
+    case MessageKind::kStatus: return "status";
+    case MessageKind::kJobDone: return "job_done";
+    case MessageKind::kEngineState: return "engine_state";
+    case MessageKind::kRankHello: return "rank_hello";
+    case MessageKind::kRankState: return "rank_state";
+    case MessageKind::kRankClear: return "rank_clear";
+    case MessageKind::kRankReinit: return "rank_reinit";
+    case MessageKind::kQuiesceStaging: return "quiesce_staging";
+    case MessageKind::kMoverJob: return "mover_job";
+    case MessageKind::kMoverCancel: return "mover_cancel";
+    case MessageKind::kMoverJobDone: return "mover_job_done";
+    case MessageKind::kStepHello: return "step_hello";
+    case MessageKind::kStep: return "step";
+    case MessageKind::kBye: return "bye";
+  }
+  return "invalid";
+}
+
+}  // namespace kvferry::ipc
