@@ -123,9 +123,10 @@ Status place_layer_first(const GroupSpec& group,
 
 Status place_block_first(const GroupSpec& group,
                          std::uint32_t index,
-                         std::uint64_t stride,
                          ArenaLayout& layout,
                          Planner& planner) {
+  std::uint64_t stride = 0;
+  for (const RegionSpec& spec : group.regions) stride += spec.block_bytes;
   KVFERRY_ASSIGN(std::uint64_t offset, planner.place(fmt::format("group '{}'", group.name),
                                                      layout.groups[index].block_count, stride));
   const std::size_t first = layout.regions.size();
@@ -139,6 +140,31 @@ Status place_block_first(const GroupSpec& group,
     layout.regions[first + i].offset = offset;
     offset += group.regions[i].block_bytes;
   }
+  return ok();
+}
+
+Status place_groups(const Geometry& geometry,
+                    std::uint32_t gpu_blocks,
+                    ArenaLayout& layout,
+                    Planner& planner) {
+  for (std::uint32_t i = 0; i < geometry.groups.size(); ++i) {
+    const GroupSpec& group = geometry.groups[i];
+    KVFERRY_ASSIGN(const std::uint32_t count, group_blocks(group, gpu_blocks));
+    layout.groups.push_back(GroupLayout{count});
+    KVFERRY_TRY(layout.order == ArenaOrder::kBlockFirst
+                    ? place_block_first(group, i, layout, planner)
+                    : place_layer_first(group, i, layout, planner));
+  }
+  return ok();
+}
+
+Status place_staging(const ArenaOptions& options, ArenaLayout& layout, Planner& planner) {
+  if (layout.order == ArenaOrder::kLayerFirstMany) planner.new_segment();
+  StagingRing& ring = layout.staging;
+  ring.segment = planner.segment();
+  ring.slots = options.staging_slots;
+  ring.slot_bytes = align_up(options.staging_slot_bytes);
+  KVFERRY_ASSIGN(ring.offset, planner.place("staging ring", ring.slots, ring.slot_bytes));
   return ok();
 }
 
@@ -156,31 +182,10 @@ Result<ArenaLayout> plan_arena(const Geometry& geometry, const ArenaOptions& opt
   ArenaLayout layout;
   layout.order = options.order;
   layout.fingerprint = geometry.fingerprint(options.order);
-  for (const GroupSpec& group : geometry.groups) {
-    KVFERRY_ASSIGN(const std::uint32_t count, group_blocks(group, options.gpu_blocks));
-    layout.groups.push_back(GroupLayout{count});
-  }
   Planner planner(layout);
-  const bool many = options.order == ArenaOrder::kLayerFirstMany;
-  if (!many) planner.new_segment();
-  for (std::uint32_t i = 0; i < geometry.groups.size(); ++i) {
-    const GroupSpec& group = geometry.groups[i];
-    if (options.order == ArenaOrder::kBlockFirst) {
-      const HostBlockShape shape = host_block_shape(geometry, GroupId{i});
-      KVFERRY_TRY(
-          place_block_first(group, i, shape.replicated_bytes + shape.shard_bytes, layout, planner));
-    } else {
-      KVFERRY_TRY(place_layer_first(group, i, layout, planner));
-    }
-  }
-  if (options.staging_slot_bytes != 0) {
-    if (many) planner.new_segment();
-    layout.staging.segment = planner.segment();
-    layout.staging.slots = options.staging_slots;
-    layout.staging.slot_bytes = align_up(options.staging_slot_bytes);
-    KVFERRY_ASSIGN(layout.staging.offset,
-                   planner.place("staging ring", layout.staging.slots, layout.staging.slot_bytes));
-  }
+  if (options.order != ArenaOrder::kLayerFirstMany) planner.new_segment();
+  KVFERRY_TRY(place_groups(geometry, options.gpu_blocks, layout, planner));
+  if (options.staging_slot_bytes != 0) KVFERRY_TRY(place_staging(options, layout, planner));
   return layout;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -140,63 +141,82 @@ Status check_one_run(std::span<const Region> regions, std::uint32_t group) {
   return ok();
 }
 
+/// Order, fingerprint and counts: whether the layout is one of this geometry at all.
+Status check_identity(const ArenaLayout& layout, const Geometry& geometry) {
+  if (to_string(layout.order) == "invalid") {
+    return KVFERRY_ERROR(kProtocol, "arena layout: order {} is none of 1 to {}",
+                         static_cast<int>(layout.order), static_cast<int>(ArenaOrder::kBlockFirst));
+  }
+  const Digest expected = geometry.fingerprint(layout.order);
+  if (layout.fingerprint != expected) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "arena layout has fingerprint {}, geometry '{}' in order {} has {}; start "
+                         "both sides with the same geometry, ranks and order",
+                         layout.fingerprint.hex(), geometry.name, to_string(layout.order),
+                         expected.hex());
+  }
+  std::size_t region_count = 0;
+  for (const GroupSpec& group : geometry.groups) region_count += group.regions.size();
+  if (layout.groups.size() != geometry.groups.size() || layout.regions.size() != region_count) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "arena layout has {} groups and {} regions, geometry '{}' has {} and {}",
+                         layout.groups.size(), layout.regions.size(), geometry.name,
+                         geometry.groups.size(), region_count);
+  }
+  return ok();
+}
+
+/// One group, whose regions start at place `first` of the layout; appends their extents.
+Status check_group(const ArenaLayout& layout,
+                   const GroupSpec& group,
+                   std::uint32_t index,
+                   std::size_t first,
+                   std::vector<Extent>& extents) {
+  const std::uint32_t count = layout.groups[index].block_count;
+  if (count == 0 || count > kMaxDeviceBlocks) {
+    return KVFERRY_ERROR(kProtocol, "arena layout: group {} has {} blocks, expected 1 to {}", index,
+                         count, kMaxDeviceBlocks);
+  }
+  const std::span<const Region> own =
+      std::span(layout.regions).subspan(first, group.regions.size());
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    std::string name = fmt::format("region {}", first + i);
+    KVFERRY_TRY(check_region(own[i], group.regions[i], index, name));
+    extents.push_back(Extent{own[i].segment, own[i].offset, 0, own[i].block_stride,
+                             own[i].block_bytes, count, std::move(name)});
+    KVFERRY_TRY(bound(layout, extents.back()));
+  }
+  return layout.order == ArenaOrder::kBlockFirst ? check_one_run(own, index) : ok();
+}
+
+Status check_staging(const ArenaLayout& layout, std::vector<Extent>& extents) {
+  const StagingRing& ring = layout.staging;
+  if (ring == StagingRing{}) return ok();
+  if (ring.slots == 0 || ring.slots > kMaxStagingSlots) {
+    return KVFERRY_ERROR(kProtocol,
+                         "arena layout: staging ring at segment {}, offset {} has {} slots of {} "
+                         "bytes, expected 1 to {} slots, or all zero",
+                         ring.segment, ring.offset, ring.slots, ring.slot_bytes, kMaxStagingSlots);
+  }
+  extents.push_back(Extent{ring.segment, ring.offset, 0, ring.slot_bytes, ring.slot_bytes,
+                           ring.slots, "staging ring"});
+  return bound(layout, extents.back());
+}
+
 }  // namespace
 
 Status ArenaLayout::validate(const Geometry& geometry) const {
   KVFERRY_TRY(geometry.validate());
-  if (to_string(order) == "invalid") {
-    return KVFERRY_ERROR(kProtocol, "arena layout: order {} is none of 1 to {}",
-                         static_cast<int>(order), static_cast<int>(ArenaOrder::kBlockFirst));
-  }
-  const Digest expected = geometry.fingerprint(order);
-  if (fingerprint != expected) {
-    return KVFERRY_ERROR(kGeometryMismatch,
-                         "arena layout has fingerprint {}, geometry '{}' in order {} has {}; start "
-                         "both sides with the same geometry, ranks and order",
-                         fingerprint.hex(), geometry.name, to_string(order), expected.hex());
-  }
-  std::size_t region_count = 0;
-  for (const GroupSpec& group : geometry.groups) region_count += group.regions.size();
-  if (groups.size() != geometry.groups.size() || regions.size() != region_count) {
-    return KVFERRY_ERROR(
-        kGeometryMismatch, "arena layout has {} groups and {} regions, geometry '{}' has {} and {}",
-        groups.size(), regions.size(), geometry.name, geometry.groups.size(), region_count);
-  }
+  KVFERRY_TRY(check_identity(*this, geometry));
   KVFERRY_TRY(check_segments(*this));
   std::vector<Extent> extents;
-  extents.reserve(region_count + 1);
-  for (std::uint32_t g = 0, r = 0; g < groups.size(); ++g) {
-    const std::vector<RegionSpec>& specs = geometry.groups[g].regions;
-    if (groups[g].block_count == 0 || groups[g].block_count > kMaxDeviceBlocks) {
-      return KVFERRY_ERROR(kProtocol, "arena layout: group {} has {} blocks, expected 1 to {}", g,
-                           groups[g].block_count, kMaxDeviceBlocks);
-    }
-    const std::span<const Region> own = std::span(regions).subspan(r, specs.size());
-    for (const RegionSpec& spec : specs) {
-      const Region& region = regions[r];
-      std::string name = fmt::format("region {}", r++);
-      KVFERRY_TRY(check_region(region, spec, g, name));
-      extents.push_back(Extent{region.segment, region.offset, 0, region.block_stride,
-                               region.block_bytes, groups[g].block_count, std::move(name)});
-      KVFERRY_TRY(bound(*this, extents.back()));
-    }
-    if (order == ArenaOrder::kBlockFirst) KVFERRY_TRY(check_one_run(own, g));
+  extents.reserve(regions.size() + 1);
+  std::size_t first = 0;
+  for (std::uint32_t i = 0; i < groups.size(); ++i) {
+    KVFERRY_TRY(check_group(*this, geometry.groups[i], i, first, extents));
+    first += geometry.groups[i].regions.size();
   }
-  if (staging.slots > kMaxStagingSlots) {
-    return KVFERRY_ERROR(kProtocol, "arena layout: staging ring has {} slots, expected at most {}",
-                         staging.slots, kMaxStagingSlots);
-  }
-  if (staging.slots == 0) {
-    if (staging == StagingRing{}) return check_disjoint(std::move(extents));
-    return KVFERRY_ERROR(
-        kProtocol,
-        "arena layout: staging ring at segment {}, offset {} with slots of {} bytes "
-        "has no slots",
-        staging.segment, staging.offset, staging.slot_bytes);
-  }
-  extents.push_back(Extent{staging.segment, staging.offset, 0, staging.slot_bytes,
-                           staging.slot_bytes, staging.slots, "staging ring"});
-  KVFERRY_TRY(bound(*this, extents.back()));
+  KVFERRY_TRY(check_staging(*this, extents));
   return check_disjoint(std::move(extents));
 }
 

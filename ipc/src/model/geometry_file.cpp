@@ -244,13 +244,13 @@ Result<GeometryPlan> read_geometry(const Table& table) {
     KVFERRY_ASSIGN(plan.key_before_value, table.choice("kv_order", parse_kv_order));
   }
   KVFERRY_ASSIGN(const std::vector<Table> groups, table.tables("group", kMaxGroups));
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    KVFERRY_ASSIGN(GroupPlan group, read_group(groups[i]));
+  for (const Table& entry : groups) {
+    KVFERRY_ASSIGN(GroupPlan group, read_group(entry));
     for (const GroupPlan& other : plan.groups) {
       if (other.name == group.name) {
         return KVFERRY_ERROR(kInvalidArgument,
                              "{}: {} is \"{}\", which names an earlier group, too",
-                             groups[i].position_of("name"), groups[i].name_of("name"), group.name);
+                             entry.position_of("name"), entry.name_of("name"), group.name);
       }
     }
     plan.groups.push_back(std::move(group));

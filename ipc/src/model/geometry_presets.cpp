@@ -119,7 +119,7 @@ GeometryPlan tiny_state() {
 
 struct Preset {
   PresetInfo info;
-  GeometryPlan (*make)();
+  GeometryPlan (*make)() = nullptr;
 };
 
 constexpr std::array kPresets = {
