@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/model/arena_layout.hpp"
 
+#include "kvferry/ipc/wire/messages.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <random>
 
@@ -312,6 +315,22 @@ TEST(ArenaLayoutValidateTest, AnotherGeometryIsAMismatch) {
   const Status status = layout.validate(*load_geometry("tiny", 2));
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().code, ErrorCode::kGeometryMismatch);
+}
+
+TEST(ModelOnTheWireTest, GeometryAndLayoutComeBackFieldByField) {
+  for (const PresetInfo& info : geometry_presets()) {
+    const Geometry geometry = *load_geometry(info.name, info.default_ranks);
+    const Result<Geometry> seen = decode<Geometry>(encode(geometry), "Geometry");
+    ASSERT_TRUE(seen.has_value()) << seen.error().to_string();
+    EXPECT_EQ(*seen, geometry);
+    for (const ArenaOrder order : kOrders) {
+      const ArenaLayout layout = *plan_arena(geometry, options(order, 64, 64U << 20, 4));
+      const Result<ArenaLayout> got = decode<ArenaLayout>(encode(layout), "ArenaLayout");
+      ASSERT_TRUE(got.has_value()) << got.error().to_string();
+      EXPECT_EQ(*got, layout);
+      EXPECT_TRUE(got->validate(*seen).has_value());
+    }
+  }
 }
 
 }  // namespace

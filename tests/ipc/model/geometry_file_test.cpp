@@ -32,7 +32,7 @@ class GeometryFileTest : public testing::Test {
     std::ofstream(path()) << text;
     return load_geometry(path(), ranks);
   }
-  std::string error(std::string_view text, std::uint32_t ranks = 1) const {
+  [[nodiscard]] std::string error(std::string_view text, std::uint32_t ranks = 1) const {
     const Result<Geometry> geometry = load(text, ranks);
     if (geometry) return "accepted";
     EXPECT_EQ(geometry.error().code, ErrorCode::kInvalidArgument);
@@ -74,7 +74,7 @@ TEST_F(GeometryFileTest, ReadsWhatIsWritten) {
   group.name = "main";
   for (const std::uint32_t layer : {0U, 1U}) {
     for (const RegionKind kind : {RegionKind::kValue, RegionKind::kKey}) {
-      group.regions.push_back(RegionSpec{kind, DataType::kBf16, layer, false, 32 * 2 * 64 * 2});
+      group.regions.push_back(RegionSpec{kind, DataType::kBf16, layer, false, 32ULL * 2 * 64 * 2});
     }
   }
   EXPECT_EQ(*geometry, expected);
@@ -86,11 +86,11 @@ TEST_F(GeometryFileTest, ReadsTheDocumentedExample) {
   ASSERT_EQ(geometry->groups.size(), 3U);
   EXPECT_EQ(geometry->groups[0].regions.size(), 16U * 3 + 2);
   EXPECT_EQ(geometry->groups[0].regions[48],
-            (RegionSpec{RegionKind::kLatent, DataType::kBf16, 24, true, 16 * 576 * 2}));
+            (RegionSpec{RegionKind::kLatent, DataType::kBf16, 24, true, 16ULL * 576 * 2}));
   EXPECT_EQ(geometry->groups[1].window_blocks, 64U);
   EXPECT_EQ(geometry->groups[2].blocks_percent, 150U);
   EXPECT_EQ(geometry->groups[2].regions[0],
-            (RegionSpec{RegionKind::kDraft, DataType::kBf16, 26, false, 16 * 1024 * 2}));
+            (RegionSpec{RegionKind::kDraft, DataType::kBf16, 26, false, 16ULL * 1024 * 2}));
 }
 
 TEST_F(GeometryFileTest, ReadsAPresetWrittenAsAFile) {

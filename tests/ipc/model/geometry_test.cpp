@@ -41,7 +41,7 @@ TEST(GeometryPresetTest, RegionsOfLlamaAreSharded) {
   ASSERT_EQ(geometry.groups.size(), 1U);
   ASSERT_EQ(geometry.groups[0].regions.size(), 64U);
   EXPECT_EQ(geometry.groups[0].regions[0],
-            (RegionSpec{RegionKind::kKey, DataType::kBf16, 0, false, 16 * 4 * 128 * 2}));
+            (RegionSpec{RegionKind::kKey, DataType::kBf16, 0, false, 16ULL * 4 * 128 * 2}));
   EXPECT_EQ(geometry.groups[0].regions[63].kind, RegionKind::kValue);
   EXPECT_EQ(geometry.groups[0].regions[63].layer, 31U);
 }
