@@ -73,6 +73,11 @@ stage_tidy() {
   scripts/tidy.sh
 }
 
+# Only what did not pass goes to the log, so that its end shows it.
+without_passed() {
+  grep -vE '^ +Start +[0-9]+:| Passed +[0-9.]+ sec$' || true
+}
+
 # The thread sanitizer of gcc 12 refuses the address layout of kernels with many random bits.
 run_sanitized() {
   if command -v setarch > /dev/null && setarch "$(uname -m)" -R true 2> /dev/null; then
@@ -88,7 +93,7 @@ sanitized_suites() {
   # Building runs the test programs to list their cases, hence under the same layout.
   run_sanitized cmake --build --preset "$preset" --parallel "$(job_count)"
   run_sanitized ctest --preset "$preset" -L '^(unit|multiproc|cli)$' -E '^ScriptsTest' \
-    --parallel "$(job_count)" --timeout 300
+    --parallel "$(job_count)" --timeout 300 | without_passed
 }
 
 stage_asan() {
