@@ -71,6 +71,8 @@ accept worker/src/a.cpp '#include "kvferry/ipc/base/error.hpp"' '#include <spdlo
 accept tests/a.cpp '#include "kvferry/worker/client.hpp"' '#include "kvferry/cache_manager/mover.hpp"'
 accept ipc/src/a.cpp '// a new day; never fork() here' 'log("using namespace in a text, new Thing");'
 accept ipc/src/a.cpp '// lint-allow(new): lives for ever' 'auto* leak = new Thing(1);'
+accept ipc/src/a.cpp 'return std::unique_ptr<Thing>(new Thing(1));'
+accept ipc/src/a.cpp 'std::unique_ptr<Thing> thing(new Thing(1));'
 accept ipc/src/a.cpp 'using namespace std::chrono_literals;'
 accept cli/src/a.cpp 'std::cout << "hello";'
 
