@@ -152,6 +152,17 @@ Result<ExportedHandle> HostMemory::export_handle() {
   return handle;
 }
 
+Result<std::vector<pid_t>> HostMemory::mapped_elsewhere() {
+  std::vector<pid_t> pids;
+  if (!object_.valid()) return pids;
+  KVFERRY_ASSIGN(const ObjectId object, object_id(object_.get()));
+  KVFERRY_ASSIGN(const std::vector<Mapper> mappers, find_mappers(object));
+  for (const Mapper& mapper : mappers) {
+    if (mapper.pid != ::getpid()) pids.push_back(mapper.pid);
+  }
+  return pids;
+}
+
 Status HostMemory::release() {
   if (mapping_ == nullptr) return ok();
   // Other legacy imports of the object in this process keep the shared mapping.

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace kvferry::ipc {
 
@@ -104,6 +105,7 @@ class HostMemory final : public DeviceMemory {
   [[nodiscard]] std::uint64_t size_bytes() const noexcept override { return size_bytes_; }
   [[nodiscard]] HandleKind kind() const noexcept override { return kind_; }
   [[nodiscard]] Result<ExportedHandle> export_handle() override;
+  [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() override;
   [[nodiscard]] Status release() override;
 
  private:

@@ -24,6 +24,10 @@ namespace kvferry::ipc {
 
 inline constexpr std::uint32_t kLeaseProtocolVersion = 1;
 
+/// Exit status of a mover that could not drain its device work in time: its death is the
+/// acknowledgement.
+inline constexpr int kCannotDrainExit = 70;
+
 enum class CacheOwner : std::uint8_t { kWorker = 1, kMover = 2 };
 enum class ProcessKind : std::uint8_t { kWorker = 1, kMover, kEngine, kOperator, kManager };
 [[nodiscard]] std::string_view to_string(CacheOwner owner) noexcept;
@@ -75,7 +79,7 @@ struct LeaseTimeouts {
   std::chrono::milliseconds revoke{5000};  ///< Owner: start of a clear until all leases ended.
   std::chrono::milliseconds kill{2000};    ///< Owner: SIGKILL of a mover until its death is proven.
   std::chrono::milliseconds kill_per_pinned_gib{50};  ///< Added to kill, per GiB it holds.
-  std::chrono::milliseconds settle{1000};  ///< Memory back at the driver after a death.
+  std::chrono::milliseconds settle{1000};             ///< Memory back at the driver after a death.
 };
 
 struct LeaseOptions {
@@ -93,12 +97,12 @@ struct LeaseView {
   std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
   std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;
-  /// Attacher: refused at hello for a reason that no retry can mend (role, geometry, ranks, handles,
-  /// version); it has stopped trying, and the process should end.
+  /// Attacher: refused at hello for a reason that no retry can mend (role, geometry, ranks,
+  /// handles, version); it has stopped trying, and the process should end.
   std::optional<Error> refused;
   /// Owner: why the last peer was turned away at hello. The owner itself serves on.
   std::optional<Error> peer_refused;
-  std::string note;              ///< Last error or wait, in words.
+  std::string note;  ///< Last error or wait, in words.
 };
 
 enum class ClearKind : std::uint8_t { kCleared = 1, kClearedPeerDead, kQuarantined };

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/lease/lease.hpp"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-
-#include "kvferry/ipc/base/ids.hpp"
-#include "kvferry/ipc/lease/lease.hpp"
 
 /// The shared words of the unlink handshake. They are the truth; messages are doorbells and
 /// carriers of handles. Each process creates one segment of its own and is its only writer (the

@@ -1,0 +1,236 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "lease/attacher_impl.hpp"
+#include "lease/view_equality.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr auto kBelt = std::chrono::milliseconds(250);
+constexpr auto kBye = std::chrono::seconds(1);
+// What a detach may take beyond the user's quiesce(): calls into the driver and the scheduler.
+constexpr auto kSlack = std::chrono::seconds(5);
+
+}  // namespace
+
+LeaseAttacher::Impl::Impl(LeaseOptions options,
+                          const RuntimeDir& dir,
+                          Device& device,
+                          const Geometry& geometry,
+                          ArenaUser& user,
+                          LeaseChanged on_change)
+    : options_(std::move(options)),
+      owner_path_(dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "lease")),
+      rendezvous_path_(
+          dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "seek")),
+      tag_(fmt::format("lease {}/{}", options_.identity.engine, options_.identity.rank.value)),
+      device_(device),
+      user_(user),
+      on_change_(std::move(on_change)),
+      assembly_(geometry, options_.identity.handles),
+      rendezvous_(loop_, options_.identity, options_.timeouts.hello, [this](Error error) {
+        refuse_for_good(std::move(error));
+      }) {
+  if (options_.identity.is_owner()) {
+    throw Exception(KVFERRY_ERROR(kInvalidArgument, "{}: a {} with --cache-owner {} is the owner",
+                                  tag_, to_string(options_.identity.self),
+                                  to_string(options_.identity.cache_owner)));
+  }
+  // Before the first look: an owner that comes between look and watch would be missed.
+  auto watch = lease::NameWatch::open(owner_path_);
+  if (!watch) throw Exception(std::move(watch).error());
+  name_watch_.emplace(std::move(watch).value());
+  loop_.watch(name_watch_->fd(), [this] {
+    if (name_watch_->drain() && stage_ == Stage::kSearching) {
+      search_backoff_ = {};
+      try_connect();
+    }
+  });
+  loop_.post([this] { try_connect(); });
+  thread_ = std::thread([this] { run_thread(); });
+}
+
+LeaseAttacher::Impl::~Impl() {
+  loop_.post([this] { shut_down(); });
+  thread_.join();
+  if (held_) {
+    log_error("{}: epoch {} stays mapped until this process ends", tag_,
+              held_->arena.epoch().value);
+    (void)std::make_unique<Arena>(std::move(held_->arena)).release();
+    for (auto& range : ranges_) (void)range.release();
+  }
+}
+
+void LeaseAttacher::Impl::run_thread() {
+  const bool ended_by_stop = loop_.run();
+  KVFERRY_CHECK(ended_by_stop, fmt::format("{}: the lease thread failed", tag_));
+}
+
+void LeaseAttacher::Impl::shut_down() {
+  if (held_) (void)let_go(Deadline::after(options_.timeouts.drain), "this process ends");
+  shut_ = true;
+  say_bye();
+  close_connection();
+  rendezvous_.close();
+  loop_.unwatch(name_watch_->fd());
+  changed();
+  loop_.stop();
+}
+
+// A grant may be under way: the owner says which lease was the last, so that none outlives us. It
+// holds nothing now, so it may wait for the answer.
+void LeaseAttacher::Impl::say_bye() {
+  if (!socket_ || held_ || stage_ == Stage::kHello) return;
+  if (!lease::send(*socket_, lease::LeaseMessage::kBye, lease::LeaseBody{words_->released()})) {
+    return;
+  }
+  const Deadline deadline = Deadline::after(kBye);
+  for (;;) {
+    auto packet = socket_->receive(deadline);
+    if (!packet) {
+      log_info("{}: the owner did not answer our goodbye: {}", tag_, packet.error().message);
+      return;
+    }
+    const auto incoming = lease::read_header(std::move(packet).value());
+    if (!incoming) return;
+    if (incoming->message != lease::LeaseMessage::kBye) continue;  // its handles are closed here
+    const auto bye = lease::read_body<lease::LeaseBody>(*incoming, "Bye");
+    if (bye && bye->lease > words_->released()) words_->release_up_to(bye->lease);
+    return;
+  }
+}
+
+Result<ClearOutcome> LeaseAttacher::Impl::detach(Epoch epoch, Deadline deadline) {
+  const lease::Answer<ClearOutcome> answer;
+  loop_.post([this, answer, epoch, deadline] {
+    auto result = detach_now(epoch, deadline);
+    changed();  // before the answer: the caller finds the new view
+    answer.set(std::move(result));
+  });
+  // quiesce() keeps the deadline; this one only guards against a user that does not, and against a
+  // drain that was under way already.
+  auto result =
+      answer.wait(Deadline::after(deadline.remaining() + options_.timeouts.drain + kSlack));
+  if (result) return std::move(*result);
+  return KVFERRY_ERROR(kTimeout, "{}: epoch {} is still being drained", tag_, epoch.value);
+}
+
+Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch, Deadline deadline) {
+  if (epoch.value == 0 || epoch.value > words::kMaxEpoch) {
+    return KVFERRY_ERROR(kInvalidArgument, "{}: there is no epoch {}", tag_, epoch.value);
+  }
+  const TimePoint started = MonotonicClock::now();
+  ClearOutcome outcome;
+  outcome.epoch = epoch;
+  outcome.before = device_.memory_info().value_or(MemoryInfo{});
+  // A grant under way of an epoch that is now too small is given back when it comes.
+  next_epoch_ = std::max(next_epoch_, Epoch{epoch.value + 1});
+  if (held_ && held_->arena.epoch() <= epoch) {
+    const Deadline drained = deadline.earlier(Deadline::after(options_.timeouts.drain));
+    KVFERRY_TRY(let_go(drained, "asked to by this process"));
+    go_on();
+  }
+  outcome.after = device_.memory_info().value_or(MemoryInfo{});
+  outcome.took =
+      std::chrono::duration_cast<std::chrono::microseconds>(MonotonicClock::now() - started);
+  return outcome;
+}
+
+Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline) {
+  std::unique_lock lock(view_mutex_);
+  const std::uint64_t deaths = deaths_;
+  const Epoch revoked = last_revoked_;
+  log_info("{}: waits for epoch {} or later to be mapped", tag_, at_least.value);
+  for (;;) {
+    if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady) {
+      log_info("{}: epoch {} is mapped", tag_, view_.epoch.value);
+      return ok();
+    }
+    if (view_.refused) return *view_.refused;
+    if (deaths_ != deaths) {
+      return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
+                           at_least.value);
+    }
+    if (last_revoked_ > revoked && last_revoked_ >= at_least) {
+      return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
+                           last_revoked_.value);
+    }
+    if (view_changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout) {
+      return KVFERRY_ERROR(kTimeout, "{}: epoch {} is not mapped: epoch {} {}; {}", tag_,
+                           at_least.value, view_.epoch.value, to_string(view_.phase), view_.note);
+    }
+  }
+}
+
+LeaseView LeaseAttacher::Impl::view() const {
+  const std::lock_guard lock(view_mutex_);
+  return view_;
+}
+
+// The doorbell wakes; this one only catches a lost one, and shows that the thread lives.
+void LeaseAttacher::Impl::belt() {
+  if (belt_ != 0) {
+    loop_.cancel(belt_);
+    belt_ = 0;
+  }
+  if (!held_ || shut_) return;
+  belt_ = loop_.after(kBelt, [this] {
+    belt_ = 0;
+    if (words_) words_->beat();
+    check_word();
+    changed();
+  });
+}
+
+void LeaseAttacher::Impl::changed() {
+  LeaseView& draft = view_draft_;
+  draft.session = session_;
+  draft.mapped = held_.has_value();
+  draft.group_blocks.clear();
+  if (held_) {
+    for (const GroupLayout& group : held_->arena.layout().groups) {
+      draft.group_blocks.push_back(group.block_count);
+    }
+  }
+  draft.living_leases = held_ ? 1 : 0;
+  if (belt_ == 0) belt();
+  {
+    const std::lock_guard lock(view_mutex_);
+    if (draft.phase == LeasePhase::kRevoking) {
+      last_revoked_ = std::max(last_revoked_, draft.epoch);
+    }
+    if (lease::same_view(view_, draft)) return;
+    view_ = draft;
+  }
+  view_changed_.notify_all();
+  if (on_change_) on_change_(draft);
+}
+
+LeaseAttacher::LeaseAttacher(LeaseOptions options,
+                             const RuntimeDir& dir,
+                             Device& device,
+                             const Geometry& geometry,
+                             ArenaUser& user,
+                             LeaseChanged on_change)
+    : impl_(std::make_unique<Impl>(
+          std::move(options), dir, device, geometry, user, std::move(on_change))) {}
+
+LeaseAttacher::~LeaseAttacher() = default;
+
+Result<ClearOutcome> LeaseAttacher::detach(Epoch epoch, Deadline deadline) {
+  return impl_->detach(epoch, deadline);
+}
+
+Status LeaseAttacher::wait_mapped(Epoch at_least, Deadline deadline) {
+  return impl_->wait_mapped(at_least, deadline);
+}
+
+LeaseView LeaseAttacher::view() const { return impl_->view(); }
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "lease/grant_assembly.hpp"
+#include "lease/lease_messages.hpp"
+#include "lease/lease_words.hpp"
+#include "lease/name_watch.hpp"
+#include "lease/posted_call.hpp"
+#include "lease/rendezvous.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace kvferry::ipc {
+
+/// Members without a note belong to the lease thread. While it maps anything, that thread waits for
+/// nothing but its own user's quiesce().
+/// attacher.cpp: set-up, calls, view; attacher_connect.cpp: search, hello, messages;
+/// attacher_map.cpp: import and detach.
+class LeaseAttacher::Impl {
+ public:
+  Impl(LeaseOptions options,
+       const RuntimeDir& dir,
+       Device& device,
+       const Geometry& geometry,
+       ArenaUser& user,
+       LeaseChanged on_change);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl();
+
+  // From any thread.
+  Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
+  Status wait_mapped(Epoch at_least, Deadline deadline);
+  LeaseView view() const;
+
+ private:
+  enum class Stage : std::uint8_t {
+    kSearching,  ///< No owner is connected.
+    kHello,      ///< Said hello, waits for the welcome.
+    kIdle,       ///< Connected; next request after a back-off.
+    kWaiting,    ///< Asked for an epoch; holds nothing.
+    kMapped,     ///< Holds a lease and its memory.
+    kStuck,      ///< Must let go but its user did not: still holds both.
+    kRefused,    ///< For good.
+  };
+
+  /// The memory of a lease, held from import to the last close.
+  struct Held {
+    LeaseId lease;
+    Arena arena;
+  };
+
+  // attacher.cpp
+  void run_thread();
+  void shut_down();
+  void say_bye();
+  Result<ClearOutcome> detach_now(Epoch epoch, Deadline deadline);
+  void note(std::string text) { view_draft_.note = std::move(text); }
+  void changed();
+  void belt();
+  [[nodiscard]] bool is_mover() const noexcept {
+    return options_.identity.self == ProcessKind::kMover;
+  }
+
+  // attacher_connect.cpp
+  void search(std::string why);
+  void try_connect();
+  void schedule_search();
+  Status say_hello(PacketSocket socket);
+  void on_packets();
+  Status on_message(lease::Incoming incoming);
+  Status on_welcome(lease::Incoming incoming);
+  void on_refused(Error error);
+  void lose_owner(const std::string& why);
+  void close_connection();
+  void refuse_for_good(Error error);
+  void request_epoch();
+  void request_after_backoff();
+
+  // attacher_map.cpp
+  void on_grant(lease::Grant grant);
+  Status import(lease::Grant& grant);
+  void acknowledge(LeaseId lease);
+  void check_word();
+  Status let_go(Deadline deadline, std::string_view why);
+  void stay_stuck(const Error& why);
+  void go_on();
+
+  const LeaseOptions options_;
+  const std::filesystem::path owner_path_;
+  const std::filesystem::path rendezvous_path_;
+  const std::string tag_;
+  Device& device_;
+  ArenaUser& user_;
+  const LeaseChanged on_change_;
+
+  // Destroyed in reverse: mapped memory goes before the addresses set aside for it.
+  AddressRanges ranges_;
+  std::optional<Held> held_;
+  Stage stage_ = Stage::kSearching;
+  bool owner_lost_ = false;   ///< Stuck, and its owner is gone: search once let go.
+  bool memory_lost_ = false;  ///< A segment could not be closed: this process must end.
+  Epoch next_epoch_{1};       ///< Smallest epoch to ask for.
+  SessionId session_;
+  std::optional<PacketSocket> socket_;
+  ProcessRef owner_;
+  std::optional<lease::OwnerWordsView> owner_words_;
+  std::optional<lease::AttacherWords> words_;  ///< One segment per connection.
+  lease::GrantAssembly assembly_;
+  std::optional<lease::NameWatch> name_watch_;
+  std::chrono::milliseconds search_backoff_{};
+  std::chrono::milliseconds import_backoff_{};
+  bool search_logged_ = false;
+  TimerId timer_ = 0;  ///< Search back-off, hello deadline, request back-off or stuck retry.
+  TimerId belt_ = 0;
+  bool shut_ = false;
+  LeaseView view_draft_;
+
+  mutable std::mutex view_mutex_;  ///< Guards view_, deaths_ and revokes_.
+  std::condition_variable view_changed_;
+  LeaseView view_;
+  std::uint64_t deaths_ = 0;  ///< Of owners.
+  Epoch last_revoked_;        ///< Highest epoch seen revoked.
+
+  EventLoop loop_;
+  lease::Rendezvous rendezvous_;
+  std::thread thread_;
+};
+
+}  // namespace kvferry::ipc

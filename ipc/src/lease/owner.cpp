@@ -1,0 +1,304 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "lease/hello.hpp"
+#include "lease/owner_impl.hpp"
+#include "lease/view_equality.hpp"
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr auto kBelt = std::chrono::milliseconds(250);
+// What a clear may take beyond its stages: calls into the driver and the scheduler.
+constexpr auto kSlack = std::chrono::seconds(2);
+
+lease::OwnerWords create_words(SessionId session) {
+  auto created = lease::OwnerWords::create(session);
+  if (!created) throw Exception(std::move(created).error());
+  return std::move(created).value();
+}
+
+}  // namespace
+
+LeaseOwner::Impl::Impl(LeaseOptions options,
+                       const RuntimeDir& dir,
+                       Device& device,
+                       ArenaUser& user,
+                       LeaseChanged on_change)
+    : options_(std::move(options)),
+      session_(Digest::random()),
+      tag_(fmt::format("lease {}/{}", options_.identity.engine, options_.identity.rank.value)),
+      device_(device),
+      user_(user),
+      on_change_(std::move(on_change)),
+      quarantine_(device, user),
+      words_(create_words(session_)) {
+  if (!options_.identity.is_owner()) {
+    throw Exception(KVFERRY_ERROR(kInvalidArgument, "{}: a {} with --cache-owner {} is no owner",
+                                  tag_, to_string(options_.identity.self),
+                                  to_string(options_.identity.cache_owner)));
+  }
+  auto listening = PacketListener::listen(
+      dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "lease"));
+  if (!listening) fail_construction(std::move(listening).error(), dir);
+  listener_.emplace(std::move(listening).value());
+  view_.session = session_;
+  loop_.watch(listener_->fd(), [this] { accept_strangers(); });
+  log_info("{}: session {} owned by {} pid {}, handles {}", tag_, session_.hex(),
+           to_string(options_.identity.self), ::getpid(), to_string(options_.identity.handles));
+  thread_ = std::thread([this] { run_thread(); });
+}
+
+// The living owner is told who came, so that both sides know of the conflict.
+void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
+  if (error.code != ErrorCode::kAlreadyExists) throw Exception(std::move(error));
+  const auto& me = options_.identity;
+  const Deadline deadline = Deadline::after(options_.timeouts.hello);
+  auto socket = PacketSocket::connect(dir.rank_socket(me.engine, me.rank.value, "lease"), deadline);
+  auto words = lease::AttacherWords::create(me.incarnation);
+  if (!socket || !words) throw Exception(std::move(error));
+  const int fd = words->fd();
+  if (!lease::send(*socket, lease::LeaseMessage::kHello, lease::HelloBody{me}, {&fd, 1})) {
+    throw Exception(std::move(error));
+  }
+  auto packet = socket->receive(deadline);
+  if (!packet) throw Exception(std::move(error));
+  const auto incoming = lease::read_header(std::move(packet).value());
+  if (incoming && incoming->message == lease::LeaseMessage::kRefused) {
+    auto refused = lease::read_body<lease::RefusedBody>(*incoming, "Refused");
+    if (refused) throw Exception(std::move(refused->error));
+  }
+  throw Exception(std::move(error));
+}
+
+LeaseOwner::Impl::~Impl() {
+  const LeaseView now = view();
+  if (now.phase == LeasePhase::kReady) {
+    const auto ended = clear(now.epoch, Deadline::after(options_.timeouts.revoke));
+    if (!ended) log_error("{}: shutdown: {}", tag_, ended.error().to_string());
+  }
+  loop_.post([this] { shut_down(); });
+  thread_.join();
+  if (arena_) {
+    // Our own user did not let go: unmapping under it would fault. The driver takes the memory back
+    // when this process ends.
+    log_error("{}: epoch {} stays mapped until this process ends", tag_, epoch().value);
+    (void)std::make_unique<Arena>(std::move(*arena_)).release();
+    for (auto& range : ranges_) (void)range.release();
+  }
+}
+
+void LeaseOwner::Impl::run_thread() {
+  const bool ended_by_stop = loop_.run();
+  KVFERRY_CHECK(ended_by_stop, fmt::format("{}: the lease thread failed", tag_));
+}
+
+void LeaseOwner::Impl::shut_down() {
+  shut_ = true;
+  collect_releases();
+  if (can_move(phase(), LeasePhase::kShutdown)) {
+    move_to(LeasePhase::kShutdown, epoch(), "the owner ends");
+  }
+  slots_.for_each([this](lease::Slot& slot) {
+    close_connection(slot);
+    loop_.unwatch(slot.process.pidfd());
+  });
+  while (!strangers_.empty()) drop_stranger(strangers_.begin()->first);
+  loop_.unwatch(listener_->fd());
+  changed();
+  loop_.stop();
+}
+
+Result<Epoch> LeaseOwner::Impl::init(const ArenaLayout& layout, Deadline deadline) {
+  const lease::Answer<Epoch> answer;
+  loop_.post([this, answer, layout] {
+    Result<Epoch> result = init_now(layout);
+    tick();  // before the answer: the caller finds the new view
+    answer.set(std::move(result));
+  });
+  auto result = answer.wait(deadline);
+  if (result) return std::move(*result);
+  return KVFERRY_ERROR(kTimeout, "{}: init still runs at its deadline; it may yet succeed", tag_);
+}
+
+Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
+  if (clear_ || arena_) {
+    return KVFERRY_ERROR(kBusy, "{}: epoch {} is {}; clear it before the next init", tag_,
+                         epoch().value, to_string(phase()));
+  }
+  const auto& me = options_.identity;
+  if (layout.fingerprint != me.fingerprint) {
+    return KVFERRY_ERROR(kGeometryMismatch, "{}: layout of geometry {}, this owner has {}", tag_,
+                         layout.fingerprint.hex(), me.fingerprint.hex());
+  }
+  if (layout.segment_bytes.size() > lease::kMaxHandles ||
+      encode(layout).size() > lease::kMaxLayoutBytes) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "{}: a layout of {} segments and {} regions does not fit a grant of {} "
+                         "bytes; use an order with fewer segments",
+                         tag_, layout.segment_bytes.size(), layout.regions.size(),
+                         lease::kMaxLayoutBytes);
+  }
+  collect_releases();
+  const Epoch next{epoch().value + 1};
+  KVFERRY_CHECK(next.value <= words::kMaxEpoch, "epochs are used up");
+  const bool stable = options_.stable_addresses && me.handles == HandleKind::kVmm;
+  auto arena = Arena::allocate(device_, next, layout, me.handles, stable ? &ranges_ : nullptr);
+  if (!arena) {
+    Error error = std::move(arena).error();
+    if (error.code == ErrorCode::kNoDeviceMemory && !quarantine_.empty()) {
+      return KVFERRY_ERROR(kQuarantined, "{}: no memory for epoch {} while in quarantine: {}; {}",
+                           tag_, next.value, quarantine_.describe(), error.message);
+    }
+    return error;
+  }
+  arena_.emplace(std::move(arena).value());
+  if (Status prepared = prepare_arena(); !prepared) {
+    abandon_arena(next);
+    note(prepared.error().to_string());
+    return std::move(prepared).error();
+  }
+  accepted_ = true;
+  note({});
+  move_to(LeasePhase::kReady, next, "init");
+  serve_parked();
+  return next;
+}
+
+Status LeaseOwner::Impl::prepare_arena() {
+  KVFERRY_TRY(user_.on_mapped(session_, *arena_));
+  // Found now, not when the first attacher asks.
+  KVFERRY_TRY(arena_->export_handles());
+  return ok();
+}
+
+// The epoch was never published, so no other process has it: only our own user can stand in the
+// way.
+void LeaseOwner::Impl::abandon_arena(Epoch epoch) {
+  const Status idle = quiesce_own(epoch, Deadline::after(options_.timeouts.drain));
+  if (!idle) {
+    quarantine_.add({.epoch = epoch,
+                     .bytes = arena_->total_bytes(),
+                     .holder = fmt::format("our own user: {}", idle.error().message),
+                     .ranges = std::exchange(ranges_, {}),
+                     .arena = std::exchange(arena_, std::nullopt),
+                     .own_user = true});
+    return;
+  }
+  user_.on_unmapped(epoch);
+  if (const Status released = arena_->release(); !released) {
+    log_error("{}: epoch {}: {}", tag_, epoch.value, released.error().to_string());
+  }
+  arena_.reset();
+}
+
+Result<ClearOutcome> LeaseOwner::Impl::clear(Epoch epoch, Deadline deadline) {
+  const lease::Answer<ClearOutcome> answer;
+  loop_.post([this, answer, epoch, deadline] {
+    start_clear(epoch, deadline, answer);
+    tick();
+  });
+  // The clear itself keeps the deadlines; this one only guards against a user whose quiesce() does
+  // not. A terabyte of pinned memory bounds the kill's share.
+  constexpr int kMostPinnedGib = 1024;
+  const auto& times = options_.timeouts;
+  const Deadline hard = Deadline::after(deadline.remaining() + times.kill +
+                                        kMostPinnedGib * times.kill_per_pinned_gib + times.settle +
+                                        times.drain + kSlack);
+  auto result = answer.wait(hard);
+  if (result) return std::move(*result);
+  return KVFERRY_ERROR(kTimeout, "{}: clear of epoch {} still runs; it may yet succeed", tag_,
+                       epoch.value);
+}
+
+LeaseView LeaseOwner::Impl::view() const {
+  const std::lock_guard lock(view_mutex_);
+  return view_;
+}
+
+void LeaseOwner::Impl::move_to(LeasePhase phase, Epoch epoch, std::string_view why) {
+  const words::OwnerState from = words_.state();
+  words_.move({epoch, phase});
+  log_info("{}: epoch {} {} -> epoch {} {}: {}", tag_, from.epoch.value, to_string(from.phase),
+           epoch.value, to_string(phase), why);
+}
+
+std::uint64_t LeaseOwner::Impl::free_bytes() {
+  const auto memory = device_.memory_info();
+  if (memory) return memory->free_bytes;
+  log_warn("{}: device memory cannot be read: {}", tag_, memory.error().to_string());
+  return 0;
+}
+
+// Whatever happened: look at the words (they are the truth), go on with a clear, reap, tell.
+void LeaseOwner::Impl::tick() {
+  if (shut_) return;
+  collect_releases();
+  advance_clear();
+  changed();
+  arm_belt();
+}
+
+// A doorbell can be lost (full buffer, peer killed between store and ring), and nothing rings when
+// memory comes back: while somebody is waited for, the words are looked at regularly as well.
+void LeaseOwner::Impl::arm_belt() {
+  const bool needed = clear_ || !quarantine_.empty();
+  if (needed == (belt_ != 0)) return;
+  if (!needed) {
+    loop_.cancel(belt_);
+    belt_ = 0;
+    return;
+  }
+  belt_ = loop_.after(kBelt, [this] {
+    belt_ = 0;
+    tick();
+  });
+}
+
+void LeaseOwner::Impl::changed() {
+  LeaseView now;
+  now.session = session_;
+  now.epoch = epoch();
+  now.phase = phase();
+  now.mapped = arena_ && accepted_;
+  if (now.mapped) {
+    for (const GroupLayout& group : arena_->layout().groups) {
+      now.group_blocks.push_back(group.block_count);
+    }
+  }
+  now.living_leases = slots_.living_leases();
+  now.quarantined_bytes = quarantine_.bytes();
+  now.note = !note_.empty() || quarantine_.empty() ? note_ : quarantine_.describe();
+  now.peer_refused = peer_refused_;
+  {
+    const std::lock_guard lock(view_mutex_);
+    if (lease::same_view(view_, now)) return;
+    view_ = now;
+  }
+  if (on_change_) on_change_(now);
+}
+
+LeaseOwner::LeaseOwner(LeaseOptions options,
+                       const RuntimeDir& dir,
+                       Device& device,
+                       ArenaUser& user,
+                       LeaseChanged on_change)
+    : impl_(std::make_unique<Impl>(std::move(options), dir, device, user, std::move(on_change))) {}
+
+LeaseOwner::~LeaseOwner() = default;
+
+Result<Epoch> LeaseOwner::init(const ArenaLayout& layout, Deadline deadline) {
+  return impl_->init(layout, deadline);
+}
+
+Result<ClearOutcome> LeaseOwner::clear(Epoch epoch, Deadline deadline) {
+  return impl_->clear(epoch, deadline);
+}
+
+LeaseView LeaseOwner::view() const { return impl_->view(); }
+
+}  // namespace kvferry::ipc

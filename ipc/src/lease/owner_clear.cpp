@@ -1,0 +1,301 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "lease/owner_impl.hpp"
+#include "lease/process_memory.hpp"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+using lease::Slot;
+
+constexpr std::size_t kOutcomesKept = 256;
+// The driver tells nobody when memory comes back: it is asked, from the loop's timer.
+constexpr auto kSettleStep = std::chrono::milliseconds(10);
+
+std::int64_t ms_left(Deadline deadline) {
+  return std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining()).count();
+}
+
+std::string describe(const lease::Deaths& deaths) {
+  std::string text;
+  for (const std::string& name : deaths.names) text += (text.empty() ? "" : ", ") + name;
+  const std::uint64_t more = deaths.count - deaths.names.size();
+  if (more > 0) text += fmt::format(" and {} before", more);
+  return text;
+}
+
+}  // namespace
+
+std::optional<Result<ClearOutcome>> LeaseOwner::Impl::clear_without_work(Epoch wanted) const {
+  if (wanted.value == 0 || wanted > epoch()) {
+    return KVFERRY_ERROR(kStaleEpoch, "{}: epoch {} never was; the last one is {}", tag_,
+                         wanted.value, epoch().value);
+  }
+  for (const ClearOutcome& outcome : outcomes_) {
+    if (outcome.epoch == wanted) return outcome;
+  }
+  if (wanted < epoch()) {
+    return KVFERRY_ERROR(kStaleEpoch, "{}: epoch {} was cleared more than {} clears ago", tag_,
+                         wanted.value, kOutcomesKept);
+  }
+  if (clear_) {
+    return KVFERRY_ERROR(kBusy, "{}: a clear of epoch {} runs already", tag_, wanted.value);
+  }
+  return std::nullopt;
+}
+
+void LeaseOwner::Impl::start_clear(Epoch wanted,
+                                   Deadline caller,
+                                   const lease::Answer<ClearOutcome>& answer) {
+  if (auto known = clear_without_work(wanted)) return answer.set(std::move(*known));
+  KVFERRY_CHECK(phase() == LeasePhase::kReady && arena_, "a clear of an epoch that is not ready");
+  const TimePoint started = MonotonicClock::now();
+  const MemoryInfo before = device_.memory_info().value_or(MemoryInfo{});
+  // Nothing of ours may touch the arena once others are asked to let go, or it could not be freed.
+  const Deadline drained = caller.earlier(Deadline::after(options_.timeouts.drain));
+  if (Status idle = quiesce_own(wanted, drained); !idle) {
+    note(idle.error().to_string());
+    return answer.set(std::move(idle).error());
+  }
+  user_.on_unmapped(wanted);
+  accepted_ = false;
+  const Deadline end = caller.earlier(Deadline::at(started + options_.timeouts.revoke));
+  clear_.emplace(ClearRun{.epoch = wanted,
+                          .started = started,
+                          .caller = caller,
+                          .answer = answer,
+                          .before = before,
+                          .stage_end = end,
+                          .bytes = arena_->total_bytes()});
+  move_to(LeasePhase::kRevoking, wanted, "clear");
+  const auto holders = slots_.holding(wanted);
+  for (Slot* slot : holders) {
+    if (!slot->connection) continue;
+    // A full buffer is no loss: the words are the truth, and the attacher looks by itself.
+    (void)lease::send(*slot->connection, lease::LeaseMessage::kRevoke, lease::RevokeBody{wanted});
+  }
+  if (!holders.empty()) {
+    log_info("{}: clear of epoch {} waits for {}, at most {} ms", tag_, wanted.value,
+             lease::describe(holders), ms_left(end));
+    note(fmt::format("clear of epoch {} waits for {}", wanted.value, lease::describe(holders)));
+  }
+  set_stage(ClearStage::kWaiting, end);
+}
+
+Status LeaseOwner::Impl::quiesce_own(Epoch epoch, Deadline deadline) {
+  Status idle = user_.quiesce(epoch, deadline);
+  if (idle) return idle;
+  if (is_mover()) {
+    log_error("{}: epoch {} cannot be drained: {}; this mover exits, its death frees the memory",
+              tag_, epoch.value, idle.error().to_string());
+    ::_exit(kCannotDrainExit);
+  }
+  return KVFERRY_ERROR(kTimeout,
+                       "{}: epoch {} is still in use by this worker ({}); nothing was freed; clear "
+                       "again once its work has ended, or restart it",
+                       tag_, epoch.value, idle.error().to_string());
+}
+
+void LeaseOwner::Impl::set_stage(ClearStage stage, Deadline end) {
+  clear_->stage = stage;
+  clear_->stage_end = end;
+  const bool steps = stage == ClearStage::kUnmapping || stage == ClearStage::kSettling;
+  arm_clear_timer(steps ? std::min(end.when(), MonotonicClock::now() + kSettleStep) : end.when());
+}
+
+void LeaseOwner::Impl::arm_clear_timer(TimePoint when) {
+  if (clear_->timer != 0) loop_.cancel(clear_->timer);
+  clear_->timer = loop_.at(when, [this] {
+    clear_->timer = 0;
+    on_clear_timer();
+    tick();
+  });
+}
+
+// Leases may have ended: go on as soon as all have.
+void LeaseOwner::Impl::advance_clear() {
+  if (!clear_) return;
+  if (clear_->stage != ClearStage::kWaiting && clear_->stage != ClearStage::kKilling) return;
+  const auto holders = slots_.holding(clear_->epoch);
+  if (holders.empty()) return free_arena();
+  if (clear_->stage == ClearStage::kWaiting) return;
+  const bool dying =
+      std::any_of(holders.begin(), holders.end(), [](const Slot* slot) { return slot->killed; });
+  // Every mover is proven dead and somebody who is not ours to end still holds on.
+  if (!dying) quarantine_arena(lease::describe(holders));
+}
+
+void LeaseOwner::Impl::on_clear_timer() {
+  collect_releases();
+  switch (clear_->stage) {
+    case ClearStage::kWaiting:
+      if (slots_.holding(clear_->epoch).empty()) return;  // tick() goes on
+      return end_movers();
+    case ClearStage::kKilling: {
+      const auto holders = slots_.holding(clear_->epoch);
+      if (!holders.empty()) quarantine_arena(lease::describe(holders));
+      return;
+    }
+    case ClearStage::kUnmapping: return free_arena();
+    case ClearStage::kSettling: return check_settled();
+  }
+}
+
+// The deadline is never permission to free: a mover is killed, and its death must then be proven; a
+// worker or a foreign process is not ours to end.
+void LeaseOwner::Impl::end_movers() {
+  std::uint64_t most_bytes = 0;
+  bool any = false;
+  const auto holders = slots_.holding(clear_->epoch);
+  for (Slot* slot : holders) {
+    if (slot->kind != ProcessKind::kMover) continue;
+    const std::uint64_t held = lease::resident_bytes(slot->process.pid());
+    most_bytes = std::max(most_bytes, held);
+    log_warn("{}: {} did not let go of epoch {} in time (lease {}); killed, {} resident", tag_,
+             slot->name(), clear_->epoch.value, slot->lease->id.value, format_size(held));
+    if (const Status sent = slot->process.signal(SIGKILL);
+        !sent && sent.error().code != ErrorCode::kPeerDied) {
+      log_error("{}: SIGKILL of {}: {}", tag_, slot->name(), sent.error().to_string());
+    }
+    slot->killed = true;
+    any = true;
+  }
+  if (!any) return quarantine_arena(lease::describe(holders));
+  const auto gib = static_cast<std::int64_t>((most_bytes + (1ULL << 30) - 1) >> 30);
+  set_stage(ClearStage::kKilling,
+            Deadline::after(options_.timeouts.kill + gib * options_.timeouts.kill_per_pinned_gib));
+}
+
+// All leases have ended. After a death one thing is left to rule out: a forked child of the dead
+// process that keeps the mapping.
+void LeaseOwner::Impl::free_arena() {
+  const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
+  if (deaths == nullptr) {
+    release_arena();
+    return;
+  }
+  auto holders = arena_->mapped_elsewhere();
+  if (!holders) {
+    return quarantine_arena(fmt::format("{}: who maps it cannot be told: {}", describe(*deaths),
+                                        holders.error().message));
+  }
+  clear_->holders = *holders;
+  const bool legacy = options_.identity.handles == HandleKind::kLegacy;
+  if (!legacy || holders->empty()) {
+    release_arena();
+    return;
+  }
+  if (clear_->stage != ClearStage::kUnmapping) {
+    log_info("{}: epoch {}: {} died, process {} still maps the memory; waits at most {} ms", tag_,
+             clear_->epoch.value, describe(*deaths), lease::describe(*holders),
+             options_.timeouts.settle.count());
+    return set_stage(ClearStage::kUnmapping, Deadline::after(options_.timeouts.settle));
+  }
+  if (!clear_->stage_end.expired()) return set_stage(clear_->stage, clear_->stage_end);
+  quarantine_arena(
+      fmt::format("process {}, a child of dead {}", lease::describe(*holders), describe(*deaths)));
+}
+
+// The one free of the owner's side.
+void LeaseOwner::Impl::release_arena() {
+  const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
+  KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
+  clear_->free_before_release = free_bytes();
+  const Status released = arena_->release();
+  arena_.reset();
+  if (!released) {
+    log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
+    note(released.error().to_string());
+  }
+  if (deaths == nullptr && released) return finish_clear(ClearKind::kCleared, {}, 0);
+  clear_->stage = ClearStage::kSettling;
+  clear_->stage_end = Deadline::after(options_.timeouts.settle);
+  check_settled();
+}
+
+void LeaseOwner::Impl::check_settled() {
+  const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
+  const std::string dead = deaths == nullptr ? std::string("nobody") : describe(*deaths);
+  if (lease::memory_came_back(clear_->free_before_release, free_bytes(), clear_->bytes)) {
+    const ClearKind kind = deaths == nullptr ? ClearKind::kCleared : ClearKind::kClearedPeerDead;
+    return finish_clear(kind, fmt::format("died with the epoch mapped: {}", dead), 0);
+  }
+  if (!clear_->stage_end.expired()) return set_stage(ClearStage::kSettling, clear_->stage_end);
+  std::string holder =
+      clear_->holders.empty()
+          ? fmt::format("a forked child of dead {}", dead)
+          : fmt::format("process {}, a child of dead {}", lease::describe(clear_->holders), dead);
+  quarantine_.add({.epoch = clear_->epoch,
+                   .bytes = clear_->bytes,
+                   .holder = holder,
+                   .settle = true,
+                   .baseline_bytes = clear_->free_before_release});
+  finish_clear(ClearKind::kQuarantined,
+               fmt::format("epoch {} was freed, but {} did not come back to the driver within {} "
+                           "ms: kept by {}; end that process",
+                           clear_->epoch.value, format_size(clear_->bytes),
+                           options_.timeouts.settle.count(), holder),
+               clear_->bytes);
+}
+
+void LeaseOwner::Impl::quarantine_arena(std::string holder) {
+  lease::QuarantineItem item{.epoch = clear_->epoch, .bytes = clear_->bytes, .holder = holder};
+  if (options_.identity.handles == HandleKind::kVmm) {
+    // Reference-counted: our references go now, the rest comes back when the peer lets go.
+    item.baseline_bytes = free_bytes();
+    item.settle = slots_.deaths(clear_->epoch) != nullptr;
+    if (const Status released = arena_->release(); !released) {
+      log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
+      item.settle = true;
+    }
+  } else {
+    item.settle = slots_.deaths(clear_->epoch) != nullptr;
+    item.arena.emplace(std::move(*arena_));
+  }
+  arena_.reset();
+  quarantine_.add(std::move(item));
+  finish_clear(ClearKind::kQuarantined,
+               fmt::format("{} of epoch {} are kept by {}; they come back when it lets go or ends",
+                           format_size(clear_->bytes), clear_->epoch.value, holder),
+               clear_->bytes);
+}
+
+void LeaseOwner::Impl::finish_clear(ClearKind kind,
+                                    std::string detail,
+                                    std::uint64_t quarantined_bytes) {
+  ClearRun run = std::move(*clear_);
+  if (run.timer != 0) loop_.cancel(run.timer);
+  clear_.reset();
+  if (kind != ClearKind::kQuarantined) slots_.forget_deaths(run.epoch);
+  ClearOutcome outcome;
+  outcome.kind = kind;
+  outcome.epoch = run.epoch;
+  outcome.detail = kind == ClearKind::kCleared ? std::string() : std::move(detail);
+  outcome.quarantined_bytes = quarantined_bytes;
+  outcome.before = run.before;
+  outcome.after = device_.memory_info().value_or(MemoryInfo{});
+  outcome.took =
+      std::chrono::duration_cast<std::chrono::microseconds>(MonotonicClock::now() - run.started);
+  const bool quarantined = kind == ClearKind::kQuarantined;
+  move_to(quarantined ? LeasePhase::kQuarantined : LeasePhase::kCleared, run.epoch,
+          to_string(kind));
+  note(outcome.detail);
+  if (outcomes_.size() == kOutcomesKept) outcomes_.pop_front();
+  outcomes_.push_back(outcome);
+  log_info("{}: clear of epoch {} ended after {} ms: {} {}", tag_, run.epoch.value,
+           std::chrono::duration_cast<std::chrono::milliseconds>(outcome.took).count(),
+           to_string(kind), outcome.detail);
+  changed();  // before the answer: the caller finds the new view
+  run.answer.set(std::move(outcome));
+}
+
+}  // namespace kvferry::ipc

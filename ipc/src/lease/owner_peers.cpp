@@ -1,0 +1,331 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "lease/hello.hpp"
+#include "lease/owner_impl.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+using lease::Incoming;
+using lease::LeaseMessage;
+using lease::Slot;
+
+constexpr std::size_t kMaxStrangers = 32;
+// Packets of one connection per round, so that a flood of one peer does not hold up the others.
+constexpr int kPacketsPerRound = 16;
+
+}  // namespace
+
+void LeaseOwner::Impl::accept_strangers() {
+  for (;;) {
+    auto accepted = listener_->try_accept();
+    if (!accepted) {
+      log_warn("{}: accept: {}", tag_, accepted.error().to_string());
+      return;
+    }
+    if (!accepted->has_value()) return;
+    PacketSocket socket = std::move(**accepted);
+    if (strangers_.size() >= kMaxStrangers) {
+      refuse(socket, KVFERRY_ERROR(kBusy, "{}: {} connections have not said hello yet", tag_,
+                                   strangers_.size()));
+      continue;
+    }
+    const int fd = socket.fd();
+    const TimerId timer = loop_.after(options_.timeouts.hello, [this, fd] {
+      log_warn("{}: a connection said no hello within {} ms; closed", tag_,
+               options_.timeouts.hello.count());
+      drop_stranger(fd);
+    });
+    strangers_.emplace(fd, Stranger{std::move(socket), timer});
+    loop_.watch(fd, [this, fd] { on_stranger(fd); });
+  }
+}
+
+void LeaseOwner::Impl::drop_stranger(int fd) {
+  const auto found = strangers_.find(fd);
+  if (found == strangers_.end()) return;
+  loop_.cancel(found->second.timer);
+  loop_.unwatch(fd);
+  strangers_.erase(found);
+}
+
+void LeaseOwner::Impl::on_stranger(int fd) {
+  const auto found = strangers_.find(fd);
+  KVFERRY_CHECK(found != strangers_.end(), "an event of a connection that is gone");
+  auto packet = found->second.socket.try_receive();
+  if (packet && !packet->has_value()) return;
+  PacketSocket socket = std::move(found->second.socket);
+  loop_.cancel(found->second.timer);
+  loop_.unwatch(fd);
+  strangers_.erase(found);
+  if (!packet) {
+    log_debug("{}: a connection ended before its hello: {}", tag_, packet.error().to_string());
+    return;
+  }
+  if (Status greeted = greet(socket, **packet); !greeted) {
+    refuse(socket, std::move(greeted).error());
+  }
+  tick();
+}
+
+void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error) {
+  log_warn("{}: peer refused: {}", tag_, error.to_string());
+  note(error.to_string());
+  if (const Status sent = lease::send(socket, LeaseMessage::kRefused, lease::RefusedBody{error});
+      !sent) {
+    log_debug("{}: refusal not sent: {}", tag_, sent.error().to_string());
+  }
+  peer_refused_ = std::move(error);
+}
+
+Status LeaseOwner::Impl::greet(PacketSocket& socket, const Packet& packet) {
+  auto process = socket.peer();
+  if (!process) return std::move(process).error();
+  Packet copy;
+  copy.bytes = packet.bytes;
+  KVFERRY_ASSIGN(const Incoming incoming, lease::read_header(std::move(copy)));
+  if (incoming.message != LeaseMessage::kHello) {
+    return KVFERRY_ERROR(kProtocol, "{}: message {} of pid {} before its hello", tag_,
+                         static_cast<int>(incoming.message), process->pid());
+  }
+  if (incoming.version != kLeaseProtocolVersion) {
+    return lease::version_mismatch(kLeaseProtocolVersion, incoming.version, process->pid());
+  }
+  if (packet.fds.size() != 1) {
+    return KVFERRY_ERROR(kProtocol, "{}: hello of pid {} came with {} descriptors, expected 1",
+                         tag_, process->pid(), packet.fds.size());
+  }
+  KVFERRY_ASSIGN(const lease::HelloBody hello,
+                 lease::read_body<lease::HelloBody>(incoming, "Hello"));
+  KVFERRY_TRY(check_hello(hello, *process));
+  KVFERRY_ASSIGN(lease::AttacherWordsView words,
+                 lease::AttacherWordsView::map(packet.fds.front(), hello.identity.incarnation));
+  admit(std::move(socket), hello, std::move(process).value(), std::move(words));
+  return ok();
+}
+
+Status LeaseOwner::Impl::check_hello(const lease::HelloBody& hello, const ProcessRef& process) {
+  KVFERRY_TRY(
+      lease::compare_identities(options_.identity, ::getpid(), hello.identity, process.pid()));
+  Slot* slot = slots_.find(hello.identity.incarnation);
+  if (slot == nullptr) {
+    if (slots_.full()) {
+      return KVFERRY_ERROR(kBusy, "{}: {} attacher processes live already", tag_,
+                           lease::SlotTable::kMaxSlots);
+    }
+    return ok();
+  }
+  if (slot->process.pid() != process.pid() || slot->process.start_time() != process.start_time()) {
+    return KVFERRY_ERROR(kProtocol, "{}: pid {} says it is incarnation {}, which is pid {}", tag_,
+                         process.pid(), hello.identity.incarnation.hex(), slot->process.pid());
+  }
+  if (slot->distrusted) {
+    return KVFERRY_ERROR(kProtocol, "{}: {} forged its released word; restart it", tag_,
+                         slot->name());
+  }
+  return ok();
+}
+
+void LeaseOwner::Impl::admit(PacketSocket socket,
+                             const lease::HelloBody& hello,
+                             ProcessRef process,
+                             lease::AttacherWordsView words) {
+  const IncarnationId incarnation = hello.identity.incarnation;
+  Slot* slot = slots_.find(incarnation);
+  if (slot == nullptr) {
+    slot = &slots_.add(incarnation, hello.identity.self, std::move(process));
+    loop_.watch(slot->process.pidfd(), [this, incarnation] { on_death(incarnation); });
+  } else {
+    // A new connection of a living process: its earlier words are read one last time.
+    if (slots_.collect_release(*slot) == lease::SlotTable::Release::kForged) {
+      log_warn("{}: {} forged its released word; dropped", tag_, slot->name());
+      close_connection(*slot);
+      return;
+    }
+    close_connection(*slot);
+  }
+  slot->words.emplace(std::move(words));
+  slot->wanted.reset();
+  slot->connection.emplace(std::move(socket));
+  lease::WelcomeBody welcome;
+  welcome.owner.identity = options_.identity;
+  welcome.session = session_;
+  welcome.last_lease = slot->last_lease;
+  const int words_fd = words_.fd();
+  if (const Status sent =
+          lease::send(*slot->connection, LeaseMessage::kWelcome, welcome, {&words_fd, 1});
+      !sent) {
+    drop_connection(*slot, sent.error());
+    return;
+  }
+  loop_.watch(slot->connection->fd(), [this, incarnation] { on_connection(incarnation); });
+  log_info("{}: {} connected, incarnation {}", tag_, slot->name(), incarnation.hex());
+}
+
+void LeaseOwner::Impl::on_connection(const IncarnationId& incarnation) {
+  for (int i = 0; i < kPacketsPerRound; ++i) {
+    Slot* slot = slots_.find(incarnation);
+    if (slot == nullptr || !slot->connection) break;
+    auto packet = slot->connection->try_receive();
+    if (!packet) {
+      // Closed is not dead: its lease lives on until the word or the pidfd says otherwise.
+      log_info("{}: {} closed its connection ({})", tag_, slot->name(), packet.error().message);
+      close_connection(*slot);
+      break;
+    }
+    if (!packet->has_value()) break;
+    const auto incoming = lease::read_header(std::move(**packet));
+    const Status handled = incoming ? on_message(*slot, *incoming) : Status(incoming.error());
+    if (!handled) drop_connection(*slot, handled.error());
+  }
+  tick();
+}
+
+Status LeaseOwner::Impl::on_message(Slot& slot, const Incoming& incoming) {
+  switch (incoming.message) {
+    case LeaseMessage::kAttach: {
+      KVFERRY_ASSIGN(const lease::AttachBody body,
+                     lease::read_body<lease::AttachBody>(incoming, "Attach"));
+      return on_attach(slot, body.min_epoch);
+    }
+    case LeaseMessage::kReleased:
+      // A doorbell: the caller looks at the words after this.
+      KVFERRY_TRY(lease::read_body<lease::LeaseBody>(incoming, "Released"));
+      return ok();
+    case LeaseMessage::kBye: {
+      KVFERRY_TRY(lease::read_body<lease::LeaseBody>(incoming, "Bye"));
+      slot.wanted.reset();
+      return lease::send(*slot.connection, LeaseMessage::kBye, lease::LeaseBody{slot.last_lease});
+    }
+    case LeaseMessage::kHello:
+    case LeaseMessage::kWelcome:
+    case LeaseMessage::kRefused:
+    case LeaseMessage::kGrant:
+    case LeaseMessage::kRevoke: break;
+  }
+  return KVFERRY_ERROR(kProtocol, "message {} is not an attacher's to send at this point",
+                       static_cast<int>(incoming.message));
+}
+
+Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
+  if (min_epoch.value == 0) return KVFERRY_ERROR(kProtocol, "attach request for epoch 0");
+  if (slots_.collect_release(slot) == lease::SlotTable::Release::kForged) {
+    return KVFERRY_ERROR(kProtocol, "released word above lease {}, the last one granted",
+                         slot.last_lease.value);
+  }
+  if (slot.lease) {
+    return KVFERRY_ERROR(kProtocol, "attach request while lease {} on epoch {} is not released",
+                         slot.lease->id.value, slot.lease->epoch.value);
+  }
+  slot.wanted = min_epoch;
+  if (phase() == LeasePhase::kReady && epoch() >= min_epoch) {
+    grant(slot);
+  } else {
+    log_info("{}: {} waits for epoch {} or later; now epoch {} {}", tag_, slot.name(),
+             min_epoch.value, epoch().value, to_string(phase()));
+  }
+  return ok();
+}
+
+void LeaseOwner::Impl::serve_parked() {
+  slots_.for_each([this](Slot& slot) {
+    if (slot.wanted && slot.connection && epoch() >= *slot.wanted) grant(slot);
+  });
+}
+
+void LeaseOwner::Impl::grant(Slot& slot) {
+  slot.wanted.reset();
+  const lease::Lease lease = slots_.record_lease(slot, epoch());
+  log_info("{}: lease {} on epoch {} granted to {}", tag_, lease.id.value, lease.epoch.value,
+           slot.name());
+  bool left = false;
+  if (const Status sent = send_grant(slot, lease, left); !sent) {
+    if (!left) slots_.withdraw_lease(slot);
+    drop_connection(slot, sent.error());
+  }
+}
+
+// Descriptors of the grant are closed on return: held open they pin the memory.
+Status LeaseOwner::Impl::send_grant(Slot& slot, const lease::Lease& lease, bool& left) {
+  KVFERRY_ASSIGN(const std::vector<ExportedHandle> handles, arena_->export_handles());
+  const auto total = static_cast<std::uint32_t>(handles.size());
+  for (std::uint32_t first = 0; first < total; first += lease::kMaxHandlesPerPart) {
+    lease::GrantBody part;
+    part.epoch = lease.epoch;
+    part.lease = lease.id;
+    part.total = total;
+    part.first = first;
+    if (first == 0) part.layout = arena_->layout();
+    std::vector<int> fds;
+    const std::uint32_t end = std::min(total, first + lease::kMaxHandlesPerPart);
+    for (std::uint32_t i = first; i < end; ++i) {
+      const ExportedHandle& handle = handles[i];
+      part.handles.push_back({handle.kind, handle.size_bytes, handle.token, handle.fd.valid()});
+      if (handle.fd.valid()) fds.push_back(handle.fd.get());
+    }
+    KVFERRY_TRY(lease::send(*slot.connection, LeaseMessage::kGrant, part, fds));
+    left = true;
+  }
+  return ok();
+}
+
+void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
+  Slot* slot = slots_.find(incarnation);
+  KVFERRY_CHECK(slot != nullptr, "a death in an empty slot");
+  loop_.unwatch(slot->process.pidfd());
+  close_connection(*slot);
+  const std::string name = slot->name();
+  (void)slots_.collect_release(*slot);
+  log_info("{}: {} is dead{}", tag_, name,
+           slot->lease ? fmt::format(": ends lease {} on epoch {}", slot->lease->id.value,
+                                     slot->lease->epoch.value)
+                       : std::string(", held no lease"));
+  slots_.remove_dead(incarnation);
+  tick();
+}
+
+void LeaseOwner::Impl::drop_connection(Slot& slot, const Error& why) {
+  log_warn("{}: connection of {} dropped: {}", tag_, slot.name(), why.to_string());
+  note(fmt::format("{} dropped: {}", slot.name(), why.to_string()));
+  close_connection(slot);
+}
+
+void LeaseOwner::Impl::close_connection(Slot& slot) {
+  slot.wanted.reset();
+  if (!slot.connection) return;
+  loop_.unwatch(slot.connection->fd());
+  slot.connection.reset();
+}
+
+void LeaseOwner::Impl::collect_releases() {
+  slots_.for_each([this](Slot& slot) {
+    const std::optional<lease::Lease> held = slot.lease;
+    switch (slots_.collect_release(slot)) {
+      case lease::SlotTable::Release::kNone: break;
+      case lease::SlotTable::Release::kEnded:
+        log_info("{}: {} released lease {} on epoch {}", tag_, slot.name(), held->id.value,
+                 held->epoch.value);
+        break;
+      case lease::SlotTable::Release::kForged:
+        drop_connection(slot, KVFERRY_ERROR(kProtocol,
+                                            "released word above lease {}, the last one granted; "
+                                            "its leases end only with its death",
+                                            slot.last_lease.value));
+        break;
+    }
+  });
+  const auto living = [this](Epoch epoch) { return !slots_.holding(epoch).empty(); };
+  const auto died = [this](Epoch epoch) { return slots_.deaths(epoch) != nullptr; };
+  if (quarantine_.empty()) return;
+  for (const Epoch epoch : quarantine_.reap(living, died, arena_bytes())) {
+    slots_.forget_deaths(epoch);
+  }
+}
+
+}  // namespace kvferry::ipc

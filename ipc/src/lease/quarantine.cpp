@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "lease/quarantine.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+namespace kvferry::ipc::lease {
+namespace {
+
+std::optional<std::uint64_t> free_bytes(Device& device) {
+  const auto memory = device.memory_info();
+  if (!memory) {
+    log_warn("lease: device memory cannot be read: {}", memory.error().to_string());
+    return std::nullopt;
+  }
+  return memory->free_bytes;
+}
+
+}  // namespace
+
+std::string describe(const std::vector<pid_t>& pids) {
+  return fmt::format("{}", fmt::join(pids, ", "));
+}
+
+Quarantine::~Quarantine() {
+  for (QuarantineItem& item : items_) {
+    if (!item.arena) continue;
+    // Freeing under a living mapping is undefined: the driver takes the memory back when this
+    // process ends, so it is left to that.
+    log_error("lease: epoch {} stays allocated until this process ends: {} bytes kept by {}",
+              item.epoch.value, item.bytes, item.holder);
+    (void)std::make_unique<Arena>(std::move(*item.arena)).release();
+    for (auto& range : item.ranges) (void)range.release();
+  }
+}
+
+void Quarantine::add(QuarantineItem item) {
+  log_warn("lease: epoch {} quarantined: {} kept by {}", item.epoch.value, format_size(item.bytes),
+           item.holder);
+  items_.push_back(std::move(item));
+}
+
+bool Quarantine::try_end(QuarantineItem& item, std::uint64_t arena_bytes) {
+  if (item.own_user) {
+    // The user was given its full drain time before; now it is only asked.
+    if (const Status idle = user_.quiesce(item.epoch, Deadline::after(Duration::zero())); !idle) {
+      return false;
+    }
+    user_.on_unmapped(item.epoch);
+    item.own_user = false;
+  }
+  if (item.arena) {
+    const auto holders = item.arena->mapped_elsewhere();
+    if (!holders) {
+      log_warn("lease: epoch {}: who maps it cannot be told: {}", item.epoch.value,
+               holders.error().to_string());
+      return false;
+    }
+    if (!holders->empty()) {
+      item.holder = fmt::format("process {}", lease::describe(*holders));
+      return false;
+    }
+    const auto before = free_bytes(device_);
+    const Status released = item.arena->release();
+    item.arena.reset();
+    item.ranges.clear();
+    if (!released) {
+      log_error("lease: quarantined epoch {}: {}", item.epoch.value, released.error().to_string());
+      item.settle = true;
+    }
+    if (item.settle && before) item.baseline_bytes = *before + arena_bytes;
+  }
+  if (!item.settle) return true;
+  const auto now = free_bytes(device_);
+  return now && memory_came_back(item.baseline_bytes, *now + arena_bytes, item.bytes);
+}
+
+std::vector<Epoch> Quarantine::reap(const std::function<bool(Epoch)>& living,
+                                    const std::function<bool(Epoch)>& died,
+                                    std::uint64_t arena_bytes) {
+  std::vector<Epoch> ended;
+  for (std::size_t i = 0; i < items_.size();) {
+    QuarantineItem& item = items_[i];
+    // A holder that has died since may have left a forked child behind.
+    item.settle = item.settle || died(item.epoch);
+    if (living(item.epoch) || !try_end(item, arena_bytes)) {
+      ++i;
+      continue;
+    }
+    log_info("lease: quarantine of epoch {} ended: {} given back", item.epoch.value,
+             format_size(item.bytes));
+    ended.push_back(item.epoch);
+    const std::uint64_t bytes = item.bytes;
+    items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(i));
+    // What came back for this one must not be counted for another as well.
+    for (QuarantineItem& other : items_) other.baseline_bytes += bytes;
+  }
+  return ended;
+}
+
+std::uint64_t Quarantine::bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const QuarantineItem& item : items_) sum += item.bytes;
+  return sum;
+}
+
+std::string Quarantine::describe() const {
+  std::string text;
+  for (const QuarantineItem& item : items_) {
+    text += fmt::format("{}epoch {}: {} kept by {}", text.empty() ? "" : "; ", item.epoch.value,
+                        format_size(item.bytes), item.holder);
+  }
+  return text;
+}
+
+}  // namespace kvferry::ipc::lease

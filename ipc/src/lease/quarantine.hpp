@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/lease/arena.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::ipc::lease {
+
+/// Memory that could not be proven let go. What is neither mapped nor given back is here: there is
+/// no third place.
+struct QuarantineItem {
+  Epoch epoch;
+  std::uint64_t bytes = 0;
+  std::string holder;         ///< Who keeps it, in words.
+  AddressRanges ranges = {};  ///< Those that arena is mapped into, if any: they outlive it.
+  std::optional<Arena> arena =
+      std::nullopt;       ///< Legacy: the allocation, kept until nobody maps it.
+  bool own_user = false;  ///< Our own user did not let go of it: asked again before the free.
+  bool settle = false;    ///< Gone only once the driver's free memory shows it.
+  std::uint64_t baseline_bytes = 0;  ///< Free memory (plus our arena) right after our own release.
+};
+
+/// True when `now` shows at least `bytes` more than `before`, less one part in 16 for other
+/// processes that allocate meanwhile.
+[[nodiscard]] constexpr bool memory_came_back(std::uint64_t before,
+                                              std::uint64_t now,
+                                              std::uint64_t bytes) noexcept {
+  return now >= before + (bytes - bytes / 16);
+}
+
+/// "12, 13": process ids.
+[[nodiscard]] std::string describe(const std::vector<pid_t>& pids);
+
+/// @threading the lease thread.
+class Quarantine {
+ public:
+  Quarantine(Device& device, ArenaUser& user) : device_(device), user_(user) {}
+  Quarantine(const Quarantine&) = delete;
+  Quarantine& operator=(const Quarantine&) = delete;
+  ~Quarantine();
+
+  void add(QuarantineItem item);
+  /// Frees what may be freed. living: a lease of this epoch lives; died: one of them ended by a
+  /// death; arena_bytes: of the arena that is mapped now, which the driver counts as used. Returns
+  /// the epochs whose quarantine ended.
+  std::vector<Epoch> reap(const std::function<bool(Epoch)>& living,
+                          const std::function<bool(Epoch)>& died,
+                          std::uint64_t arena_bytes);
+  [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept;
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  /// True when the item is over.
+  bool try_end(QuarantineItem& item, std::uint64_t arena_bytes);
+
+  Device& device_;
+  ArenaUser& user_;
+  std::vector<QuarantineItem> items_;
+};
+
+}  // namespace kvferry::ipc::lease

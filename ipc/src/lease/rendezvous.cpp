@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "lease/rendezvous.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "lease/hello.hpp"
+#include "lease/lease_messages.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::ipc::lease {
+namespace {
+constexpr std::size_t kMaxPeers = 8;
+constexpr auto kConnect = std::chrono::milliseconds(100);
+}  // namespace
+
+Rendezvous::Rendezvous(EventLoop& loop,
+                       const LeaseIdentity& identity,
+                       std::chrono::milliseconds timeout,
+                       OnConflict on_conflict)
+    : loop_(loop), identity_(identity), timeout_(timeout), on_conflict_(std::move(on_conflict)) {}
+
+Rendezvous::~Rendezvous() { close(); }
+
+void Rendezvous::open(const std::filesystem::path& path) {
+  if (listener_ || !peers_.empty()) return;
+  auto listening = PacketListener::listen(path);
+  if (listening) {
+    listener_.emplace(std::move(listening).value());
+    loop_.watch(listener_->fd(), [this] {
+      auto accepted = listener_->try_accept();
+      if (accepted && *accepted && peers_.size() < kMaxPeers) add(std::move(**accepted), false);
+    });
+    return;
+  }
+  // Somebody waits here already. When it cannot be reached it is on its way out: next time.
+  auto socket = PacketSocket::connect(path, Deadline::after(kConnect));
+  if (!socket) return;
+  if (const Status sent = send(*socket, LeaseMessage::kHello, HelloBody{identity_}); !sent) return;
+  add(std::move(socket).value(), true);
+}
+
+void Rendezvous::close() {
+  while (!peers_.empty()) drop(peers_.front().socket.fd());
+  if (!listener_) return;
+  loop_.unwatch(listener_->fd());
+  listener_.reset();
+}
+
+void Rendezvous::add(PacketSocket socket, bool ours) {
+  const int fd = socket.fd();
+  const TimerId timer = loop_.after(timeout_, [this, fd] { drop(fd); });
+  peers_.push_back({std::move(socket), timer, ours});
+  loop_.watch(fd, [this, fd] { on_packet(fd); });
+}
+
+void Rendezvous::drop(int fd) {
+  const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                  [fd](const Peer& peer) { return peer.socket.fd() == fd; });
+  if (found == peers_.end()) return;
+  loop_.cancel(found->timer);
+  loop_.unwatch(fd);
+  peers_.erase(found);
+}
+
+void Rendezvous::on_packet(int fd) {
+  const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                  [fd](const Peer& peer) { return peer.socket.fd() == fd; });
+  KVFERRY_CHECK(found != peers_.end(), "a packet of a peer that is gone");
+  auto packet = found->socket.try_receive();
+  if (packet && !packet->has_value()) return;
+  const Status agreed = packet ? answer(*found, std::move(**packet)) : ok();
+  drop(fd);
+  if (!agreed && is_permanent(agreed.error())) return on_conflict_(agreed.error());
+  if (!agreed) log_debug("lease: rendezvous: {}", agreed.error().to_string());
+}
+
+Status Rendezvous::answer(Peer& peer, Packet packet) const {
+  KVFERRY_ASSIGN(const Incoming incoming, read_header(std::move(packet)));
+  if (peer.ours) {
+    if (incoming.message != LeaseMessage::kRefused) return ok();
+    KVFERRY_ASSIGN(RefusedBody refused, read_body<RefusedBody>(incoming, "Refused"));
+    return std::move(refused.error);
+  }
+  if (incoming.message != LeaseMessage::kHello || incoming.version != kLeaseProtocolVersion) {
+    return KVFERRY_ERROR(kProtocol, "message {} of version {} instead of a hello",
+                         static_cast<int>(incoming.message), incoming.version);
+  }
+  KVFERRY_ASSIGN(const HelloBody hello, read_body<HelloBody>(incoming, "Hello"));
+  KVFERRY_ASSIGN(const ProcessRef process, peer.socket.peer());
+  Status agreed = compare_roles(identity_, ::getpid(), hello.identity, process.pid());
+  if (!agreed) {
+    // Should it not arrive, the other side finds out from whoever comes next.
+    (void)send(peer.socket, LeaseMessage::kRefused, RefusedBody{agreed.error()});
+  }
+  return agreed;
+}
+
+}  // namespace kvferry::ipc::lease
