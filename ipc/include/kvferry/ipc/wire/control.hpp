@@ -71,6 +71,14 @@ class ControlServer {
   Status reply_error(const IncarnationId& peer, const Envelope& request, Error error) {
     return send_reply(peer, request, std::move(error), {});
   }
+  /// A command that failed in part: what was reached, and the first error.
+  template <typename T>
+  Status reply_partial(const IncarnationId& peer,
+                       const Envelope& request,
+                       const T& body,
+                       Error error) {
+    return send_reply(peer, request, std::move(error), encode(body));
+  }
   template <typename T> Status notify(const IncarnationId& peer, MessageKind kind, const T& body) {
     Envelope envelope;
     envelope.kind = kind;
