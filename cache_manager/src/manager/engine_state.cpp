@@ -90,6 +90,11 @@ ipc::Status EngineRecord::admit(const ipc::Peer& peer, const ipc::RankHello& hel
                          "another (pid {})",
                          name_, hello.rank.value, ipc::to_string(hello.kind), place->pid, peer.pid);
   }
+  if (const RankPeer* elsewhere = find(peer.id);
+      elsewhere != nullptr && (!place || elsewhere != &*place)) {
+    return KVFERRY_ERROR(kProtocol, "{} serves another rank of engine {} already", peer.name,
+                         name_);
+  }
   if (!place || place->id != peer.id) {
     place = RankPeer{.id = peer.id, .pid = peer.pid, .connected = true, .state = {}};
   }

@@ -1,0 +1,285 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/client_requests.hpp"
+
+#include "kvferry/ipc/model/block_key.hpp"
+#include "manager/names.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+std::optional<ipc::Error> mismatch_of(const ClientRecord& client, const EngineRecord& engine) {
+  const auto& config = engine.config();
+  if (!config) {
+    return std::nullopt;
+  }
+  if (config->geometry.ranks != client.ranks) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "engine {} runs on {} ranks, the client says {}: connect with its count",
+                         engine.name(), config->geometry.ranks, client.ranks);
+  }
+  if (config->fingerprint != client.fingerprint) {
+    return KVFERRY_ERROR(kGeometryMismatch,
+                         "engine {} has geometry {} ({}), the client says {}: connect with its "
+                         "fingerprint",
+                         engine.name(), config->geometry.name, config->fingerprint.hex(),
+                         client.fingerprint.hex());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+template <typename T>
+bool ClientRequests::take(const ClientRecord& client,
+                          const ipc::Envelope& request,
+                          const char* name,
+                          T& out) {
+  auto decoded = ipc::decode<T>(request.body, name);
+  if (!decoded) {
+    context_.refuse(client.peer, request, decoded.error());
+    return false;
+  }
+  out = std::move(decoded).value();
+  return true;
+}
+
+ipc::Status ClientRequests::check(const ClientRecord& client) {
+  if (client.mismatch) {
+    return *client.mismatch;
+  }
+  if (!client.engine->config()) {
+    return KVFERRY_ERROR(kNotReady, "engine {} has no worker yet: wait until it is ready",
+                         client.engine->name());
+  }
+  return ipc::ok();
+}
+
+bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
+  using Kind = ipc::MessageKind;
+  if (request.kind < Kind::kEngineHello || request.kind > Kind::kDropSequence) {
+    return false;
+  }
+  if (request.kind == Kind::kEngineHello) {
+    hello(peer, request);
+    return true;
+  }
+  const ClientRecord* client = context_.directory.client(peer.id);
+  if (client == nullptr) {
+    context_.refuse(peer, request,
+                    KVFERRY_ERROR(kProtocol, "{} has not said an engine hello", peer.name));
+    return true;
+  }
+  switch (request.kind) {
+    case Kind::kLookup: lookup(*client, request); break;
+    case Kind::kPin:
+    case Kind::kUnpin: pin(*client, request); break;
+    case Kind::kReserveStore: reserve(*client, request); break;
+    case Kind::kAbandonStore: abandon(*client, request); break;
+    case Kind::kSubmitStore: jobs_.submit_store(*client, request); break;
+    case Kind::kSubmitLoad: jobs_.submit_load(*client, request); break;
+    case Kind::kCancel: cancel(*client, request); break;
+    case Kind::kSwapOut: jobs_.swap_out(*client, request); break;
+    case Kind::kSwapIn: jobs_.swap_in(*client, request); break;
+    case Kind::kDropSequence: drop_sequence(*client, request); break;
+    default: return false;
+  }
+  return true;
+}
+
+void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) {
+  auto decoded = ipc::decode<ipc::EngineHello>(request.body, "EngineHello");
+  if (!decoded) {
+    context_.refuse(peer, request, decoded.error());
+    return;
+  }
+  if (ipc::Status named = check_engine_name(decoded->engine); !named) {
+    context_.refuse(peer, request, named.error());
+    return;
+  }
+  if (const ClientRecord* before = context_.directory.client(peer.id);
+      before != nullptr && before->engine->name() != decoded->engine) {
+    end_client(peer.id, /*with_sequences=*/true);
+  }
+  EngineRecord& engine = context_.directory.open(decoded->engine);
+  ClientRecord client;
+  client.peer = peer;
+  client.engine = &engine;
+  client.fingerprint = decoded->fingerprint;
+  client.ranks = decoded->ranks;
+  ipc::ModelIdentity identity;
+  identity.name_space = decoded->name_space;
+  identity.model = decoded->model;
+  identity.fingerprint = decoded->fingerprint;
+  identity.weights = decoded->weights;
+  client.root = identity.root();
+  if (const auto mismatch = mismatch_of(client, engine)) {
+    context_.refuse(peer, request, *mismatch);
+    context_.drop_if_unused(decoded->engine);
+    return;
+  }
+  context_.directory.prune_roots(
+      decoded->engine, [this](const ipc::Digest& root) { return context_.index.has_root(root); });
+  context_.directory.set_client(std::move(client));
+  ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
+                peer.pid, decoded->engine, decoded->model, decoded->name_space);
+  waiting_hellos_.push_back({peer, request, engine.id()});
+  answer_waiting_hellos();
+}
+
+// Jobs of a client that is gone may still copy to or from the engine's blocks: whoever takes its
+// place is greeted only when they are over, so that it never meets a copy that it does not know.
+void ClientRequests::answer_waiting_hellos() {
+  std::vector<WaitingHello> left;
+  for (WaitingHello& waiting : std::exchange(waiting_hellos_, {})) {
+    const ClientRecord* client = context_.directory.client(waiting.peer.id);
+    if (client == nullptr || client->engine->id() != waiting.engine) {
+      continue;
+    }
+    if (client->mismatch) {
+      context_.refuse(waiting.peer, waiting.request, *client->mismatch);
+    } else if (context_.jobs.has_orphans(waiting.engine)) {
+      left.push_back(std::move(waiting));
+    } else {
+      context_.reply(waiting.peer, waiting.request, client->engine->view());
+    }
+  }
+  waiting_hellos_.insert(waiting_hellos_.end(), std::make_move_iterator(left.begin()),
+                         std::make_move_iterator(left.end()));
+}
+
+void ClientRequests::compare_clients(const EngineRecord& engine) {
+  for (ClientRecord* client : context_.directory.clients_of(engine)) {
+    client->mismatch = mismatch_of(*client, engine);
+    if (client->mismatch) {
+      ipc::log_warn("client {}: {}", client->peer.name, client->mismatch->message);
+    }
+  }
+}
+
+void ClientRequests::end_client(const ipc::IncarnationId& peer, bool with_sequences) {
+  context_.index.drop_client(peer);
+  if (with_sequences) {
+    context_.sequences.drop_owner(peer);
+  }
+  context_.jobs.orphan(peer);
+  jobs_.forget_client(peer);
+  if (EngineRecord* engine = context_.directory.remove_client(peer)) {
+    const std::string name = engine->name();
+    context_.drop_if_unused(name);
+  }
+}
+
+void ClientRequests::lookup(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::Lookup message;
+  if (!take(client, request, "Lookup", message)) {
+    return;
+  }
+  if (ipc::Status status = check(client); !status) {
+    context_.refuse(client.peer, request, status.error());
+    return;
+  }
+  context_.reply(
+      client.peer, request,
+      context_.index.lookup(client.root, message.blocks, client.engine->config()->geometry.groups));
+}
+
+void ClientRequests::pin(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::PinRequest message;
+  if (!take(client, request, "PinRequest", message)) {
+    return;
+  }
+  if (ipc::Status status = check(client); !status) {
+    context_.refuse(client.peer, request, status.error());
+    return;
+  }
+  const auto groups = static_cast<std::uint32_t>(client.engine->config()->shapes.size());
+  ipc::PinReply reply;
+  reply.pinned = request.kind == ipc::MessageKind::kPin
+                     ? context_.index.pin(client.peer.id, client.root, message.blocks, groups)
+                     : context_.index.unpin(client.peer.id, client.root, message.blocks, groups);
+  context_.reply(client.peer, request, reply);
+}
+
+void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::ReserveStore message;
+  if (!take(client, request, "ReserveStore", message)) {
+    return;
+  }
+  ipc::Status status = check(client);
+  if (status && (context_.stopping || client.engine->phase() != ipc::CachePhase::kReady)) {
+    status = KVFERRY_ERROR(kNotReady, "engine {} is {}: wait until it is ready",
+                           client.engine->name(), to_string(client.engine->phase()));
+  }
+  if (status) {
+    const auto& shapes = client.engine->config()->shapes;
+    for (const ipc::StoreKey& key : message.keys) {
+      if (key.group.value >= shapes.size()) {
+        status = KVFERRY_ERROR(kInvalidArgument, "engine {} has no group {}", client.engine->name(),
+                               key.group.value);
+        break;
+      }
+    }
+  }
+  if (!status) {
+    context_.refuse(client.peer, request, status.error());
+    return;
+  }
+  ipc::ReserveStoreReply reply;
+  reply.slots.reserve(message.keys.size());
+  for (const ipc::StoreKey& key : message.keys) {
+    reply.slots.push_back(context_.index.reserve(client.peer.id,
+                                                 {client.root, key.block, key.group},
+                                                 client.engine->config()->shapes[key.group.value]));
+  }
+  if (request.request.value == 0) {
+    // Nobody would ever learn the slots.
+    for (const ipc::ReservedSlot& slot : reply.slots) {
+      context_.index.discard(slot.slot);
+    }
+    return;
+  }
+  context_.reply(client.peer, request, reply);
+}
+
+void ClientRequests::abandon(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::AbandonStore message;
+  if (!take(client, request, "AbandonStore", message)) {
+    return;
+  }
+  for (const std::uint64_t slot : message.slots) {
+    if (context_.index.reservation(client.peer.id, slot) != nullptr) {
+      context_.index.discard(slot);
+    }
+  }
+  context_.reply(client.peer, request, ipc::Empty{});
+}
+
+void ClientRequests::cancel(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::CancelJob message;
+  if (!take(client, request, "CancelJob", message)) {
+    return;
+  }
+  // A job that is over already was or will be answered: nothing to do, and no error.
+  (void)context_.jobs.cancel(client.peer.id, message.job);
+  context_.reply(client.peer, request, ipc::Empty{});
+}
+
+void ClientRequests::drop_sequence(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::DropSequence message;
+  if (!take(client, request, "DropSequence", message)) {
+    return;
+  }
+  if (!context_.sequences.drop(client.engine->id(), message.sequence)) {
+    context_.refuse(client.peer, request,
+                    KVFERRY_ERROR(kNotFound, "engine {} has no swapped-out sequence {}",
+                                  client.engine->name(), message.sequence));
+    return;
+  }
+  context_.reply(client.peer, request, ipc::Empty{});
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "manager/context.hpp"
+#include "manager/job_service.hpp"
+
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// What engine clients ask for: hello, lookups, pins, reservations, sequences, and (handed on)
+/// jobs.
+/// @threading the loop's thread.
+class ClientRequests {
+ public:
+  ClientRequests(ManagerContext& context, JobService& jobs) : context_(context), jobs_(jobs) {}
+  ClientRequests(const ClientRequests&) = delete;
+  ClientRequests& operator=(const ClientRequests&) = delete;
+
+  /// False when the kind is none of an engine client's.
+  [[nodiscard]] bool handle(const ipc::Peer& peer, const ipc::Envelope& request);
+  /// The client said bye, fell silent or died: pins and reservations go, its jobs are cancelled and
+  /// drained unanswered. With sequences: those, too (not for a silent one, which may come back).
+  void end_client(const ipc::IncarnationId& peer, bool with_sequences);
+  /// Holds the clients to the geometry that the engine's first worker or mover brought.
+  void compare_clients(const EngineRecord& engine);
+  /// Answers hellos that waited for jobs of clients that are gone.
+  void answer_waiting_hellos();
+
+ private:
+  struct WaitingHello {
+    ipc::Peer peer;
+    ipc::Envelope request;
+    std::uint32_t engine = 0;
+  };
+
+  void hello(const ipc::Peer& peer, const ipc::Envelope& request);
+  void lookup(const ClientRecord& client, const ipc::Envelope& request);
+  void pin(const ClientRecord& client, const ipc::Envelope& request);
+  void reserve(const ClientRecord& client, const ipc::Envelope& request);
+  void abandon(const ClientRecord& client, const ipc::Envelope& request);
+  void cancel(const ClientRecord& client, const ipc::Envelope& request);
+  void drop_sequence(const ClientRecord& client, const ipc::Envelope& request);
+  /// The engine's configuration is known and the client fits it.
+  [[nodiscard]] static ipc::Status check(const ClientRecord& client);
+  template <typename T>
+  [[nodiscard]] bool take(const ClientRecord& client,
+                          const ipc::Envelope& request,
+                          const char* name,
+                          T& out);
+
+  ManagerContext& context_;
+  JobService& jobs_;
+  std::vector<WaitingHello> waiting_hellos_;
+};
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/manager.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "manager/engine_directory.hpp"
+#include "manager/job_table.hpp"
+#include "manager/peer_calls.hpp"
+#include "manager/prefix_index.hpp"
+#include "manager/sequence_store.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace kvferry::cache_manager {
+
+/// What the parts of the manager share; ManagerCore owns all of it. @threading the loop's thread.
+struct ManagerContext {
+  const ManagerConfig& config;
+  ipc::EventLoop& loop;
+  ipc::ControlServer& server;
+  PeerCalls& calls;
+  EngineDirectory& directory;
+  HostPool& pool;
+  PrefixIndex& index;
+  SequenceStore& sequences;
+  JobTable& jobs;
+  /// To be called after anything about an engine's ranks or operation changed: derives its state,
+  /// tells its clients, sends or ends its queued jobs.
+  std::function<void(EngineRecord&)> engine_changed;
+  bool stopping = false;
+  std::uint64_t protocol_errors = 0;  ///< Messages that were well-formed and wrong.
+
+  /// Answers a request; events (no request id) are not answered.
+  template <typename T>
+  void reply(const ipc::Peer& peer, const ipc::Envelope& request, const T& body) const {
+    if (request.request.value != 0) {
+      log_unsent(peer, server.reply(peer.id, request, body));
+    }
+  }
+  void refuse(const ipc::Peer& peer, const ipc::Envelope& request, ipc::Error error) const {
+    ipc::log_debug("{}: message {} refused: {}", peer.name, static_cast<int>(request.kind),
+                   error.to_string());
+    if (request.request.value != 0) {
+      log_unsent(peer, server.reply_error(peer.id, request, std::move(error)));
+    }
+  }
+  /// Forgets an engine that nobody belongs to any more, once its jobs are over, too.
+  void drop_if_unused(const std::string& name) const {
+    const EngineRecord* engine = directory.find(name);
+    if (engine == nullptr || jobs.unfinished(engine->id()) > 0) {
+      return;
+    }
+    const std::uint32_t id = engine->id();
+    if (directory.drop_if_unused(name)) {
+      jobs.forget_engine(id);
+      ipc::log_info("engine {}: nobody is left, forgotten", name);
+    }
+  }
+  static void log_unsent(const ipc::Peer& peer, const ipc::Status& status) {
+    if (!status) {
+      ipc::log_debug("no answer to {}: {}", peer.name, status.error().to_string());
+    }
+  }
+};
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/os/process.hpp"
+#include "manager/context.hpp"
+
+#include <map>
+#include <set>
+#include <utility>
+
+namespace kvferry::cache_manager {
+
+/// What has to be proven after a mover's death before its jobs may end: that no staging agent works
+/// on its behalf any more. The mover is dead already (the kernel said so); the worker has to answer
+/// a quiesce or be dead, too. A worker that does neither is asked again: its blocks stay taken.
+/// @threading the loop's thread.
+class DeathProof {
+ public:
+  explicit DeathProof(ManagerContext& context) : context_(context) {}
+  DeathProof(const DeathProof&) = delete;
+  DeathProof& operator=(const DeathProof&) = delete;
+
+  /// A worker has registered: keeps a proof of its life of our own, which outlasts its connection.
+  void watch_worker(const ipc::IncarnationId& worker);
+  void mover_died(const ipc::IncarnationId& mover);
+  void worker_died(const ipc::IncarnationId& worker);
+
+ private:
+  using Pair = std::pair<ipc::IncarnationId, ipc::IncarnationId>;  ///< Mover, worker.
+
+  [[nodiscard]] bool is_living(const ipc::IncarnationId& worker) const;
+  void ask(const Pair& pair);
+  void proven(const Pair& pair);
+
+  ManagerContext& context_;
+  std::map<ipc::IncarnationId, ipc::ProcessRef> workers_;
+  std::set<Pair> open_;
+};
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/engine_directory.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace kvferry::cache_manager {
+
+EngineDirectory::EngineDirectory()
+    : next_generation(
+          static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                         std::chrono::system_clock::now().time_since_epoch())
+                                         .count())) {}
+
+void EngineDirectory::add_peer(const ipc::Peer& peer) { peers_.insert_or_assign(peer.id, peer); }
+
+void EngineDirectory::remove_peer(const ipc::IncarnationId& peer) {
+  peers_.erase(peer);
+  rank_peers_.erase(peer);
+}
+
+EngineRecord& EngineDirectory::open(const std::string& name) {
+  std::unique_ptr<EngineRecord>& engine = engines_[name];
+  if (engine == nullptr) {
+    engine = std::make_unique<EngineRecord>(name, next_engine_++);
+    (void)engine->refresh(next_generation);
+  }
+  return *engine;
+}
+
+EngineRecord* EngineDirectory::find(const std::string& name) {
+  const auto at = engines_.find(name);
+  return at == engines_.end() ? nullptr : at->second.get();
+}
+
+EngineRecord* EngineDirectory::find(std::uint32_t id) {
+  for (const auto& [name, engine] : engines_) {
+    if (engine->id() == id) {
+      return engine.get();
+    }
+  }
+  return nullptr;
+}
+
+bool EngineDirectory::drop_if_unused(const std::string& name) {
+  const auto at = engines_.find(name);
+  if (at == engines_.end() || at->second->has_rank_peers() ||
+      at->second->operation() != EngineOperation::kNone || !clients_of(*at->second).empty()) {
+    return false;
+  }
+  std::erase_if(rank_peers_, [&](const auto& bound) { return bound.second == at->second.get(); });
+  engines_.erase(at);
+  return true;
+}
+
+EngineRecord* EngineDirectory::engine_of(const ipc::IncarnationId& rank_peer) {
+  const auto at = rank_peers_.find(rank_peer);
+  return at == rank_peers_.end() ? nullptr : at->second;
+}
+
+void EngineDirectory::bind(const ipc::IncarnationId& rank_peer, EngineRecord& engine) {
+  rank_peers_.insert_or_assign(rank_peer, &engine);
+}
+
+ClientRecord* EngineDirectory::client(const ipc::IncarnationId& peer) {
+  const auto at = clients_.find(peer);
+  return at == clients_.end() ? nullptr : &at->second;
+}
+
+ClientRecord& EngineDirectory::set_client(ClientRecord record) {
+  roots_[record.engine->name()].insert(record.root);
+  const ipc::IncarnationId id = record.peer.id;
+  return clients_.insert_or_assign(id, std::move(record)).first->second;
+}
+
+EngineRecord* EngineDirectory::remove_client(const ipc::IncarnationId& peer) {
+  const auto node = clients_.extract(peer);
+  return node.empty() ? nullptr : node.mapped().engine;
+}
+
+std::vector<ClientRecord*> EngineDirectory::clients_of(const EngineRecord& engine) {
+  std::vector<ClientRecord*> found;
+  for (auto& [id, client] : clients_) {
+    if (client.engine == &engine) {
+      found.push_back(&client);
+    }
+  }
+  return found;
+}
+
+const std::set<ipc::Digest>& EngineDirectory::roots(const std::string& engine) {
+  return roots_[engine];
+}
+
+void EngineDirectory::prune_roots(const std::string& engine,
+                                  const std::function<bool(const ipc::Digest&)>& used) {
+  const auto at = roots_.find(engine);
+  if (at == roots_.end()) {
+    return;
+  }
+  std::erase_if(at->second, [&](const ipc::Digest& root) {
+    return !used(root) && std::none_of(clients_.begin(), clients_.end(), [&](const auto& client) {
+      return client.second.root == root;
+    });
+  });
+  if (at->second.empty()) {
+    roots_.erase(at);
+  }
+}
+
+}  // namespace kvferry::cache_manager

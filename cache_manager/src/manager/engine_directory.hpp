@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "manager/engine_state.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// An engine's client: whose blocks it may find, and on which engine it works.
+struct ClientRecord {
+  ipc::Peer peer;
+  EngineRecord* engine = nullptr;
+  ipc::Digest root;
+  ipc::Digest fingerprint;
+  std::uint32_t ranks = 0;
+  /// The workers that registered after the client have another geometry: its requests are refused.
+  std::optional<ipc::Error> mismatch;
+};
+
+/// Who is connected, and to which engine everybody belongs. @threading one thread.
+class EngineDirectory {
+ public:
+  EngineDirectory();
+
+  void add_peer(const ipc::Peer& peer);
+  void remove_peer(const ipc::IncarnationId& peer);
+  [[nodiscard]] bool is_living(const ipc::IncarnationId& peer) const {
+    return peers_.contains(peer);
+  }
+  [[nodiscard]] const std::map<ipc::IncarnationId, ipc::Peer>& peers() const noexcept {
+    return peers_;
+  }
+
+  /// The engine of that name, made when there is none.
+  [[nodiscard]] EngineRecord& open(const std::string& name);
+  [[nodiscard]] EngineRecord* find(const std::string& name);
+  [[nodiscard]] EngineRecord* find(std::uint32_t id);
+  [[nodiscard]] const std::map<std::string, std::unique_ptr<EngineRecord>>& engines()
+      const noexcept {
+    return engines_;
+  }
+  /// Forgets the engine when nobody belongs to it and no operation runs on it.
+  bool drop_if_unused(const std::string& name);
+
+  /// The engine that a worker or mover registered with; null before its hello.
+  [[nodiscard]] EngineRecord* engine_of(const ipc::IncarnationId& rank_peer);
+  void bind(const ipc::IncarnationId& rank_peer, EngineRecord& engine);
+
+  [[nodiscard]] ClientRecord* client(const ipc::IncarnationId& peer);
+  ClientRecord& set_client(ClientRecord record);
+  /// The engine that the client worked on; null when it had none.
+  EngineRecord* remove_client(const ipc::IncarnationId& peer);
+  [[nodiscard]] std::vector<ClientRecord*> clients_of(const EngineRecord& engine);
+
+  /// Model roots that clients of an engine have used and that may still hold blocks. They outlive
+  /// the engine's record: a clear must find them after everybody has restarted.
+  [[nodiscard]] const std::set<ipc::Digest>& roots(const std::string& engine);
+  void prune_roots(const std::string& engine, const std::function<bool(const ipc::Digest&)>& used);
+
+  /// The next generation of any engine; never repeated, not by a restarted manager either.
+  std::uint64_t next_generation;
+
+ private:
+  std::map<ipc::IncarnationId, ipc::Peer> peers_;
+  std::map<std::string, std::unique_ptr<EngineRecord>> engines_;
+  std::unordered_map<ipc::IncarnationId, EngineRecord*> rank_peers_;
+  std::map<ipc::IncarnationId, ClientRecord> clients_;
+  std::map<std::string, std::set<ipc::Digest>> roots_;
+  std::uint32_t next_engine_ = 1;
+};
+
+}  // namespace kvferry::cache_manager

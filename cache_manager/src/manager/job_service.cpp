@@ -1,0 +1,317 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/job_service.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_set>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr std::chrono::milliseconds kResendDelay{20};
+
+std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
+
+}  // namespace
+
+template <typename Items>
+ipc::Status JobService::check(const ClientRecord& client,
+                              ipc::JobId job,
+                              std::uint64_t generation,
+                              const Items& items) const {
+  const EngineRecord& engine = *client.engine;
+  if (context_.stopping) {
+    return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
+  }
+  if (client.mismatch) {
+    return *client.mismatch;
+  }
+  if (auto targets = engine.targets(generation); !targets) {
+    return targets.error();
+  }
+  const std::vector<std::uint32_t>& blocks = engine.group_blocks();
+  std::unordered_set<std::uint64_t> seen;
+  seen.reserve(items.size());
+  for (const auto& item : items) {
+    if (item.group.value >= blocks.size() || item.block.value >= blocks[item.group.value]) {
+      return KVFERRY_ERROR(kInvalidArgument,
+                           "job {}: engine {} has no block {} in group {}: see group_blocks",
+                           job.value, engine.name(), item.block.value, item.group.value);
+    }
+    if (!seen.insert((std::uint64_t{item.group.value} << 32U) | item.block.value).second) {
+      return KVFERRY_ERROR(kInvalidArgument, "job {}: block {} of group {} is named twice",
+                           job.value, item.block.value, item.group.value);
+    }
+  }
+  return context_.jobs.can_accept(engine.id(), client.peer.id, job);
+}
+
+Job JobService::begin(const ClientRecord& client,
+                      ipc::JobId job,
+                      std::uint64_t generation,
+                      JobKind kind) {
+  Job begun;
+  begun.client = client.peer.id;
+  begun.client_job = job;
+  begun.engine = client.engine->id();
+  begun.kind = kind;
+  begun.generation = generation;
+  return begun;
+}
+
+void JobService::refuse(const ClientRecord& client,
+                        const ipc::Envelope& request,
+                        ipc::JobId job,
+                        std::size_t items,
+                        const ipc::Error& error) {
+  if (error.code == ipc::ErrorCode::kAlreadyExists) {
+    // The job of that id will be answered; a second answer would be taken for its own.
+    context_.refuse(client.peer, request, error);
+    return;
+  }
+  if (error.code == ipc::ErrorCode::kStaleEpoch) {
+    context_.jobs.count_stale(client.engine->id());
+  }
+  context_.jobs.count_refused(client.engine->id());
+  context_.reply(client.peer, request, ipc::Empty{});
+  ipc::JobDone done;
+  done.job = job;
+  done.results.assign(items, code_of(error.code));
+  done.message = error.message;
+  send(client.peer.id, std::move(done));
+}
+
+void JobService::accept(const ClientRecord& client, const ipc::Envelope& request, Job job) {
+  context_.reply(client.peer, request, ipc::Empty{});
+  context_.jobs.submit(std::move(job));
+}
+
+void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& request) {
+  const auto store = ipc::decode<ipc::SubmitStore>(request.body, "SubmitStore");
+  if (!store) {
+    context_.refuse(client.peer, request, store.error());
+    return;
+  }
+  ipc::Status status = check(client, store->job, store->generation, store->items);
+  std::unordered_set<std::uint64_t> slots;
+  for (std::size_t i = 0; status && i < store->items.size(); ++i) {
+    const ipc::StoreItem& item = store->items[i];
+    const ipc::BlockKey* key = context_.index.reservation(client.peer.id, item.slot);
+    if (key == nullptr || key->group != item.group || !slots.insert(item.slot).second) {
+      status = KVFERRY_ERROR(kInvalidArgument,
+                             "job {}: slot {} is no reservation of this client in group {} (or "
+                             "named twice): reserve it again",
+                             store->job.value, item.slot, item.group.value);
+    }
+  }
+  if (!status) {
+    // A reservation ends with its submit, refused or not.
+    for (const ipc::StoreItem& item : store->items) {
+      if (context_.index.reservation(client.peer.id, item.slot) != nullptr) {
+        context_.index.discard(item.slot);
+      }
+    }
+    refuse(client, request, store->job, store->items.size(), status.error());
+    return;
+  }
+  Job job = begin(client, store->job, store->generation, JobKind::kStore);
+  job.items.reserve(store->items.size());
+  for (const ipc::StoreItem& item : store->items) {
+    JobItem taken;
+    taken.group = item.group;
+    taken.block = item.block;
+    taken.token = item.slot;
+    taken.host = context_.index.begin_fill(client.peer.id, item.slot);
+    job.items.push_back(std::move(taken));
+  }
+  accept(client, request, std::move(job));
+}
+
+void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& request) {
+  const auto load = ipc::decode<ipc::SubmitLoad>(request.body, "SubmitLoad");
+  if (!load) {
+    context_.refuse(client.peer, request, load.error());
+    return;
+  }
+  if (ipc::Status status = check(client, load->job, load->generation, load->items); !status) {
+    refuse(client, request, load->job, load->items.size(), status.error());
+    return;
+  }
+  Job job = begin(client, load->job, load->generation, JobKind::kLoad);
+  // Above every store, whatever the client says.
+  job.priority = std::max<std::uint8_t>(load->priority, 1);
+  job.items.resize(load->items.size());
+  // Last to first: of one prefix, the first block becomes the most recently used.
+  for (std::size_t i = load->items.size(); i-- > 0;) {
+    const ipc::LoadItem& item = load->items[i];
+    JobItem& taken = job.items[i];
+    taken.group = item.group;
+    taken.block = item.block;
+    taken.host = context_.index.acquire({client.root, item.key, item.group});
+    if (taken.host == nullptr) {
+      taken.result = code_of(ipc::ErrorCode::kNotFound);
+      job.message = "some blocks are not in the host pool (any more): look them up again";
+    }
+  }
+  accept(client, request, std::move(job));
+}
+
+void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& request) {
+  const auto swap = ipc::decode<ipc::SwapSequence>(request.body, "SwapSequence");
+  if (!swap) {
+    context_.refuse(client.peer, request, swap.error());
+    return;
+  }
+  ipc::Status status = check(client, swap->job, swap->generation, swap->items);
+  std::set<std::pair<std::uint32_t, std::uint32_t>> places;
+  Job job = begin(client, swap->job, swap->generation, JobKind::kSwapOut);
+  for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
+    const ipc::SequenceBlock& item = swap->items[i];
+    if (!places.emplace(item.group.value, item.index).second) {
+      status = KVFERRY_ERROR(kInvalidArgument, "job {}: index {} of group {} is named twice",
+                             swap->job.value, item.index, item.group.value);
+      break;
+    }
+    JobItem taken;
+    taken.group = item.group;
+    taken.block = item.block;
+    taken.sequence_index = item.index;
+    taken.host = context_.index.allocate(client.engine->config()->shapes[item.group.value]);
+    if (taken.host == nullptr) {
+      // A sequence that is half on the host is of no use: all or nothing.
+      status = KVFERRY_ERROR(kNoHostMemory,
+                             "sequence {}: the host pool has no room for {} blocks beside what is "
+                             "pinned or in use: drop sequences or start a larger pool",
+                             swap->sequence, swap->items.size());
+      break;
+    }
+    job.items.push_back(std::move(taken));
+  }
+  if (!status) {
+    refuse(client, request, swap->job, swap->items.size(), status.error());
+    return;
+  }
+  job.sequence = swap->sequence;
+  job.sequence_life = context_.sequences.open(job.engine, swap->sequence, client.peer.id);
+  accept(client, request, std::move(job));
+}
+
+void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& request) {
+  const auto swap = ipc::decode<ipc::SwapSequence>(request.body, "SwapSequence");
+  if (!swap) {
+    context_.refuse(client.peer, request, swap.error());
+    return;
+  }
+  if (ipc::Status status = check(client, swap->job, swap->generation, swap->items); !status) {
+    refuse(client, request, swap->job, swap->items.size(), status.error());
+    return;
+  }
+  Job job = begin(client, swap->job, swap->generation, JobKind::kSwapIn);
+  job.priority = 1;
+  job.sequence = swap->sequence;
+  for (const ipc::SequenceBlock& item : swap->items) {
+    JobItem taken;
+    taken.group = item.group;
+    taken.block = item.block;
+    taken.sequence_index = item.index;
+    taken.host = context_.sequences.find(job.engine, swap->sequence, item.group, item.index);
+    if (taken.host == nullptr) {
+      taken.result = code_of(ipc::ErrorCode::kNotFound);
+      job.message = "some blocks of the sequence are not swapped out";
+    }
+    job.items.push_back(std::move(taken));
+  }
+  accept(client, request, std::move(job));
+}
+
+void JobService::commit_store(Job& job) {
+  // Last to first, so that the first block of a prefix is the most recently used.
+  for (auto item = job.items.rbegin(); item != job.items.rend(); ++item) {
+    if (item->result != 0) {
+      context_.index.discard(item->token);
+    } else if (!context_.index.commit(item->token)) {
+      item->result = code_of(ipc::ErrorCode::kRevoked);
+      if (job.message.empty()) {
+        job.message = "the host tier was cleared while the block was stored";
+      }
+    }
+  }
+}
+
+void JobService::commit_swap_out(Job& job) {
+  for (JobItem& item : job.items) {
+    if (item.result == 0 && !context_.sequences.put(job.engine, job.sequence, job.sequence_life,
+                                                    item.group, item.sequence_index, item.host)) {
+      item.result = code_of(ipc::ErrorCode::kRevoked);
+      if (job.message.empty()) {
+        job.message = "the sequence was dropped while it was swapped out";
+      }
+    }
+  }
+  context_.sequences.drop_if_empty(job.engine, job.sequence);
+}
+
+void JobService::finished(Job& job) {
+  if (job.kind == JobKind::kStore) {
+    commit_store(job);
+  } else if (job.kind == JobKind::kSwapOut) {
+    commit_swap_out(job);
+  }
+  if (job.orphaned) {
+    return;
+  }
+  ipc::JobDone done;
+  done.job = job.client_job;
+  done.results.reserve(job.items.size());
+  for (const JobItem& item : job.items) {
+    done.results.push_back(item.result);
+  }
+  done.message = job.message;
+  done.bytes = job.bytes;
+  send(job.client, std::move(done));
+}
+
+void JobService::send(const ipc::IncarnationId& client, ipc::JobDone done) {
+  unsent_.push_back({client, std::move(done)});
+  if (!resend_armed_) {
+    send_unsent();
+  }
+}
+
+// Completions wait for a client whose queue is full; those of others are not held up by it.
+void JobService::send_unsent() {
+  std::set<ipc::IncarnationId> full;
+  std::deque<Unsent> left;
+  for (Unsent& unsent : unsent_) {
+    if (!full.contains(unsent.client)) {
+      const ipc::Status sent =
+          context_.server.notify(unsent.client, ipc::MessageKind::kJobDone, unsent.done);
+      if (sent) {
+        continue;
+      }
+      if (sent.error().code != ipc::ErrorCode::kBusy) {
+        ipc::log_debug("completion of job {} not sent: {}", unsent.done.job.value,
+                       sent.error().to_string());
+        continue;
+      }
+      full.insert(unsent.client);
+    }
+    left.push_back(std::move(unsent));
+  }
+  unsent_ = std::move(left);
+  if (!unsent_.empty() && !resend_armed_) {
+    resend_armed_ = true;
+    context_.loop.after(kResendDelay, [this] {
+      resend_armed_ = false;
+      send_unsent();
+    });
+  }
+}
+
+void JobService::forget_client(const ipc::IncarnationId& client) {
+  std::erase_if(unsent_, [&](const Unsent& unsent) { return unsent.client == client; });
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,64 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "manager/context.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The jobs of engine clients: checks submits, takes host blocks, hands over to the job table, and
+/// turns what comes back into visible blocks and one JobDone each. @threading the loop's thread.
+class JobService {
+ public:
+  explicit JobService(ManagerContext& context) : context_(context) {}
+  JobService(const JobService&) = delete;
+  JobService& operator=(const JobService&) = delete;
+
+  void submit_store(const ClientRecord& client, const ipc::Envelope& request);
+  void submit_load(const ClientRecord& client, const ipc::Envelope& request);
+  void swap_out(const ClientRecord& client, const ipc::Envelope& request);
+  void swap_in(const ClientRecord& client, const ipc::Envelope& request);
+  /// The job table's port: commits or discards, then answers.
+  void finished(Job& job);
+  void forget_client(const ipc::IncarnationId& client);
+  /// Completions that a client's full queue did not take yet.
+  [[nodiscard]] std::size_t unsent() const noexcept { return unsent_.size(); }
+
+ private:
+  struct Unsent {
+    ipc::IncarnationId client;
+    ipc::JobDone done;
+  };
+
+  /// Everything that holds for all kinds of jobs: admission, ranges, no device block twice.
+  template <typename Items>
+  [[nodiscard]] ipc::Status check(const ClientRecord& client,
+                                  ipc::JobId job,
+                                  std::uint64_t generation,
+                                  const Items& items) const;
+  [[nodiscard]] static Job begin(const ClientRecord& client,
+                                 ipc::JobId job,
+                                 std::uint64_t generation,
+                                 JobKind kind);
+  void refuse(const ClientRecord& client,
+              const ipc::Envelope& request,
+              ipc::JobId job,
+              std::size_t items,
+              const ipc::Error& error);
+  void accept(const ClientRecord& client, const ipc::Envelope& request, Job job);
+  void commit_store(Job& job);
+  void commit_swap_out(Job& job);
+  void send(const ipc::IncarnationId& client, ipc::JobDone done);
+  void send_unsent();
+
+  ManagerContext& context_;
+  std::deque<Unsent> unsent_;
+  bool resend_armed_ = false;
+};
+
+}  // namespace kvferry::cache_manager

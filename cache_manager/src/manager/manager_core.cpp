@@ -1,0 +1,414 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/manager_core.hpp"
+
+#include "manager/names.hpp"
+#include "manager/status_report.hpp"
+
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr std::chrono::milliseconds kStopDrain{2000};
+
+ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
+                                           const HostPool& pool,
+                                           int pool_fd) {
+  ipc::ControlServer::Options options;
+  options.registry_path = dir.registry_socket();
+  options.control_path = dir.control_socket();
+  options.session = ipc::Digest::random();
+  options.pool_fd = pool_fd;
+  options.pool_bytes = pool.stats().bytes;
+  return options;
+}
+
+}  // namespace
+
+ManagerCore::ManagerCore(ipc::EventLoop& loop,
+                         const ManagerConfig& config,
+                         const ipc::RuntimeDir& dir,
+                         HostPool& pool,
+                         int pool_fd)
+    : config_(config),
+      loop_(loop),
+      pool_(pool),
+      started_(ipc::MonotonicClock::now()),
+      index_(pool),
+      server_(loop, server_options(dir, pool, pool_fd), *this),
+      calls_(loop, server_),
+      jobs_(pool,
+            {.targets = [this](std::uint32_t engine,
+                               std::uint64_t generation) { return targets(engine, generation); },
+             .send =
+                 [this](const ipc::IncarnationId& mover, const ipc::MoverJob& job) {
+                   return server_.notify(mover, ipc::MessageKind::kMoverJob, job);
+                 },
+             .cancel =
+                 [this](const ipc::IncarnationId& mover, ipc::JobId job) {
+                   const ipc::Status sent =
+                       server_.notify(mover, ipc::MessageKind::kMoverCancel, ipc::MoverCancel{job});
+                   if (!sent) {
+                     ipc::log_debug("cancel of job {} not sent: {}", job.value,
+                                    sent.error().to_string());
+                   }
+                 },
+             .finished = [this](Job& job) { job_finished(job); }},
+            config.max_jobs_per_engine,
+            config.job_deadline),
+      context_{.config = config_,
+               .loop = loop,
+               .server = server_,
+               .calls = calls_,
+               .directory = directory_,
+               .pool = pool,
+               .index = index_,
+               .sequences = sequences_,
+               .jobs = jobs_,
+               .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); }},
+      job_service_(context_),
+      clients_(context_, job_service_),
+      deaths_(context_),
+      lifecycle_(context_) {}
+
+ManagerCore::~ManagerCore() {
+  loop_.cancel(deadline_timer_);
+  loop_.cancel(stop_timer_);
+}
+
+// ---- peers ----
+
+void ManagerCore::on_peer(const ipc::Peer& peer) {
+  directory_.add_peer(peer);
+  if (EngineRecord* engine = directory_.engine_of(peer.id)) {
+    engine->set_connected(peer.id, true);
+    engine_changed(*engine);
+  }
+  ipc::log_info("{} {} (pid {}) connected", ipc::to_string(peer.kind), peer.name, peer.pid);
+}
+
+void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
+  if (peer.kind == ipc::ProcessKind::kEngine) {
+    ipc::log_info("engine client {} (pid {}) closed its connection", peer.name, peer.pid);
+    clients_.end_client(peer.id, /*with_sequences=*/false);
+  } else if (EngineRecord* engine = directory_.engine_of(peer.id)) {
+    ipc::log_warn("{} (pid {}) closed its connection, its death is not proven", peer.name,
+                  peer.pid);
+    engine->set_connected(peer.id, false);
+    engine_changed(*engine);
+  } else {
+    ipc::log_debug("{} (pid {}) closed its connection", peer.name, peer.pid);
+  }
+  after_event();
+}
+
+void ManagerCore::on_peer_died(const ipc::Peer& peer) {
+  EngineRecord* engine = directory_.engine_of(peer.id);
+  directory_.remove_peer(peer.id);
+  if (peer.kind == ipc::ProcessKind::kEngine) {
+    ipc::log_info("engine client {} (pid {}) is dead", peer.name, peer.pid);
+    clients_.end_client(peer.id, /*with_sequences=*/true);
+    sequences_.drop_owner(peer.id);
+  }
+  if (engine != nullptr) {
+    ipc::log_warn("engine {}: {} {} (pid {}) is dead", engine->name(), ipc::to_string(peer.kind),
+                  peer.name, peer.pid);
+    engine->remove(peer.id);
+    engine_changed(*engine);
+  }
+  deaths_.worker_died(peer.id);
+  deaths_.mover_died(peer.id);
+  calls_.on_peer_died(peer.id);
+  if (engine != nullptr) {
+    const std::string name = engine->name();
+    context_.drop_if_unused(name);
+  }
+  after_event();
+}
+
+// ---- messages ----
+
+void ManagerCore::on_message(const ipc::Peer& peer, ipc::Envelope envelope) {
+  if (envelope.is_reply) {
+    if (!calls_.on_reply(peer.id, envelope)) {
+      ipc::log_debug("late reply {} of {} dropped", envelope.request.value, peer.name);
+    }
+  } else {
+    dispatch(peer, envelope);
+  }
+  after_event();
+}
+
+void ManagerCore::misused(const ipc::Peer& peer, const ipc::Envelope& envelope, ipc::Error error) {
+  ++context_.protocol_errors;
+  ipc::log_warn("{} (pid {}): {}", peer.name, peer.pid, error.to_string());
+  context_.refuse(peer, envelope, std::move(error));
+}
+
+void ManagerCore::dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  using Kind = ipc::MessageKind;
+  if (envelope.kind == Kind::kBye) {
+    on_bye(peer);
+    return;
+  }
+  const bool rank_peer =
+      peer.kind == ipc::ProcessKind::kWorker || peer.kind == ipc::ProcessKind::kMover;
+  if (rank_peer) {
+    on_rank_message(peer, envelope);
+    return;
+  }
+  switch (envelope.kind) {
+    case Kind::kClear:
+      if (!context_.stopping) {
+        lifecycle_.clear(peer, envelope);
+      } else {
+        context_.refuse(peer, envelope, KVFERRY_ERROR(kNotReady, "the manager is ending"));
+      }
+      return;
+    case Kind::kReinit: lifecycle_.reinit(peer, envelope); return;
+    case Kind::kStatus:
+      context_.reply(peer, envelope, ipc::StatusReply{status_json(context_, started_)});
+      return;
+    default: break;
+  }
+  if (peer.kind == ipc::ProcessKind::kEngine && clients_.handle(peer, envelope)) {
+    return;
+  }
+  misused(peer, envelope,
+          KVFERRY_ERROR(kProtocol, "message {} is not for the manager from a peer of kind {}",
+                        static_cast<int>(envelope.kind), ipc::to_string(peer.kind)));
+}
+
+void ManagerCore::on_rank_message(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  switch (envelope.kind) {
+    case ipc::MessageKind::kRankHello: on_rank_hello(peer, envelope); return;
+    case ipc::MessageKind::kRankState: on_rank_state(peer, envelope); return;
+    case ipc::MessageKind::kMoverJobDone:
+      if (peer.kind == ipc::ProcessKind::kMover) {
+        on_mover_job_done(peer, envelope);
+        return;
+      }
+      break;
+    default: break;
+  }
+  misused(peer, envelope,
+          KVFERRY_ERROR(kProtocol, "message {} is not for the manager from a peer of kind {}",
+                        static_cast<int>(envelope.kind), ipc::to_string(peer.kind)));
+}
+
+void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  auto hello = ipc::decode<ipc::RankHello>(envelope.body, "RankHello");
+  ipc::Status status = hello ? check_engine_name(hello->engine) : ipc::Status(hello.error());
+  if (status) {
+    const EngineRecord* bound = directory_.engine_of(peer.id);
+    if (bound != nullptr && bound->name() != hello->engine) {
+      status = KVFERRY_ERROR(kProtocol, "{} serves engine {} and says hello for engine {}",
+                             peer.name, bound->name(), hello->engine);
+    }
+  }
+  if (!status) {
+    misused(peer, envelope, status.error());
+    return;
+  }
+  EngineRecord& engine = directory_.open(hello->engine);
+  if (ipc::Status admitted = engine.admit(peer, *hello); !admitted) {
+    ipc::log_warn("{} (pid {}) refused: {}", peer.name, peer.pid, admitted.error().to_string());
+    context_.refuse(peer, envelope, admitted.error());
+    context_.drop_if_unused(hello->engine);
+    return;
+  }
+  directory_.bind(peer.id, engine);
+  if (peer.kind == ipc::ProcessKind::kWorker) {
+    deaths_.watch_worker(peer.id);
+  }
+  ipc::log_info("engine {}: rank {} of {} has {} {} (pid {}), geometry {}, device {}",
+                engine.name(), hello->rank.value, hello->geometry.ranks, ipc::to_string(peer.kind),
+                peer.name, peer.pid, hello->geometry.name, hello->device);
+  clients_.compare_clients(engine);
+  context_.reply(peer, envelope, ipc::Empty{});
+  engine_changed(engine);
+}
+
+void ManagerCore::on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  auto state = ipc::decode<ipc::RankState>(envelope.body, "RankState");
+  EngineRecord* engine = directory_.engine_of(peer.id);
+  ipc::Status status =
+      !state ? ipc::Status(state.error())
+      : engine == nullptr
+          ? ipc::Status(KVFERRY_ERROR(kProtocol, "state report without a rank hello"))
+          : engine->report(peer.id, *state);
+  if (!status) {
+    misused(peer, envelope, status.error());
+    return;
+  }
+  context_.reply(peer, envelope, ipc::Empty{});
+  engine_changed(*engine);
+}
+
+void ManagerCore::on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  const auto done = ipc::decode<ipc::MoverJobDone>(envelope.body, "MoverJobDone");
+  const EngineRecord* engine = directory_.engine_of(peer.id);
+  ipc::Status status = done ? ipc::ok() : ipc::Status(done.error());
+  if (status && engine == nullptr) {
+    status = KVFERRY_ERROR(kProtocol, "job answer without a rank hello");
+  }
+  if (status) {
+    status = jobs_.mover_done(peer.id, engine->id(), *done);
+  }
+  if (!status) {
+    misused(peer, envelope, status.error());
+    return;
+  }
+  context_.reply(peer, envelope, ipc::Empty{});
+}
+
+void ManagerCore::on_bye(const ipc::Peer& peer) {
+  ipc::log_info("{} {} (pid {}) says bye", ipc::to_string(peer.kind), peer.name, peer.pid);
+  if (peer.kind == ipc::ProcessKind::kEngine) {
+    clients_.end_client(peer.id, /*with_sequences=*/true);
+  } else if (EngineRecord* engine = directory_.engine_of(peer.id)) {
+    engine->set_connected(peer.id, false);
+    engine_changed(*engine);
+  }
+}
+
+// ---- engines and jobs ----
+
+void ManagerCore::engine_changed(EngineRecord& engine) {
+  const bool changed = engine.refresh(directory_.next_generation);
+  if (changed) {
+    ipc::log_info("engine {}: {}, generation {}, offload {}", engine.name(),
+                  to_string(engine.phase()), engine.generation(),
+                  engine.offload_ready() ? "ready" : "not ready");
+    for (const ClientRecord* client : directory_.clients_of(engine)) {
+      ipc::EngineState state = engine.view();
+      if (client->mismatch) {
+        state = {};
+        state.note = client->mismatch->message;
+      }
+      const ipc::Status sent =
+          server_.notify(client->peer.id, ipc::MessageKind::kEngineState, state);
+      if (!sent) {
+        ipc::log_warn("engine state not sent to {}: {}", client->peer.name,
+                      sent.error().to_string());
+      }
+    }
+  }
+  if (engine.offload_ready()) {
+    jobs_.pump(engine.id());
+  } else if (engine.phase() == ipc::CachePhase::kReady) {
+    jobs_.fail_queued(engine.id(),
+                      KVFERRY_ERROR(kNotReady, "engine {} has lost a mover", engine.name()));
+  } else {
+    jobs_.fail_queued(engine.id(), KVFERRY_ERROR(kRevoked, "engine {} is {}", engine.name(),
+                                                 to_string(engine.phase())));
+  }
+  lifecycle_.on_engine_changed(engine);
+}
+
+ipc::Result<std::vector<RankTarget>> ManagerCore::targets(std::uint32_t engine,
+                                                          std::uint64_t generation) {
+  const EngineRecord* record = directory_.find(engine);
+  if (record == nullptr) {
+    return KVFERRY_ERROR(kNotReady, "the engine is gone");
+  }
+  return record->targets(generation);
+}
+
+void ManagerCore::job_finished(Job& job) {
+  const bool orphaned = job.orphaned;
+  job_service_.finished(job);
+  if (!orphaned || orphan_check_posted_) {
+    return;
+  }
+  orphan_check_posted_ = true;
+  // Not from inside the job table.
+  loop_.post([this, engine = job.engine] {
+    orphan_check_posted_ = false;
+    clients_.answer_waiting_hellos();
+    if (const EngineRecord* record = directory_.find(engine)) {
+      const std::string name = record->name();
+      context_.drop_if_unused(name);
+    }
+  });
+}
+
+void ManagerCore::after_event() {
+  arm_deadline();
+  if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
+    finish_stop();
+  }
+}
+
+void ManagerCore::arm_deadline() {
+  const std::optional<ipc::TimePoint> next = jobs_.next_deadline();
+  if (next == armed_) {
+    return;
+  }
+  loop_.cancel(deadline_timer_);
+  armed_ = next;
+  if (next) {
+    deadline_timer_ = loop_.at(*next, [this] {
+      armed_.reset();
+      kill_overdue();
+      after_event();
+    });
+  }
+}
+
+// Movers are ours to end. Their jobs go on being unfinished until the kernel proves the death.
+void ManagerCore::kill_overdue() {
+  for (const ipc::IncarnationId& mover : jobs_.take_overdue(ipc::MonotonicClock::now())) {
+    const ipc::ProcessRef* process = server_.process(mover);
+    if (process == nullptr) {
+      continue;
+    }
+    ipc::log_warn("mover {} (pid {}) kept a job longer than {} ms: killed", mover.hex(),
+                  process->pid(), config_.job_deadline.count());
+    if (const ipc::Status killed = process->signal(SIGKILL); !killed) {
+      ipc::log_warn("mover {} could not be killed: {}", mover.hex(), killed.error().to_string());
+    }
+  }
+}
+
+// ---- the end ----
+
+void ManagerCore::begin_stop(std::function<void()> stopped) {
+  if (context_.stopping) {
+    finish_stop();
+    return;
+  }
+  stopped_ = std::move(stopped);
+  context_.stopping = true;
+  ipc::log_info("ending: {} jobs are unfinished, waiting at most {} ms for them",
+                jobs_.unfinished(), kStopDrain.count());
+  lifecycle_.cancel_all();
+  for (const auto& [name, engine] : directory_.engines()) {
+    jobs_.fail_queued(engine->id(), KVFERRY_ERROR(kCancelled, "the manager is ending"));
+  }
+  stop_timer_ = loop_.after(kStopDrain, [this] {
+    ipc::log_warn("ending with {} jobs unfinished", jobs_.unfinished());
+    finish_stop();
+  });
+  after_event();
+}
+
+void ManagerCore::finish_stop() {
+  if (stopped_ == nullptr) {
+    return;
+  }
+  loop_.cancel(stop_timer_);
+  ipc::Envelope bye;
+  bye.kind = ipc::MessageKind::kBye;
+  for (const auto& [id, peer] : directory_.peers()) {
+    if (const ipc::Status sent = server_.send(id, bye); !sent) {
+      ipc::log_debug("bye not sent to {}: {}", peer.name, sent.error().to_string());
+    }
+  }
+  std::exchange(stopped_, nullptr)();
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/manager.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "manager/client_requests.hpp"
+#include "manager/context.hpp"
+#include "manager/death_proof.hpp"
+#include "manager/job_service.hpp"
+#include "manager/lifecycle.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+namespace kvferry::cache_manager {
+
+/// The manager: takes what the control server brings, gives it to the part that it is for, and
+/// keeps the picture of who lives. @threading the loop's thread. @lifetime loop and pool_fd outlive
+/// it.
+class ManagerCore : private ipc::ControlHandler {
+ public:
+  /// pool_fd holds pool.stats().bytes. Throws Exception when the names are taken.
+  ManagerCore(ipc::EventLoop& loop,
+              const ManagerConfig& config,
+              const ipc::RuntimeDir& dir,
+              HostPool& pool,
+              int pool_fd);
+  ManagerCore(const ManagerCore&) = delete;
+  ManagerCore& operator=(const ManagerCore&) = delete;
+  ~ManagerCore() override;
+
+  /// Ends admission, lets running jobs finish for at most a short while, says bye, then calls back.
+  /// A second call does not wait any more.
+  void begin_stop(std::function<void()> stopped);
+
+ private:
+  void on_peer(const ipc::Peer& peer) override;
+  void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
+  void on_peer_silent(const ipc::Peer& peer) override;
+  void on_peer_died(const ipc::Peer& peer) override;
+
+  void dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void on_rank_message(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void on_bye(const ipc::Peer& peer);
+  void misused(const ipc::Peer& peer, const ipc::Envelope& envelope, ipc::Error error);
+
+  void engine_changed(EngineRecord& engine);
+  [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint32_t engine,
+                                                             std::uint64_t generation);
+  void job_finished(Job& job);
+  /// After every event: deadlines and the end of the stop depend on the jobs.
+  void after_event();
+  void arm_deadline();
+  void kill_overdue();
+  void finish_stop();
+
+  const ManagerConfig config_;
+  ipc::EventLoop& loop_;
+  HostPool& pool_;
+  ipc::TimePoint started_;
+  EngineDirectory directory_;
+  PrefixIndex index_;
+  SequenceStore sequences_;  ///< After the pool: its blocks go back there.
+  ipc::ControlServer server_;
+  PeerCalls calls_;
+  JobTable jobs_;
+  ManagerContext context_;
+  JobService job_service_;
+  ClientRequests clients_;
+  DeathProof deaths_;
+  Lifecycle lifecycle_;
+  std::optional<ipc::TimePoint> armed_;
+  ipc::TimerId deadline_timer_ = 0;
+  ipc::TimerId stop_timer_ = 0;
+  bool orphan_check_posted_ = false;
+  std::function<void()> stopped_;
+};
+
+}  // namespace kvferry::cache_manager

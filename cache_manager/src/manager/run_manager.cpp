@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/cache_manager/manager.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
+#include "manager/manager_core.hpp"
+
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+template <typename T> T value_or_throw(ipc::Result<T> result) {
+  if (!result) {
+    throw ipc::Exception(std::move(result).error());
+  }
+  return std::move(result).value();
+}
+
+void check_config(const ManagerConfig& config) {
+  if (config.max_jobs_per_engine == 0 || config.job_deadline.count() <= 0) {
+    throw ipc::Exception(KVFERRY_ERROR(
+        kInvalidArgument, "{} jobs per engine and a job deadline of {} ms: both must be positive",
+        config.max_jobs_per_engine, config.job_deadline.count()));
+  }
+}
+
+}  // namespace
+
+void run_manager(const ManagerConfig& config) {
+  check_config(config);
+  ipc::SignalFd signals;
+  const auto dir = value_or_throw(ipc::RuntimeDir::open(config.runtime_dir, config.instance));
+  // Before the pool: a second manager is refused at once, not after it has taken memory.
+  const auto lock = value_or_throw(ipc::NameLock::acquire(dir.path() / "manager"));
+  HostPool pool(config.pool_bytes);
+  const std::uint64_t pool_bytes = pool.stats().bytes;
+  const ipc::UniqueFd pool_fd = value_or_throw(ipc::SharedMemory::create_pool(
+      "kvferry-pool-" + dir.instance(), pool_bytes, /*reserve=*/true));
+  ipc::EventLoop loop;
+  {
+    ManagerCore core(loop, config, dir, pool, pool_fd.get());
+    loop.watch(signals.fd(), [&] {
+      const int signal_number = signals.take();
+      if (signal_number != 0) {
+        ipc::log_info("signal {}: the manager ends", signal_number);
+        core.begin_stop([&loop] { loop.stop(); });
+      }
+    });
+    ipc::log_info("manager of instance {} is ready: {} in {}, host pool of {}", dir.instance(),
+                  dir.registry_socket().string(), dir.path().string(),
+                  ipc::format_size(pool_bytes));
+    const bool well = loop.run();
+    loop.unwatch(signals.fd());
+    if (!well) {
+      throw ipc::Exception(KVFERRY_ERROR(
+          kSystem, "the manager's event loop ended by an exception: see the log before this line"));
+    }
+  }
+  ipc::log_info("manager of instance {} has ended", dir.instance());
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/status_report.hpp"
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <chrono>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using nlohmann::json;
+
+json rank_peer_json(const std::optional<RankPeer>& peer) {
+  if (!peer) {
+    return nullptr;
+  }
+  const ipc::RankState& state = peer->state;
+  return {{"pid", peer->pid},
+          {"incarnation", peer->id.hex()},
+          {"connected", peer->connected},
+          {"session", state.session.hex()},
+          {"epoch", state.epoch.value},
+          {"phase", std::string(ipc::to_string(state.phase))},
+          {"mapped", state.mapped},
+          {"living_leases", state.living_leases},
+          {"quarantined_bytes", state.quarantined_bytes},
+          {"device_free", state.device_free_bytes},
+          {"device_total", state.device_total_bytes},
+          {"note", state.note}};
+}
+
+json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
+  json ranks = json::array();
+  for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
+    ranks.push_back({{"rank", rank},
+                     {"worker", rank_peer_json(engine.ranks()[rank].worker)},
+                     {"mover", rank_peer_json(engine.ranks()[rank].mover)}});
+  }
+  const auto& config = engine.config();
+  json described = {
+      {"name", engine.name()},
+      {"geometry", config ? json(config->geometry.name) : json(nullptr)},
+      {"fingerprint", config ? json(config->fingerprint.hex()) : json(nullptr)},
+      {"cache_owner",
+       config ? json(std::string(ipc::to_string(config->cache_owner))) : json(nullptr)},
+      {"generation", engine.generation()},
+      {"phase", std::string(to_string(engine.phase()))},
+      {"offload_ready", engine.offload_ready()},
+      {"note", engine.view().note},
+      {"group_blocks", engine.group_blocks()},
+      {"jobs",
+       {{"queued", jobs.queued},
+        {"running", jobs.running},
+        {"done", jobs.done},
+        {"failed", jobs.failed},
+        {"cancelled", jobs.cancelled},
+        {"stale", jobs.stale}}},
+      {"bytes_to_host", jobs.bytes_to_host},
+      {"bytes_to_device", jobs.bytes_to_device},
+      {"clears", engine.clears},
+      {"reinits", engine.reinits},
+  };
+  described["ranks"] = std::move(ranks);
+  return described;
+}
+
+}  // namespace
+
+std::string status_json(const ManagerContext& context, ipc::TimePoint started) {
+  const HostPool::Stats pool = context.pool.stats();
+  const PrefixIndex::Stats& index = context.index.stats();
+  json engines = json::array();
+  for (const auto& [name, engine] : context.directory.engines()) {
+    engines.push_back(engine_json(*engine, context.jobs.counters(engine->id())));
+  }
+  json peers = json::array();
+  for (const auto& [id, peer] : context.directory.peers()) {
+    peers.push_back({{"incarnation", id.hex()},
+                     {"kind", std::string(ipc::to_string(peer.kind))},
+                     {"name", peer.name},
+                     {"pid", peer.pid}});
+  }
+  const json report = {
+      {"instance", context.config.instance},
+      {"pid", ::getpid()},
+      {"uptime", std::chrono::duration<double>(ipc::MonotonicClock::now() - started).count()},
+      {"pool",
+       {{"bytes", pool.bytes},
+        {"used", pool.used_bytes},
+        {"free", pool.free_bytes},
+        {"blocks", pool.blocks},
+        {"slabs", pool.slabs},
+        {"page_bytes", pool.page_bytes},
+        {"free_pages", pool.free_pages}}},
+      {"index",
+       {{"blocks", index.visible},
+        {"pinned", index.pinned},
+        {"reserved", index.reserved},
+        {"evicted", index.evicted}}},
+      {"sequences",
+       {{"count", context.sequences.sequences()}, {"blocks", context.sequences.blocks()}}},
+      {"engines", std::move(engines)},
+      {"peers", std::move(peers)},
+      {"protocol_errors", context.server.protocol_errors() + context.protocol_errors},
+  };
+  // Names come from peers: bytes that are no UTF-8 must not make status fail.
+  return report.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace kvferry::cache_manager

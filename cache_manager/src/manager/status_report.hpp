@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "manager/context.hpp"
+
+#include <string>
+
+namespace kvferry::cache_manager {
+
+/// The manager's picture as JSON (fields: docs/operations.md). A pure observation: changes nothing,
+/// not even what is recently used.
+[[nodiscard]] std::string status_json(const ManagerContext& context, ipc::TimePoint started);
+
+}  // namespace kvferry::cache_manager
