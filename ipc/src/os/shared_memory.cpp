@@ -135,6 +135,7 @@ struct SharedMapping::State {
   boost::interprocess::mapped_region region;
 };
 
+SharedMapping::SharedMapping() noexcept = default;
 SharedMapping::SharedMapping(SharedMapping&&) noexcept = default;
 SharedMapping& SharedMapping::operator=(SharedMapping&&) noexcept = default;
 SharedMapping::~SharedMapping() = default;

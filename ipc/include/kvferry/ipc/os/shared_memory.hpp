@@ -16,7 +16,7 @@ namespace kvferry::ipc {
 /// @lifetime unmapped by the destructor.
 class SharedMapping {
  public:
-  SharedMapping() = default;
+  SharedMapping() noexcept;
   SharedMapping(SharedMapping&&) noexcept;
   SharedMapping& operator=(SharedMapping&&) noexcept;
   ~SharedMapping();
