@@ -179,11 +179,14 @@ TEST(PlanArenaTest, SizesBeyondTheLargestArenaAreRefusedNotWrapped) {
   Geometry geometry = *load_geometry("tiny", 1);
   geometry.groups[0].regions.assign(
       64, RegionSpec{RegionKind::kOther, DataType::kUint8, 0, false, kMaxRegionBlockBytes});
-  for (const ArenaOrder order : kOrders) {
-    const Result<ArenaLayout> layout = plan_arena(geometry, options(order, kMaxDeviceBlocks));
-    ASSERT_FALSE(layout.has_value());
-    EXPECT_EQ(layout.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(layout.error().message, HasSubstr("lower gpu_blocks"));
+  // The most blocks overflow; with 2^17, only the sum of the regions is too large.
+  for (const std::uint32_t blocks : {kMaxDeviceBlocks, 1U << 17}) {
+    for (const ArenaOrder order : kOrders) {
+      const Result<ArenaLayout> layout = plan_arena(geometry, options(order, blocks));
+      ASSERT_FALSE(layout.has_value());
+      EXPECT_EQ(layout.error().code, ErrorCode::kInvalidArgument);
+      EXPECT_THAT(layout.error().message, HasSubstr("lower gpu_blocks"));
+    }
   }
 }
 
@@ -307,6 +310,34 @@ TEST(ArenaLayoutValidateTest, AcceptsKeysAndValuesInterleavedPerBlock) {
   EXPECT_TRUE(layout.validate(geometry).has_value());
   layout.regions[1].offset = 4095;
   EXPECT_THAT(layout.validate(geometry).error().message, HasSubstr("overlaps"));
+}
+
+TEST(ArenaLayoutValidateTest, RejectsInterleavedRegionsWithDifferentStrides) {
+  const Geometry geometry = *load_geometry("tiny", 1);
+  ArenaLayout layout = *plan_arena(geometry, options(ArenaOrder::kLayerFirst, 4));
+  // Block 0 of both lies side by side; block 1 of the second meets block 2 of the first.
+  layout.regions[0].block_stride = 8192;
+  layout.regions[1].offset = 4096;
+  layout.regions[1].block_stride = 12288;
+  layout.segment_bytes[0] += 1U << 20;
+  for (std::size_t i = 2; i < layout.regions.size(); ++i) layout.regions[i].offset += 1U << 20;
+  EXPECT_THAT(layout.validate(geometry).error().message, HasSubstr("overlaps"));
+  layout.regions[1].block_stride = 8192;
+  EXPECT_TRUE(layout.validate(geometry).has_value());
+}
+
+TEST(ArenaLayoutValidateTest, RejectsBlockFirstBlocksThatAreNotTheirPackedForm) {
+  const Geometry geometry = *load_geometry("tiny", 1);
+  const ArenaLayout good = *plan_arena(geometry, options(ArenaOrder::kBlockFirst, 4));
+  ArenaLayout swapped = good;
+  std::swap(swapped.regions[0].offset, swapped.regions[1].offset);
+  EXPECT_THAT(swapped.validate(geometry).error().message, HasSubstr("block-first group 0"));
+  ArenaLayout gap = good;
+  gap.segment_bytes[0] += 1U << 20;
+  for (Region& region : gap.regions) region.block_stride += 4096;
+  EXPECT_TRUE(gap.validate(geometry).has_value());
+  gap.regions.back().offset += 4096;
+  EXPECT_THAT(gap.validate(geometry).error().message, HasSubstr("block-first group 0"));
 }
 
 TEST(ArenaLayoutValidateTest, AnotherGeometryIsAMismatch) {
