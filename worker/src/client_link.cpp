@@ -133,8 +133,12 @@ void ClientLink::pump() {
   while (link_ != nullptr) {
     auto received = link_->try_receive();
     if (!received) {
-      lose(received.error().to_string());
-      break;
+      if (link_->server_lost()) {
+        lose(received.error().to_string());
+        break;
+      }
+      ipc::log_warn("client: message dropped: {}", received.error().to_string());
+      continue;
     }
     if (!received->has_value()) {
       if (link_->server_lost()) lose("its connection ended");
