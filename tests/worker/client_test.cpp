@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/client.hpp"
 
+#include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "worker/scripted_manager.hpp"
-#include "worker/temp_dir.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class ClientTest : public ::testing::Test {
   }
   Result<std::unique_ptr<Client>> connect() {
     ClientOptions options;
-    options.runtime_dir = temp_.path();
+    options.runtime_dir = temp_.path().string();
     options.engine = "chat";
     options.ranks = 2;
     options.identity.model = "m";
@@ -99,8 +99,9 @@ class ClientTest : public ::testing::Test {
     return *job;
   }
 
-  test::TempDir temp_;
-  std::optional<ipc::RuntimeDir> dir_ = ipc::RuntimeDir::open(temp_.path(), "default").value();
+  test::ShortTempDir temp_;
+  std::optional<ipc::RuntimeDir> dir_ =
+      ipc::RuntimeDir::open(temp_.path().string(), "default").value();
   std::optional<ManagerThread> manager_;
   std::vector<Completion> done_;
 };
@@ -118,7 +119,7 @@ TEST_F(ClientTest, ConnectTimesOutWhenTheHelloIsNotAnswered) {
   start_manager();
   script(MessageKind::kEngineHello, ignore);
   ClientOptions options;
-  options.runtime_dir = temp_.path();
+  options.runtime_dir = temp_.path().string();
   const auto client = Client::connect(options, Deadline::after(50ms));
   EXPECT_EQ(client.error().code, ErrorCode::kTimeout);
 }

@@ -26,8 +26,8 @@ class StreamCompletionsTest : public ::testing::Test {
 
   std::unique_ptr<ipc::Device> device_ = test::open_host_device(64ULL << 20);
   ipc::EventLoop loop_;
-  std::unique_ptr<ipc::Stream> stream_ = device_->make_stream(ipc::StreamPriority::kNormal).value();
-  StreamCompletions completions_{loop_, *stream_, "test", [](const ipc::Error&) { FAIL(); }};
+  StreamCompletions completions_{loop_, device_->make_stream(ipc::StreamPriority::kNormal).value(),
+                                 "test", [](const ipc::Error&) { FAIL(); }};
 };
 
 TEST_F(StreamCompletionsTest, CallsBackInOrderAfterTheWork) {
@@ -37,7 +37,7 @@ TEST_F(StreamCompletionsTest, CallsBackInOrderAfterTheWork) {
   std::vector<int> order;
   for (int i = 0; i < 8; ++i) {
     const std::uint64_t offset = static_cast<std::uint64_t>(i) << 20;
-    ASSERT_TRUE(stream_->zero(memory->address() + offset, 1ULL << 20).has_value());
+    ASSERT_TRUE(completions_.stream().zero(memory->address() + offset, 1ULL << 20).has_value());
     completions_.when_done([&order, bytes, i, offset](const Status& status) {
       EXPECT_TRUE(status.has_value());
       EXPECT_EQ(bytes[offset + (1ULL << 20) - 1], 0);

@@ -46,8 +46,7 @@ StagingAgent::StagingAgent(ipc::EventLoop& loop,
     : loop_(loop),
       config_(config),
       arena_(arena),
-      stream_(make_stream(device)),
-      completions_(loop, *stream_, "staging", std::move(on_device_failed)),
+      completions_(loop, make_stream(device), "staging", std::move(on_device_failed)),
       listener_(make_listener(dir, config)) {
   loop_.watch(listener_.fd(), [this] { on_connect(); });
 }
@@ -204,8 +203,8 @@ Status StagingAgent::launch(const StageRequest& stage, const MappedArena& arena)
   const ipc::DevicePtr slot = arena.slots[stage.slot];
   const std::uint64_t stride = group.packed(stage.set);
   return stage.kind == ipc::StageKind::kGather
-             ? stream_->gather(table, stage.blocks, slot, stride)
-             : stream_->scatter(table, stage.blocks, slot, stride);
+             ? completions_.stream().gather(table, stage.blocks, slot, stride)
+             : completions_.stream().scatter(table, stage.blocks, slot, stride);
 }
 
 void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optional<Error> error) {

@@ -89,7 +89,6 @@ class StagingAgent {
   const ipc::RankConfig config_;
   WorkerArena& arena_;
   std::list<InFlight> in_flight_;
-  std::unique_ptr<ipc::Stream> stream_;
   StreamCompletions completions_;
   ipc::PacketListener listener_;
   std::list<Connection> connections_;

@@ -44,8 +44,7 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       allocator_(allocator),
       rank_(config.rank),
       pinned_(device),
-      stream_(make_stream(device)),
-      completions_(loop, *stream_, "compute", std::move(on_device_failed)) {
+      completions_(loop, make_stream(device), "compute", std::move(on_device_failed)) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.rank_socket(config.engine, config.rank.value, "step");
   options.control_path = dir.rank_socket(config.engine, config.rank.value, "stepctl");
@@ -158,7 +157,7 @@ Status StepRunner::launch(const ipc::Step& step, InFlight& work) {
 Status StepRunner::prepare_workspace(const ipc::Step& step, InFlight& work) {
   if (step.reads.empty() || step.decode_steps == 0) return ipc::ok();
   KVFERRY_ASSIGN(work.workspace, allocator_.allocate(step.reads.size() * kWorkspaceBytesPerRead));
-  return stream_->zero(work.workspace.address(), work.workspace.size_bytes());
+  return completions_.stream().zero(work.workspace.address(), work.workspace.size_bytes());
 }
 
 Status StepRunner::launch_group(const GroupStep& step,
@@ -167,18 +166,18 @@ Status StepRunner::launch_group(const GroupStep& step,
                                 GroupResult& result) {
   const ipc::RegionTable* table = view.table(ipc::RegionSet::kAll);
   KVFERRY_CHECK(table != nullptr, "a group without regions passed validation");
-  if (!step.fills.empty()) KVFERRY_TRY(stream_->fill_pattern(*table, step.fills));
+  if (!step.fills.empty()) KVFERRY_TRY(completions_.stream().fill_pattern(*table, step.fills));
   if (!step.reads.empty() && decode_steps > 0) {
     KVFERRY_ASSIGN(result.sums, pinned_.take(step.reads.size()));
     result.sum_count = step.reads.size();
     for (std::uint32_t i = 0; i < decode_steps; ++i) {
-      KVFERRY_TRY(stream_->checksum(*table, step.reads, *result.sums));
+      KVFERRY_TRY(completions_.stream().checksum(*table, step.reads, *result.sums));
     }
   }
   if (!step.verifies.empty()) {
     KVFERRY_ASSIGN(result.mismatches, pinned_.take(step.verifies.size()));
     result.places = step.verify_places;
-    KVFERRY_TRY(stream_->verify_pattern(*table, step.verifies, *result.mismatches));
+    KVFERRY_TRY(completions_.stream().verify_pattern(*table, step.verifies, *result.mismatches));
   }
   return ipc::ok();
 }

@@ -88,9 +88,8 @@ class StepRunner final : public ipc::ControlHandler {
   WorkerArena& arena_;
   CachingAllocator& allocator_;
   const ipc::Rank rank_;
-  PinnedPool pinned_;              ///< Outlives the stream that writes its buffers.
+  PinnedPool pinned_;              ///< Outlives the work that writes its buffers.
   std::list<InFlight> in_flight_;  ///< Holds such buffers, too.
-  std::unique_ptr<ipc::Stream> stream_;
   StreamCompletions completions_;
   std::deque<Request> queue_;
   std::optional<ipc::TimePoint> emptied_at_;

@@ -20,13 +20,13 @@ constexpr auto kHangAfter = 10s;
 }  // namespace
 
 StreamCompletions::StreamCompletions(ipc::EventLoop& loop,
-                                     ipc::Stream& stream,
+                                     std::unique_ptr<ipc::Stream> stream,
                                      std::string name,
                                      Failed on_device_failed)
     : loop_(loop),
-      stream_(stream),
       name_(std::move(name)),
-      on_device_failed_(std::move(on_device_failed)) {}
+      on_device_failed_(std::move(on_device_failed)),
+      stream_(std::move(stream)) {}
 
 StreamCompletions::~StreamCompletions() {
   if (watchdog_armed_) loop_.cancel(watchdog_);
@@ -50,7 +50,7 @@ void StreamCompletions::when_done(Done done) {
   slot.since = ipc::MonotonicClock::now();
   slot.busy = true;
   ++pending_;
-  if (const auto status = stream_.notify(slot.signalled.fd()); !status) {
+  if (const auto status = stream_->notify(slot.signalled.fd()); !status) {
     ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
     loop_.post([this] { on_watchdog(); });
   }
@@ -79,7 +79,7 @@ void StreamCompletions::on_watchdog() {
     hang_reported_ = false;
     return;
   }
-  const auto idle = stream_.query();
+  const auto idle = stream_->query();
   if (!idle) {
     ipc::log_error("{}: the device failed with {} launches pending: {}", name_, pending_,
                    idle.error().to_string());

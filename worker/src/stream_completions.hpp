@@ -14,8 +14,9 @@
 
 namespace kvferry::worker {
 
-/// Calls back on an event loop when work of one stream has been observed complete, or when the
-/// device has failed. @threading the loop's thread. @lifetime loop and stream outlive it.
+/// A stream whose work is answered for: calls back on an event loop when work has been observed
+/// complete, or when the device has failed.
+/// @threading the loop's thread. @lifetime loop and device outlive it.
 class StreamCompletions {
  public:
   using Done = std::function<void(ipc::Status)>;
@@ -23,7 +24,7 @@ class StreamCompletions {
 
   /// on_device_failed: after every pending call has been told; the device is beyond use.
   StreamCompletions(ipc::EventLoop& loop,
-                    ipc::Stream& stream,
+                    std::unique_ptr<ipc::Stream> stream,
                     std::string name,
                     Failed on_device_failed);
   StreamCompletions(const StreamCompletions&) = delete;
@@ -32,6 +33,7 @@ class StreamCompletions {
 
   /// Calls done, from the loop, once everything enqueued before has ended.
   void when_done(Done done);
+  [[nodiscard]] ipc::Stream& stream() noexcept { return *stream_; }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
 
  private:
@@ -49,10 +51,11 @@ class StreamCompletions {
   void on_watchdog();
 
   ipc::EventLoop& loop_;
-  ipc::Stream& stream_;
   const std::string name_;
   Failed on_device_failed_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  /// After the slots: what is left in it when it ends may still signal them.
+  std::unique_ptr<ipc::Stream> stream_;
   std::size_t pending_ = 0;
   ipc::TimerId watchdog_ = 0;
   bool watchdog_armed_ = false;

@@ -106,9 +106,9 @@ class WorkerArena final : public ipc::ArenaUser {
 
   ipc::Device& device_;
   const ipc::Rank rank_;
-  std::unique_ptr<ipc::Stream> stream_;  ///< For zeroing; used by the lease thread only.
   ipc::EventFd zeroed_;
-  ipc::EventFd idle_;  ///< Signalled when the last user leaves.
+  ipc::EventFd idle_;                    ///< Signalled when the last user leaves.
+  std::unique_ptr<ipc::Stream> stream_;  ///< For zeroing; used by the lease thread only.
   std::vector<std::function<void()>> listeners_;
 
   std::mutex mutex_;  ///< Guards everything below.

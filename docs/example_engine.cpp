@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A complete small engine: serves one prompt twice. The first time its blocks are computed and
+// stored to host memory; the second time, with other device blocks, they are loaded.
+// Usage: example_engine [ENGINE [RANKS]], beside a manager, a worker and a mover per rank.
+#include "kvferry/worker/client.hpp"
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace std::chrono_literals;
+using kvferry::ipc::chain_block_hash;
+using kvferry::ipc::Error;
+using kvferry::worker::BlockId;
+using kvferry::worker::Client;
+using kvferry::worker::ClientOptions;
+using kvferry::worker::Completion;
+using kvferry::worker::Deadline;
+using kvferry::worker::Digest;
+using kvferry::worker::GroupId;
+using kvferry::worker::JobId;
+using kvferry::worker::LoadItem;
+using kvferry::worker::Reservation;
+using kvferry::worker::Result;
+using kvferry::worker::Status;
+using kvferry::worker::StoreItem;
+using kvferry::worker::StoreTarget;
+
+constexpr GroupId kMain{0};
+constexpr std::size_t kTokensPerBlock = 16;
+
+/// Hashes of the full blocks of a prompt; each covers everything before it, too.
+std::vector<Digest> hash_prompt(const std::vector<std::uint32_t>& tokens) {
+  std::vector<Digest> hashes;
+  Digest parent;
+  for (std::size_t at = 0; at + kTokensPerBlock <= tokens.size(); at += kTokensPerBlock) {
+    parent = chain_block_hash(parent, &tokens[at], kTokensPerBlock * sizeof(tokens[at]));
+    hashes.push_back(parent);
+  }
+  return hashes;
+}
+
+/// An engine's event loop would watch client.fd() beside everything else that it waits for.
+Result<Completion> wait_for(Client& client, JobId job) {
+  const Deadline deadline = Deadline::after(30s);
+  while (!deadline.expired()) {
+    for (Completion& completion : client.poll(16)) {
+      if (completion.job == job) return std::move(completion);
+    }
+    pollfd entry{client.fd(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_timeout_ms());
+  }
+  // The job runs on, and its blocks must not be used before its completion has come.
+  return Error{kvferry::worker::ErrorCode::kTimeout, "a job did not end within 30 s"};
+}
+
+/// Loads what host memory has of the prompt's beginning; returns how many blocks that were.
+Result<std::size_t> load_prefix(Client& client,
+                                const std::vector<Digest>& hashes,
+                                const std::vector<BlockId>& blocks) {
+  KVFERRY_ASSIGN(const auto found, client.lookup(hashes, Deadline::after(1s)));
+  if (found.usable_prefix == 0) return std::size_t{0};
+  std::vector<LoadItem> items;
+  for (std::size_t i = 0; i < found.usable_prefix; ++i) {
+    items.push_back({kMain, blocks[i], hashes[i]});
+  }
+  KVFERRY_ASSIGN(const JobId job, client.submit_load(items, 1));
+  KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
+  // Evicted meanwhile, cleared, a dead process: the first block that failed is where to compute on.
+  std::size_t loaded = 0;
+  while (loaded < done.results.size() && done.results[loaded] == 0) ++loaded;
+  return loaded;
+}
+
+/// Stores blocks whose computation was observed complete on every rank.
+Status store(Client& client,
+             const std::vector<Digest>& hashes,
+             const std::vector<BlockId>& blocks,
+             std::size_t first) {
+  std::vector<StoreTarget> targets;
+  for (std::size_t i = first; i < hashes.size(); ++i) targets.push_back({kMain, hashes[i]});
+  KVFERRY_ASSIGN(const auto slots, client.reserve_store(targets, Deadline::after(1s)));
+  std::vector<StoreItem> items;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    // Already there, or no room: nothing to do for this block.
+    if (slots[i].outcome != Reservation::kReserved) continue;
+    items.push_back({kMain, blocks[first + i], slots[i].slot});
+  }
+  if (items.empty()) return kvferry::ipc::ok();
+  KVFERRY_ASSIGN(const JobId job, client.submit_store(items));
+  KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
+  std::printf("stored %zu blocks%s%s\n", items.size(),
+              done.all_ok() ? "" : ", some failed: ", done.message.c_str());
+  return kvferry::ipc::ok();
+}
+
+Status serve_prompt(Client& client,
+                    const std::vector<std::uint32_t>& tokens,
+                    std::uint32_t first_block) {
+  const std::vector<Digest> hashes = hash_prompt(tokens);
+  std::vector<BlockId> blocks;
+  for (std::uint32_t i = 0; i < hashes.size(); ++i) blocks.push_back(BlockId{first_block + i});
+  KVFERRY_ASSIGN(const std::size_t loaded, load_prefix(client, hashes, blocks));
+  std::printf("loaded %zu of %zu blocks\n", loaded, hashes.size());
+  if (loaded == hashes.size()) return kvferry::ipc::ok();
+  // Here the engine computes blocks[loaded..] on its workers and waits until that is done.
+  return store(client, hashes, blocks, loaded);
+}
+
+Status run(const std::string& engine, std::uint32_t ranks) {
+  ClientOptions options;
+  options.engine = engine;
+  options.ranks = ranks;
+  options.identity.model = "example";
+  options.identity.weights = Digest::hash("example-weights", 15);
+  KVFERRY_ASSIGN(const auto client, Client::connect(options, Deadline::after(5s)));
+  KVFERRY_TRY(client->wait_ready(true, Deadline::after(30s)));
+  // Looking at the state acknowledges its generation. When it changes, every device block is empty.
+  const auto& state = client->state();
+  const std::uint32_t gpu_blocks = state.group_blocks.empty() ? 0 : state.group_blocks[0];
+  std::printf("ready: generation %llu, %u device blocks\n",
+              static_cast<unsigned long long>(state.generation), gpu_blocks);
+
+  std::vector<std::uint32_t> tokens(4 * kTokensPerBlock);
+  std::iota(tokens.begin(), tokens.end(), 1000U);
+  KVFERRY_TRY(serve_prompt(*client, tokens, 0));
+  KVFERRY_TRY(serve_prompt(*client, tokens, gpu_blocks / 2));
+  client->close();
+  return kvferry::ipc::ok();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string engine = argc > 1 ? argv[1] : "default";
+  const int ranks = argc > 2 ? std::atoi(argv[2]) : 1;
+  if (ranks < 1) {
+    std::fprintf(stderr, "usage: example_engine [ENGINE [RANKS]]\n");
+    return 2;
+  }
+  if (const Status status = run(engine, static_cast<std::uint32_t>(ranks)); !status) {
+    std::fprintf(stderr, "example_engine: %s\n", status.error().to_string().c_str());
+    return 1;
+  }
+  return 0;
+}
