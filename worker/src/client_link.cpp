@@ -58,9 +58,7 @@ ipc::ControlLink::Options ClientLink::link_options() const {
   options.registry_path = dir_.registry_socket();
   options.control_path = dir_.control_socket();
   options.kind = ipc::ProcessKind::kEngine;
-  // A life of its own for every connection: replies and jobs of an earlier one cannot be taken for
-  // this one's by a manager that has not noticed yet that the earlier one ended.
-  options.incarnation = ipc::IncarnationId::random();
+  options.incarnation = incarnation_;
   options.name = "engine " + options_.engine;
   return options;
 }
@@ -150,19 +148,15 @@ void ClientLink::pump() {
 }
 
 void ClientLink::wait(Deadline deadline) {
-  pump();
-  pollfd entry{epoll_.get(), POLLIN, 0};
-  if (!news_signalled_) {
-    ::poll(&entry, 1, deadline.poll_timeout_ms());
-    pump();
-    return;
+  int fd = epoll_.get();
+  if (news_signalled_) {
+    // Completions that nobody has taken yet keep our own descriptor readable: wait for the others.
+    fd = -1;
+    if (reconnector_ != nullptr) fd = reconnector_->fd();
+    if (link_ != nullptr) fd = link_->fd();
   }
-  // Completions that nobody has taken yet keep our own descriptor readable: wait for the others.
-  pollfd others{link_ != nullptr          ? link_->fd()
-                : reconnector_ != nullptr ? reconnector_->fd()
-                                          : -1,
-                POLLIN, 0};
-  ::poll(&others, 1, deadline.poll_timeout_ms());
+  pollfd entry{fd, POLLIN, 0};
+  ::poll(&entry, 1, deadline.poll_timeout_ms());
   pump();
 }
 

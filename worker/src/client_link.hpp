@@ -34,7 +34,8 @@ class ClientLink {
 
   /// Takes in whatever has arrived; notices a lost or a new manager. Never blocks.
   void pump();
-  /// Waits until fd() is readable or the deadline passes; then pumps.
+  /// Waits until something has arrived or the deadline passes; then pumps. Callers look at what they
+  /// wait for after every pump(), before the next wait.
   void wait(Deadline deadline);
 
   /// Sends a request and waits for its reply. kNoManager while there is none, kPeerDied when it is
@@ -98,6 +99,9 @@ class ClientLink {
 
   const ClientOptions options_;
   const ipc::RuntimeDir dir_;
+  /// One for all connections: a manager that lost sight of us for a moment takes us for the same
+  /// engine. Request ids go on counting, so that no remembered reply is taken for another's.
+  const ipc::IncarnationId incarnation_ = ipc::IncarnationId::random();
   ipc::UniqueFd epoll_;
   ipc::EventFd news_;
   bool news_signalled_ = false;
