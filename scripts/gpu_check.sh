@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+# Runs everything that needs a GPU, from a folder of built binaries: the backend's conformance tests, then the
+# main job over both owners, both handle kinds and both arena orders. Works on a machine that has only a driver.
+set -euo pipefail
+
+usage() {
+  cat <<'TXT'
+usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devices cuda:0[,1]] [--ranks R] [--only REGEX]
+
+  --bin DIR       holds kvferry, device_cuda_conformance_test and kvferry_device_peer
+  --out DIR       logs and reports (default: a new folder under /tmp)
+  --trace FILE    what to replay (default: the generated workload)
+  --requests N    how much of it (default 300)
+  --devices LIST  as for kvferry replay (default cuda:0)
+  --ranks R       tensor-parallel ranks (default 2)
+  --only REGEX    only the runs whose name matches
+
+Example, after a build with the preset "cuda":
+  scripts/gpu_check.sh --bin build/cuda/gpu
+TXT
+}
+
+bin="" out="" trace="" requests=300 devices=cuda:0 ranks=2 only=.
+while (($#)); do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --trace) trace=$2; shift 2 ;;
+    --requests) requests=$2; shift 2 ;;
+    --devices) devices=$2; shift 2 ;;
+    --ranks) ranks=$2; shift 2 ;;
+    --only) only=$2; shift 2 ;;
+    --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+[[ -n $bin ]] || { usage >&2; exit 2; }
+[[ -n $out ]] || out=$(mktemp -d /tmp/kvferry-gpu.XXXXXX)
+mkdir -p "$out"
+
+rows=()
+failed=0
+used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | paste -sd+ | bc 2>/dev/null || echo '?'; }
+
+run() { # name, command...
+  local name=$1; shift
+  [[ $name =~ $only ]] || return 0
+  local start=$SECONDS rc=0
+  "$@" >"$out/$name.log" 2>&1 || rc=$?
+  ((rc == 0)) || failed=$((failed + 1))
+  rows+=("$(printf '%-34s rc %-3s %4ss   device memory used after: %s MiB' "$name" "$rc" $((SECONDS - start)) "$(used_mib)")")
+}
+
+export KVFERRY_REQUIRE_GPU=1
+run conformance "$bin/device_cuda_conformance_test"
+
+replay() { # name, options...
+  local name=$1; shift
+  local input=()
+  [[ -z $trace ]] || input=(--trace "$trace")
+  run "$name" "$bin/kvferry" replay "${input[@]}" --requests "$requests" --device "$devices" --ranks "$ranks" \
+    --geometry llama-3-8b --verify full --clear-every 60 --report "$out/$name.json" "$@"
+}
+for owner in worker mover; do
+  for handles in vmm legacy; do
+    replay "replay-$owner-$handles" --cache-owner "$owner" --handles "$handles"
+  done
+done
+replay replay-block-first --arena block-first
+replay replay-batch --copy-strategy batch
+replay replay-many-allocations --arena layer-first-many
+
+python3 - "$out" <<'PY'
+import glob, json, os, sys
+keys = ["requests", "hits_device", "hits_host", "blocks_verified", "blocks_corrupt", "clears", "reinits",
+        "leaked_device_bytes", "leaked_host_bytes", "leftover_names", "restarts"]
+print("%-28s %s" % ("run", " ".join("%9s" % k.replace("blocks_", "").replace("leaked_", "leak_").replace("_bytes", "")[:9] for k in keys)))
+for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
+    try:
+        report = json.load(open(path))
+    except ValueError as error:
+        print(path, error)
+        continue
+    print("%-28s %s" % (os.path.basename(path)[:-5], " ".join("%9s" % report.get(k) for k in keys)),
+          "clear p50/p99/max %s" % "/".join("%.1f" % report["clear_ms"][q] for q in ("p50", "p99", "max")),
+          "reinit %s ms" % "/".join("%.1f" % report["reinit_ms"][q] for q in ("p50", "p99", "max")))
+PY
+printf '%s\n' "${rows[@]}"
+if ((failed)); then
+  echo "$failed failed; logs in $out"
+  exit 1
+fi
+echo "all passed; logs in $out"
