@@ -100,7 +100,10 @@ NameLock& NameLock::operator=(NameLock&& other) noexcept {
 NameLock::~NameLock() {
   if (!fd_.valid()) return;
   try {
-    if (::unlink(name_.c_str()) != 0 && errno != ENOENT) {
+    // Only what a listener of ours can have made: the lock may end because something else is there.
+    struct stat info {};
+    const bool is_socket = ::lstat(name_.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+    if (is_socket && ::unlink(name_.c_str()) != 0 && errno != ENOENT) {
       log_warn("{}", KVFERRY_ERRNO("unlink {}", name_.native()).to_string());
     }
     const std::filesystem::path path = lock_path(name_);

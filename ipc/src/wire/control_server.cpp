@@ -16,12 +16,14 @@
 
 #include <chrono>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace kvferry::ipc {
 namespace {
 
 constexpr std::size_t kMaxPeers = 4096;
+constexpr std::size_t kMaxDeparted = 1024;
 constexpr auto kPresenceTime = std::chrono::seconds(10);
 // A dying process closes its sockets a moment before its death is announced.
 constexpr auto kSilenceTime = std::chrono::milliseconds(50);
@@ -237,6 +239,8 @@ class ControlServer::Impl {
   void remove(const IncarnationId& id) {
     auto node = peers_.extract(id);
     forget(*node.mapped());
+    if (departed_.size() >= kMaxDeparted) departed_.clear();
+    departed_.insert(id);
   }
 
   void forget(Entry& entry) {
@@ -283,6 +287,7 @@ class ControlServer::Impl {
   void dispatch(const ZmqMessage& message) {
     const auto found = message.sender ? peers_.find(*message.sender) : peers_.end();
     if (found == peers_.end()) {
+      if (message.sender && departed_.contains(*message.sender)) return;
       malformed(KVFERRY_ERROR(kProtocol, "message of {} bytes from somebody who is not registered",
                               message.body.size()));
       return;
@@ -379,6 +384,7 @@ class ControlServer::Impl {
   Registry registry_;  // holds the lock, under which the control path is ours, too
   ZmqSocket socket_;
   std::unordered_map<IncarnationId, std::unique_ptr<Entry>> peers_;
+  std::unordered_set<IncarnationId> departed_;  // their last messages may still come in
   std::uint64_t protocol_errors_ = 0;
   LogGate gate_;
   bool draining_ = false;

@@ -159,7 +159,7 @@ TEST(NameLockTest, NeverHasTwoHoldersWhenTheFileIsRemovedAndMadeAgain) {
   {
     std::vector<std::jthread> threads;
     constexpr int kThreads = 4;
-    constexpr int kTries = 2000;
+    constexpr int kTries = 300;
     threads.reserve(kThreads);
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&] {
@@ -174,7 +174,7 @@ TEST(NameLockTest, NeverHasTwoHoldersWhenTheFileIsRemovedAndMadeAgain) {
     }
   }
   EXPECT_FALSE(doubled);
-  EXPECT_GT(taken, 100);
+  EXPECT_GE(taken, 300);  // one thread is always the only one that tries
 }
 
 }  // namespace

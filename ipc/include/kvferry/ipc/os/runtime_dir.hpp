@@ -46,7 +46,7 @@ class NameLock {
   NameLock& operator=(NameLock&&) noexcept;
   NameLock(const NameLock&) = delete;
   NameLock& operator=(const NameLock&) = delete;
-  /// Removes NAME and NAME.lock while the lock is still held.
+  /// Removes NAME (when it is a socket) and NAME.lock while the lock is still held.
   ~NameLock();
 
  private:

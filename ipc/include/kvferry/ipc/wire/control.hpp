@@ -20,6 +20,11 @@
 /// The control plane: a registry (SEQPACKET: uid check, pidfd, descriptors) and a ZeroMQ
 /// ROUTER/DEALER pair for messages. Used between the manager and its peers, and between an engine
 /// and its workers' step channels.
+///
+/// A peer says hello on the registry (RegistryHello, RegistryWelcome), then sends an empty message,
+/// which the server echoes: from then on, and not before, it is a peer of the handler and either
+/// side may send. Messages between two living processes are neither lost nor reordered; there are
+/// no heartbeats, a stopped process is merely late. Death is what pidfds say.
 namespace kvferry::ipc {
 
 struct Peer {
@@ -60,7 +65,8 @@ class ControlServer {
   ControlServer& operator=(const ControlServer&) = delete;
   ~ControlServer();
 
-  /// kNotFound for an unknown or gone peer, kBusy when its queue is full. Never blocks.
+  /// kNotFound for an unknown or gone peer, kBusy when its queue is full, kInvalidArgument beyond
+  /// kMaxWireBytes. Never blocks.
   [[nodiscard]] Status send(const IncarnationId& peer, const Envelope& envelope);
   /// Replies are remembered (bounded, per peer) so that a repeated request gets the same answer;
   /// repeats never reach the handler.
@@ -122,12 +128,15 @@ class ControlLink {
   [[nodiscard]] const ProcessRef& server() const noexcept;
 
   /// For an EventLoop: readable when try_receive() may have something, or when the server ended
-  /// (server_lost()). After a callback, call try_receive() until it is empty.
+  /// (server_lost(); it then stays readable: unwatch it). After a callback, call try_receive()
+  /// until it is empty.
   [[nodiscard]] int fd() const noexcept;
   [[nodiscard]] bool server_lost() const noexcept;
 
-  /// kBusy when the queue is full, kPeerDied when the server is gone.
+  /// kBusy when the queue is full, kPeerDied when the server is gone, kInvalidArgument beyond
+  /// kMaxWireBytes.
   [[nodiscard]] Status send(const Envelope& envelope);
+  /// Nothing when no message waits; kProtocol or kVersionMismatch for one that was dropped.
   [[nodiscard]] Result<std::optional<Envelope>> try_receive();
 
   /// Fresh request ids, unique in this link's incarnation.

@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/os/process.hpp"
+
+#include "ipc/os/temp_dir.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "support/child_process.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace kvferry::ipc {
+namespace {
+
+using test::ChildExit;
+using test::ChildProcess;
+using test::soon;
+using ::testing::HasSubstr;
+
+ChildProcess start(std::vector<std::string> arguments) {
+  return ChildProcess(
+      {.program = test::sibling_program("kvferry_os_child"), .arguments = std::move(arguments)});
+}
+
+PacketSocket accept_one(PacketListener& listener) {
+  for (;;) {
+    auto socket = listener.try_accept();
+    EXPECT_TRUE(socket.has_value());
+    if (socket->has_value()) return std::move(**socket);
+  }
+}
+
+// Both ways to a peer's pidfd: the kernel's own, and the fallback of older kernels.
+class PeerProcessTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): this process has one thread.
+    ASSERT_EQ(::setenv("KVFERRY_FORCE_PIDFD_FALLBACK", GetParam() ? "1" : "0", 1), 0);
+  }
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): this process has one thread.
+  void TearDown() override { ::unsetenv("KVFERRY_FORCE_PIDFD_FALLBACK"); }
+
+  test::ShortTempDir dir_;
+  PacketListener listener_ = *PacketListener::listen(dir_ / "socket");
+  ChildProcess child_ = start({"connect", (dir_ / "socket").native()});
+};
+
+INSTANTIATE_TEST_SUITE_P(BothPaths, PeerProcessTest, ::testing::Bool(), [](const auto& way) {
+  return way.param ? "Fallback" : "PeerPidfd";
+});
+
+TEST_P(PeerProcessTest, NamesThePeerAndSeesItsDeathWhileItIsAZombie) {
+  ASSERT_TRUE(child_.wait_line("ok", soon()));
+  const PacketSocket socket = accept_one(listener_);
+  const auto peer = socket.peer();
+  ASSERT_TRUE(peer.has_value()) << peer.error().to_string();
+  EXPECT_EQ(peer->pid(), child_.pid());
+  EXPECT_GT(peer->start_time(), 0U);
+  EXPECT_EQ(peer->start_time(), ProcessRef::of_pid(child_.pid())->start_time());
+  EXPECT_FALSE(peer->has_died());
+  EXPECT_FALSE(peer->wait_death(Deadline::after(std::chrono::milliseconds(1))));
+  child_.kill();
+  EXPECT_TRUE(peer->wait_death(soon()));
+  EXPECT_TRUE(peer->has_died());
+  EXPECT_EQ(::kill(child_.pid(), 0), 0) << "not reaped yet: kill() still calls it alive";
+  EXPECT_EQ(child_.wait(soon()), ChildExit::killed_by(SIGKILL));
+  EXPECT_TRUE(peer->has_died());
+  EXPECT_EQ(peer->signal(SIGTERM).error().code, ErrorCode::kPeerDied);
+}
+
+TEST_P(PeerProcessTest, AStoppedPeerIsNotDead) {
+  ASSERT_TRUE(child_.wait_line("ok", soon()));
+  const PacketSocket socket = accept_one(listener_);
+  const ProcessRef peer = *socket.peer();
+  ASSERT_TRUE(peer.signal(SIGSTOP).has_value());
+  EXPECT_FALSE(peer.wait_death(Deadline::after(std::chrono::milliseconds(20))));
+  ASSERT_TRUE(peer.signal(SIGKILL).has_value());
+  EXPECT_TRUE(peer.wait_death(soon()));
+}
+
+TEST_P(PeerProcessTest, APeerThatDiedBeforeItWasIdentifiedIsAnError) {
+  ASSERT_TRUE(child_.wait_line("ok", soon()));
+  const PacketSocket socket = accept_one(listener_);
+  child_.kill();
+  ASSERT_TRUE(child_.wait_zombie(soon()));
+  EXPECT_EQ(socket.peer().error().code, ErrorCode::kPeerDied) << "as a zombie";
+  ASSERT_TRUE(child_.wait(soon()).has_value());
+  EXPECT_EQ(socket.peer().error().code, ErrorCode::kPeerDied) << "reaped";
+}
+
+TEST_P(PeerProcessTest, AClosedSocketIsNotTrustedByTheFallback) {
+  ASSERT_TRUE(child_.wait_line("ok", soon()));
+  const PacketSocket socket = accept_one(listener_);
+  ASSERT_TRUE(child_.write_line("close"));
+  ASSERT_TRUE(child_.wait_line("done", soon()));
+  const auto peer = socket.peer();
+  if (GetParam()) {
+    ASSERT_FALSE(peer.has_value());
+    EXPECT_EQ(peer.error().code, ErrorCode::kPeerDied);
+  } else {
+    ASSERT_TRUE(peer.has_value());
+    EXPECT_EQ(peer->pid(), child_.pid());
+  }
+}
+
+TEST(ProcessRefTest, NothingIsNeverDead) {
+  const ProcessRef nothing;
+  EXPECT_FALSE(nothing.valid());
+  EXPECT_FALSE(nothing.has_died());
+  EXPECT_EQ(ProcessRef::of_pid(0).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(ProcessRef::of_pid(1 << 30).error().code, ErrorCode::kPeerDied);
+}
+
+TEST(ProcessRefTest, StartTimeSurvivesBracketsInTheProgramName) {
+  const test::ShortTempDir dir;
+  const std::string odd = (dir / "a) R 1 (b").native();
+  std::filesystem::copy_file("/bin/cat", odd);
+  ChildProcess child({.program = odd});
+  const auto process = ProcessRef::of_pid(child.pid());
+  ASSERT_TRUE(process.has_value()) << process.error().to_string();
+  const auto self = ProcessRef::of_pid(::getpid());
+  EXPECT_GE(process->start_time(), self->start_time());
+}
+
+TEST(NameLockProcessTest, ADeadHoldersNameIsTakenOver) {
+  const test::ShortTempDir dir;
+  const std::string name = (dir / "name").native();
+  ChildProcess holder = start({"lock", name});
+  ASSERT_TRUE(holder.wait_line("ok", soon()));
+  const auto refused = NameLock::acquire(name);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kAlreadyExists);
+  EXPECT_THAT(refused.error().message, HasSubstr(std::to_string(holder.pid())));
+  holder.kill();
+  ASSERT_TRUE(holder.wait_zombie(soon()));
+  EXPECT_TRUE(std::filesystem::exists(name + ".lock"));
+  EXPECT_TRUE(NameLock::acquire(name).has_value()) << "while the holder is still a zombie";
+}
+
+TEST(NameLockProcessTest, ALockIsNotInheritedByChildren) {
+  const test::ShortTempDir dir;
+  std::optional<NameLock> lock = *NameLock::acquire(dir / "name");
+  const ChildProcess child = start({"lock", (dir / "other").native()});
+  lock.reset();
+  EXPECT_TRUE(NameLock::acquire(dir / "name").has_value());
+}
+
+TEST(PacketListenerProcessTest, AStaleSocketIsReplacedAndALivingOneRefused) {
+  const test::ShortTempDir dir;
+  const std::string path = (dir / "socket").native();
+  ChildProcess listening = start({"listen", path});
+  ASSERT_TRUE(listening.wait_line("ok", soon()));
+  EXPECT_EQ(PacketListener::listen(path).error().code, ErrorCode::kAlreadyExists);
+  EXPECT_TRUE(PacketSocket::connect(path, soon()).has_value());
+  listening.kill();
+  ASSERT_TRUE(listening.wait(soon()).has_value());
+  EXPECT_TRUE(std::filesystem::exists(path));
+  EXPECT_EQ(PacketSocket::connect(path, soon()).error().code, ErrorCode::kNotFound);
+  const auto listener = PacketListener::listen(path);
+  ASSERT_TRUE(listener.has_value()) << listener.error().to_string();
+  EXPECT_TRUE(PacketSocket::connect(path, soon()).has_value());
+}
+
+TEST(PacketListenerProcessTest, AnotherUsersConnectionIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const test::ShortTempDir dir;
+  PacketListener listener = *PacketListener::listen(dir / "socket");
+  // Open doors, so that the check of the uid itself is what refuses.
+  ASSERT_EQ(::chmod(dir.path().c_str(), 0755), 0);
+  ASSERT_EQ(::chmod((dir / "socket").c_str(), 0666), 0);
+  ChildProcess stranger = start({"connect", (dir / "socket").native(), "65534"});
+  // Its own check of our uid refuses, too.
+  const auto line = stranger.read_line(soon());
+  ASSERT_TRUE(line.has_value());
+  EXPECT_THAT(*line, HasSubstr("uid"));
+  const auto accepted = listener.try_accept();
+  ASSERT_TRUE(accepted.has_value());
+  EXPECT_FALSE(accepted->has_value());
+}
+
+}  // namespace
+}  // namespace kvferry::ipc
