@@ -17,12 +17,14 @@
 #include <cstdlib>
 #include <string_view>
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77  // Linux 6.5; absent from the C library's headers of that time.
-#endif
-
 namespace kvferry::ipc {
 namespace {
+
+#ifdef SO_PEERPIDFD
+constexpr int kPeerPidfdOption = SO_PEERPIDFD;
+#else
+constexpr int kPeerPidfdOption = 77;  // Linux 6.5; absent from older C library headers.
+#endif
 
 // Field 22 of /proc/PID/stat. The command in field 2 may hold blanks and brackets, so fields are
 // counted from the last closing bracket.
@@ -111,7 +113,7 @@ Result<ProcessRef> ProcessRef::of_peer(int socket_fd) {
   if (environment("KVFERRY_FORCE_PIDFD_FALLBACK") != "1") {
     int raw = -1;
     size = sizeof(raw);
-    if (::getsockopt(socket_fd, SOL_SOCKET, SO_PEERPIDFD, &raw, &size) == 0) {
+    if (::getsockopt(socket_fd, SOL_SOCKET, kPeerPidfdOption, &raw, &size) == 0) {
       peer.pidfd_ = UniqueFd(raw);
       auto start_time = read_start_time(peer.pid_);
       // Alive after the read: the pid was the peer's own while /proc was read.

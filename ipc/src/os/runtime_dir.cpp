@@ -101,12 +101,14 @@ Status make_directory(const std::filesystem::path& path, DirKind kind) {
 }
 
 Status make_parents(const std::filesystem::path& path) {
-  std::error_code error;
-  const std::filesystem::path parent = path.parent_path();
-  if (parent.empty() || parent == path || std::filesystem::exists(parent, error)) return ok();
-  KVFERRY_TRY(make_parents(parent));
-  if (::mkdir(parent.c_str(), kPrivateMode) != 0 && errno != EEXIST) {
-    return KVFERRY_ERRNO("mkdir {}", parent.native());
+  std::filesystem::path made;
+  for (const std::filesystem::path& part : path.parent_path()) {
+    made /= part;
+    std::error_code ignored;
+    if (std::filesystem::exists(made, ignored)) continue;
+    if (::mkdir(made.c_str(), kPrivateMode) != 0 && errno != EEXIST) {
+      return KVFERRY_ERRNO("mkdir {}", made.native());
+    }
   }
   return ok();
 }

@@ -19,12 +19,14 @@
 #include <limits>
 #include <utility>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; absent from the C library's headers of that time.
-#endif
-
 namespace kvferry::ipc {
 namespace {
+
+#ifdef MFD_NOEXEC_SEAL
+constexpr unsigned kNoExecSeal = MFD_NOEXEC_SEAL;
+#else
+constexpr unsigned kNoExecSeal = 0x0008U;  // Linux 6.3; absent from older C library headers.
+#endif
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -60,7 +62,7 @@ Result<UniqueFd> create_memfd(const std::string& name, std::uint64_t size_bytes)
     return KVFERRY_ERROR(kInvalidArgument, "shared memory \"{}\" of {} bytes", name, size_bytes);
   }
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  UniqueFd fd(::memfd_create(name.c_str(), kFlags | MFD_NOEXEC_SEAL));
+  UniqueFd fd(::memfd_create(name.c_str(), kFlags | kNoExecSeal));
   if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), kFlags));
   if (!fd.valid()) return KVFERRY_ERRNO("memfd_create \"{}\"", name);
   if (retry_interrupted([&] { return ::ftruncate(fd.get(), static_cast<off_t>(size_bytes)); }) !=

@@ -79,7 +79,7 @@ class ControlLink::Impl {
     }
     for (;;) {
       while (auto message = socket_.try_receive()) {
-        if (message->body.size() == 0) {
+        if (message->body.empty()) {
           arm();
           return ok();
         }
@@ -133,36 +133,9 @@ class ControlLink::Impl {
     envelope.body = std::move(body);
     KVFERRY_TRY(send(envelope));
 
-    const TimePoint start = MonotonicClock::now();
-    const Deadline notice = Deadline::at(start + kLongWait);
-    bool noticed = false;
-    auto reply = [&]() -> Result<Envelope> {
-      for (;;) {
-        while (auto message = socket_.try_receive()) {
-          if (auto found = match(*message, kind, id)) return std::move(*found);
-        }
-        switch (wait(noticed ? deadline : deadline.earlier(notice))) {
-          case Woken::kMessage: break;
-          case Woken::kLost: return lost();
-          case Woken::kDeadline:
-            if (deadline.expired()) {
-              abandon(id);
-              return KVFERRY_ERROR(kTimeout, "no reply to {} (request {}) from {} in {} ms",
-                                   to_string(kind), id.value, server_name(), elapsed_ms(start));
-            }
-            noticed = true;
-            log_info("waiting for the reply to {} (request {}) from {}, at most {} ms more",
-                     to_string(kind), id.value, server_name(), deadline.poll_timeout_ms());
-        }
-      }
-    }();
-    if (noticed) {
-      log_info("end of the wait for {} (request {}) after {} ms: {}", to_string(kind), id.value,
-               elapsed_ms(start), reply ? "replied" : reply.error().to_string());
-    }
+    auto reply = await_reply(kind, id, deadline);
     arm();
-    if (!reply) return reply;
-    if (reply->error) return std::move(*reply->error);
+    if (reply && reply->error) return std::move(*reply->error);
     return reply;
   }
 
@@ -205,6 +178,40 @@ class ControlLink::Impl {
     }
   }
 
+  // A wait that lasts is logged at its start and at its end.
+  Result<Envelope> await_reply(MessageKind kind, RequestId id, Deadline deadline) {
+    const TimePoint start = MonotonicClock::now();
+    const Deadline notice = Deadline::at(start + kLongWait).earlier(deadline);
+    Woken woken = Woken::kMessage;
+    auto reply = receive_reply(kind, id, notice, woken);
+    if (woken == Woken::kDeadline && !deadline.expired()) {
+      log_info("waiting for the reply to {} (request {}) from {}, at most {} ms more",
+               to_string(kind), id.value, server_name(), deadline.poll_timeout_ms());
+      reply = receive_reply(kind, id, deadline, woken);
+      log_info("end of the wait for {} (request {}) after {} ms{}", to_string(kind), id.value,
+               elapsed_ms(start), reply ? "" : ": no reply");
+    }
+    if (reply) return std::move(*reply);
+    if (woken == Woken::kLost) return lost();
+    abandon(id);
+    return KVFERRY_ERROR(kTimeout, "no reply to {} (request {}) from {} in {} ms", to_string(kind),
+                         id.value, server_name(), elapsed_ms(start));
+  }
+
+  // Nothing, and why in woken, when the server is lost or the deadline has passed.
+  std::optional<Envelope> receive_reply(MessageKind kind,
+                                        RequestId id,
+                                        Deadline deadline,
+                                        Woken& woken) {
+    for (;;) {
+      while (const auto message = socket_.try_receive()) {
+        if (auto reply = match(*message, kind, id)) return reply;
+      }
+      woken = wait(deadline);
+      if (woken != Woken::kMessage) return std::nullopt;
+    }
+  }
+
   // fd() stays readable for as long as try_receive() has something, which the socket's own
   // descriptor does not promise.
   void arm() noexcept {
@@ -236,7 +243,7 @@ class ControlLink::Impl {
       return std::optional<Envelope>(std::move(envelope).value());
     }
     while (auto message = socket_.try_receive()) {
-      if (message->single && message->body.size() == 0) continue;  // an echo
+      if (message->single && message->body.empty()) continue;  // an echo
       auto envelope = read(*message);
       if (!envelope) return std::move(envelope).error();
       if (!is_abandoned(*envelope)) return std::optional<Envelope>(std::move(envelope).value());
@@ -248,7 +255,7 @@ class ControlLink::Impl {
 
   // The reply to this request, or nothing and the message kept.
   std::optional<Envelope> match(const ZmqMessage& message, MessageKind kind, RequestId id) {
-    if (message.single && message.body.size() == 0) return std::nullopt;
+    if (message.single && message.body.empty()) return std::nullopt;
     auto envelope = read(message);
     if (envelope) {
       if (envelope->is_reply && envelope->request == id && envelope->kind == kind) {
@@ -360,6 +367,7 @@ Status ControlLink::send(const Envelope& envelope) { return impl_->send(envelope
 
 Result<std::optional<Envelope>> ControlLink::try_receive() { return impl_->try_receive(); }
 
+// NOLINTNEXTLINE(readability-convert-member-functions-to-static): callers have a link at hand.
 RequestId ControlLink::next_request() noexcept {
   // One counter for the process: a link that connects again must not repeat ids of an earlier one.
   static std::atomic<std::uint64_t> last{0};

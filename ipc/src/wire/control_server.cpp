@@ -98,7 +98,7 @@ class ControlServer::Impl {
                            to_string(request.kind), id.hex());
     }
     Bytes bytes = encode_reply(request, std::move(error), std::move(body));
-    const Status sent = send(id, bytes);
+    Status sent = send(id, bytes);
     // Kept even when it could not be sent: the repeated request gets it.
     if (const auto found = peers_.find(id); found != peers_.end()) {
       found->second->replies.finish(request.request, std::move(bytes));
@@ -293,7 +293,7 @@ class ControlServer::Impl {
       return;
     }
     Entry& entry = *found->second;
-    if (message.single && message.body.size() == 0) {
+    if (message.single && message.body.empty()) {
       on_presence(entry);
       return;
     }

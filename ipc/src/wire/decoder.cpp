@@ -38,6 +38,12 @@ constexpr std::uint8_t kArray16 = 0xdc;
 constexpr std::uint8_t kArray32 = 0xdd;
 constexpr std::uint8_t kNegativeFixintMin = 0xe0;
 
+// A two's complement number of so many bytes.
+std::int64_t sign_extend(std::uint64_t value, unsigned bytes) noexcept {
+  const std::uint64_t sign = std::uint64_t{1} << (8 * bytes - 1);
+  return std::bit_cast<std::int64_t>((value ^ sign) - sign);
+}
+
 }  // namespace
 
 struct Decoder::State {
@@ -162,10 +168,10 @@ std::int64_t Decoder::get_int(std::int64_t min, std::int64_t max) {
   const std::uint8_t head = state_->take_head();
   std::int64_t value = 0;
   switch (head) {
-    case kInt8: value = std::bit_cast<std::int8_t>(state_->take_head()); break;
-    case kInt16: value = static_cast<std::int16_t>(state_->take_uint(2)); break;
-    case kInt32: value = static_cast<std::int32_t>(state_->take_uint(4)); break;
-    case kInt64: value = std::bit_cast<std::int64_t>(state_->take_uint(8)); break;
+    case kInt8: value = sign_extend(state_->take_uint(1), 1); break;
+    case kInt16: value = sign_extend(state_->take_uint(2), 2); break;
+    case kInt32: value = sign_extend(state_->take_uint(4), 4); break;
+    case kInt64: value = sign_extend(state_->take_uint(8), 8); break;
     case kUint8: value = static_cast<std::int64_t>(state_->take_uint(1)); break;
     case kUint16: value = static_cast<std::int64_t>(state_->take_uint(2)); break;
     case kUint32: value = static_cast<std::int64_t>(state_->take_uint(4)); break;
@@ -180,7 +186,7 @@ std::int64_t Decoder::get_int(std::int64_t min, std::int64_t max) {
     }
     default:
       if (head <= kPositiveFixintMax || head >= kNegativeFixintMin) {
-        value = std::bit_cast<std::int8_t>(head);
+        value = sign_extend(head, 1);
       } else {
         state_->fail(fmt::format("type {:#04x}, expected an integer", head));
       }

@@ -55,7 +55,6 @@ void refuse_candidate(PacketSocket& socket, Error error) {
 Registry::Registry(EventLoop& loop, const std::filesystem::path& path, OnHello on_hello)
     : loop_(loop), listener_(listen_or_throw(path)), on_hello_(std::move(on_hello)) {
   loop_.watch(listener_.fd(), [this] { accept(); });
-  accepting_ = true;
 }
 
 Registry::~Registry() {

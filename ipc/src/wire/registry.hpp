@@ -56,7 +56,7 @@ class Registry {
   EventLoop& loop_;
   PacketListener listener_;
   OnHello on_hello_;
-  bool accepting_ = false;
+  bool accepting_ = true;
   TimerId accept_timer_ = 0;
   std::unordered_map<int, Waiting> waiting_;
   std::uint64_t protocol_errors_ = 0;

@@ -27,17 +27,18 @@ Exception zmq_exception(const zmq::error_t& error, const std::string& what) {
 }  // namespace
 
 // No heartbeats: on a Unix socket the connection ends exactly when the peer closes it or dies, and
-// pidfds tell which. A heartbeat would only find stopped processes, and would drop the messages
-// that are queued for them.
+// pidfds tell which. A heartbeat would only find stopped processes, cut their connections, and so
+// lose what is sent to them until they go on.
 ZmqSocket::ZmqSocket(zmq::socket_type type, int max_queued)
-    : socket_(context_, type), is_router_(type == zmq::socket_type::router) {
+    : socket_(context_, type),
+      is_router_(type == zmq::socket_type::router),
+      fd_(socket_.get(zmq::sockopt::fd)) {
   socket_.set(zmq::sockopt::linger, 0);
   socket_.set(zmq::sockopt::sndhwm, max_queued);
   socket_.set(zmq::sockopt::rcvhwm, max_queued);
   socket_.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(kMaxWireBytes));
   socket_.set(zmq::sockopt::handshake_ivl, kHandshakeMs);
   socket_.set(zmq::sockopt::heartbeat_ivl, 0);
-  fd_ = socket_.get(zmq::sockopt::fd);
 }
 
 ZmqSocket ZmqSocket::serve(const std::filesystem::path& path, UniqueFd listening, int max_queued) {

@@ -28,7 +28,7 @@ struct Packet {
 /// @threading one at a time.
 class PacketSocket {
  public:
-  static constexpr std::size_t kMaxPacketBytes = 128 * 1024;
+  static constexpr std::size_t kMaxPacketBytes = std::size_t{128} * 1024;
   static constexpr std::size_t kMaxFds = 64;
 
   PacketSocket() = default;

@@ -19,6 +19,8 @@ class SharedMapping {
   SharedMapping() noexcept;
   SharedMapping(SharedMapping&&) noexcept;
   SharedMapping& operator=(SharedMapping&&) noexcept;
+  SharedMapping(const SharedMapping&) = delete;
+  SharedMapping& operator=(const SharedMapping&) = delete;
   ~SharedMapping();
   [[nodiscard]] std::byte* data() const noexcept;
   [[nodiscard]] std::size_t size_bytes() const noexcept;
