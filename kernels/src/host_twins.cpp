@@ -65,8 +65,8 @@ std::uint64_t checksum_slice(const unsigned char* slice,
     sum += checksum_term(load_word(slice + i * kWordBytes), region_index, i);
   }
   if (size_bytes % kWordBytes != 0) {
-    const std::uint64_t tail = load_tail(slice + words * kWordBytes, size_bytes % kWordBytes);
-    sum += checksum_term(tail, region_index, words);
+    const std::uint64_t word = load_tail(slice + words * kWordBytes, size_bytes % kWordBytes);
+    sum += checksum_term(word, region_index, words);
   }
   return sum;
 }

@@ -16,33 +16,31 @@ namespace kvferry::kernels {
 namespace {
 
 /// Regions with odd sizes at odd places of one guarded buffer, as no caller would lay them out.
-class RandomLayout {
- public:
-  explicit RandomLayout(std::uint32_t seed) : random_(seed) {
+struct RandomLayout {
+  explicit RandomLayout(std::uint32_t seed) : random(seed), block_count(draw(1, 40)) {
     const std::uint32_t region_count = draw(1, 9);
-    block_count_ = draw(1, 40);
     std::uint64_t packed = draw(0, 5);
     std::vector<std::uint64_t> starts;
     std::uint64_t at = draw(1, 63);
     for (std::uint32_t r = 0; r < region_count; ++r) {
       StridedRegion region;
       region.block_bytes = draw(1, 5) == 1 ? draw(1, 7) : draw(1, 700);
-      region.block_stride = region.block_bytes + draw(0, 3) * draw(0, 50);
+      region.block_stride = region.block_bytes + std::uint64_t{draw(0, 3)} * draw(0, 50);
       region.packed_offset = packed;
       region.salt = draw(0, 1000);
       packed += region.block_bytes + draw(0, 9);
       starts.push_back(at);
-      at += region.block_stride * block_count_ + draw(1, 63);
-      regions_.push_back(region);
+      at += region.block_stride * block_count + draw(1, 63);
+      regions.push_back(region);
     }
-    packed_stride_ = packed + draw(0, 33);
-    arena_.resize(at);
-    for (unsigned char& byte : arena_) byte = static_cast<unsigned char>(draw(0, 255));
-    for (std::uint32_t r = 0; r < region_count; ++r) regions_[r].base = arena_.data() + starts[r];
+    packed_stride = packed + draw(0, 33);
+    arena.resize(at);
+    for (unsigned char& byte : arena) byte = static_cast<unsigned char>(draw(0, 255));
+    for (std::uint32_t r = 0; r < region_count; ++r) regions[r].base = arena.data() + starts[r];
   }
 
   std::uint64_t draw(std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random_);
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
   }
 
   std::uint32_t draw(int low, int high) {
@@ -52,22 +50,22 @@ class RandomLayout {
 
   /// Some different ids in random order.
   std::vector<std::uint32_t> draw_ids() {
-    std::vector<std::uint32_t> ids(block_count_);
+    std::vector<std::uint32_t> ids(block_count);
     std::iota(ids.begin(), ids.end(), 0U);
-    std::shuffle(ids.begin(), ids.end(), random_);
-    ids.resize(draw(std::uint64_t{0}, block_count_));
+    std::shuffle(ids.begin(), ids.end(), random);
+    ids.resize(draw(std::uint64_t{0}, block_count));
     return ids;
   }
 
   unsigned char* slice(std::size_t region, std::uint32_t block) {
-    return regions_[region].base + block * regions_[region].block_stride;
+    return regions[region].base + block * regions[region].block_stride;
   }
 
-  std::mt19937 random_;
-  std::uint64_t block_count_ = 0;
-  std::uint64_t packed_stride_ = 0;
-  std::vector<StridedRegion> regions_;
-  std::vector<unsigned char> arena_;
+  std::mt19937 random;
+  std::uint64_t block_count = 0;
+  std::uint64_t packed_stride = 0;
+  std::vector<StridedRegion> regions;
+  std::vector<unsigned char> arena;
 };
 
 BlockIds to_ids(const std::vector<std::uint32_t>& ids) {
@@ -94,22 +92,22 @@ TEST(HostTwinsTest, GatherMovesExactlyTheSlices) {
   for (std::uint32_t seed = 0; seed < kLayouts; ++seed) {
     RandomLayout layout(seed);
     const auto ids = layout.draw_ids();
-    std::vector<unsigned char> packed(layout.packed_stride_ * ids.size() + 1, 0xEE);
+    std::vector<unsigned char> packed(layout.packed_stride * ids.size() + 1, 0xEE);
     std::vector<unsigned char> expected = packed;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      for (std::size_t r = 0; r < layout.regions_.size(); ++r) {
-        for (std::uint64_t b = 0; b < layout.regions_[r].block_bytes; ++b) {
-          expected[i * layout.packed_stride_ + layout.regions_[r].packed_offset + b] =
+      for (std::size_t r = 0; r < layout.regions.size(); ++r) {
+        for (std::uint64_t b = 0; b < layout.regions[r].block_bytes; ++b) {
+          expected[i * layout.packed_stride + layout.regions[r].packed_offset + b] =
               layout.slice(r, ids[i])[b];
         }
       }
     }
-    const std::vector<unsigned char> arena_before = layout.arena_;
-    host::gather({layout.regions_.data(), static_cast<std::uint32_t>(layout.regions_.size()),
-                  packed.data(), layout.packed_stride_},
+    const std::vector<unsigned char> arena_before = layout.arena;
+    host::gather({layout.regions.data(), static_cast<std::uint32_t>(layout.regions.size()),
+                  packed.data(), layout.packed_stride},
                  to_ids(ids));
     ASSERT_EQ(packed, expected) << seed;
-    ASSERT_EQ(layout.arena_, arena_before) << seed;
+    ASSERT_EQ(layout.arena, arena_before) << seed;
   }
 }
 
@@ -117,21 +115,21 @@ TEST(HostTwinsTest, ScatterWritesExactlyTheSlices) {
   for (std::uint32_t seed = 0; seed < kLayouts; ++seed) {
     RandomLayout layout(seed);
     const auto ids = layout.draw_ids();
-    std::vector<unsigned char> packed(layout.packed_stride_ * ids.size() + 1);
+    std::vector<unsigned char> packed(layout.packed_stride * ids.size() + 1);
     for (unsigned char& byte : packed) byte = static_cast<unsigned char>(layout.draw(0, 255));
-    std::vector<unsigned char> expected = layout.arena_;
+    std::vector<unsigned char> expected = layout.arena;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      for (std::size_t r = 0; r < layout.regions_.size(); ++r) {
-        for (std::uint64_t b = 0; b < layout.regions_[r].block_bytes; ++b) {
-          expected[static_cast<std::size_t>(layout.slice(r, ids[i]) - layout.arena_.data()) + b] =
-              packed[i * layout.packed_stride_ + layout.regions_[r].packed_offset + b];
+      for (std::size_t r = 0; r < layout.regions.size(); ++r) {
+        for (std::uint64_t b = 0; b < layout.regions[r].block_bytes; ++b) {
+          expected[static_cast<std::size_t>(layout.slice(r, ids[i]) - layout.arena.data()) + b] =
+              packed[i * layout.packed_stride + layout.regions[r].packed_offset + b];
         }
       }
     }
-    host::scatter({layout.regions_.data(), static_cast<std::uint32_t>(layout.regions_.size()),
-                   packed.data(), layout.packed_stride_},
+    host::scatter({layout.regions.data(), static_cast<std::uint32_t>(layout.regions.size()),
+                   packed.data(), layout.packed_stride},
                   to_ids(ids));
-    ASSERT_EQ(layout.arena_, expected) << seed;
+    ASSERT_EQ(layout.arena, expected) << seed;
   }
 }
 
@@ -139,21 +137,21 @@ TEST(HostTwinsTest, FillFollowsThePatternByteForByteAndTouchesNothingElse) {
   for (std::uint32_t seed = 0; seed < kLayouts; ++seed) {
     RandomLayout layout(seed);
     const auto ids = layout.draw_ids();
-    std::vector<unsigned char> expected = layout.arena_;
+    std::vector<unsigned char> expected = layout.arena;
     for (const std::uint32_t id : ids) {
-      for (std::size_t r = 0; r < layout.regions_.size(); ++r) {
-        for (std::uint64_t b = 0; b < layout.regions_[r].block_bytes; ++b) {
-          expected[static_cast<std::size_t>(layout.slice(r, id) - layout.arena_.data()) + b] =
-              pattern_byte(900 + id, layout.regions_[r].salt, b);
+      for (std::size_t r = 0; r < layout.regions.size(); ++r) {
+        for (std::uint64_t b = 0; b < layout.regions[r].block_bytes; ++b) {
+          expected[static_cast<std::size_t>(layout.slice(r, id) - layout.arena.data()) + b] =
+              pattern_byte(900 + id, layout.regions[r].salt, b);
         }
       }
     }
-    const auto count = static_cast<std::uint32_t>(layout.regions_.size());
-    host::fill_pattern(layout.regions_.data(), count, to_seeded(ids, 900));
-    ASSERT_EQ(layout.arena_, expected) << seed;
+    const auto count = static_cast<std::uint32_t>(layout.regions.size());
+    host::fill_pattern(layout.regions.data(), count, to_seeded(ids, 900));
+    ASSERT_EQ(layout.arena, expected) << seed;
 
     std::array<std::uint64_t, kMaxSeededPerLaunch> mismatches{};
-    host::verify_pattern(layout.regions_.data(), count, to_seeded(ids, 900), mismatches.data());
+    host::verify_pattern(layout.regions.data(), count, to_seeded(ids, 900), mismatches.data());
     ASSERT_EQ(std::count(mismatches.begin(), mismatches.end(), 0U), kMaxSeededPerLaunch) << seed;
   }
 }
@@ -164,18 +162,18 @@ TEST(HostTwinsTest, VerifyCountsEachWrongWordOfTheRightBlock) {
     RandomLayout layout(seed);
     const auto ids = layout.draw_ids();
     if (ids.empty()) continue;
-    const auto count = static_cast<std::uint32_t>(layout.regions_.size());
+    const auto count = static_cast<std::uint32_t>(layout.regions.size());
     const SeededBlocks blocks = to_seeded(ids, 7);
-    host::fill_pattern(layout.regions_.data(), count, blocks);
+    host::fill_pattern(layout.regions.data(), count, blocks);
     const std::size_t victim = layout.draw(std::uint64_t{0}, ids.size() - 1);
-    const std::size_t region = layout.draw(std::uint64_t{0}, layout.regions_.size() - 1);
-    const std::uint64_t bytes = layout.regions_[region].block_bytes;
+    const std::size_t region = layout.draw(std::uint64_t{0}, layout.regions.size() - 1);
+    const std::uint64_t bytes = layout.regions[region].block_bytes;
     // One bit in the first and, where it is another word, in the last byte.
     layout.slice(region, ids[victim])[0] ^= 1U;
     layout.slice(region, ids[victim])[bytes - 1] ^= 0x80U;
     const std::uint64_t expected = bytes > 8 ? 2 : 1;
     std::vector<std::uint64_t> mismatches(ids.size(), 5);
-    host::verify_pattern(layout.regions_.data(), count, blocks, mismatches.data());
+    host::verify_pattern(layout.regions.data(), count, blocks, mismatches.data());
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ASSERT_EQ(mismatches[i], i == victim ? 5 + expected : 5U) << seed;
     }
@@ -188,14 +186,14 @@ TEST(HostTwinsTest, ChecksumFollowsItsDefinitionAndSeesMovedWords) {
   for (std::uint32_t seed = 0; seed < kLayouts; ++seed) {
     RandomLayout layout(seed);
     const auto ids = layout.draw_ids();
-    const auto count = static_cast<std::uint32_t>(layout.regions_.size());
+    const auto count = static_cast<std::uint32_t>(layout.regions.size());
     std::vector<std::uint64_t> sums(ids.size() + 1, 1);
-    host::checksum(layout.regions_.data(), count, to_ids(ids), sums.data());
+    host::checksum(layout.regions.data(), count, to_ids(ids), sums.data());
     for (std::size_t i = 0; i < ids.size(); ++i) {
       std::uint64_t expected = 0;
       for (std::uint32_t r = 0; r < count; ++r) {
         std::vector<unsigned char> slice(layout.slice(r, ids[i]),
-                                         layout.slice(r, ids[i]) + layout.regions_[r].block_bytes);
+                                         layout.slice(r, ids[i]) + layout.regions[r].block_bytes);
         slice.resize((slice.size() + 7) / 8 * 8);
         for (std::uint64_t w = 0; w < slice.size() / 8; ++w) {
           std::uint64_t word = 0;

@@ -56,8 +56,10 @@ class SpawnPlan {
     ::posix_spawn_file_actions_adddup2(&actions_, copy, target);
   }
 
-  pid_t spawn(const std::string& program, std::vector<std::string> arguments,
-              std::vector<std::string> environment, int first_closed_fd) {
+  pid_t spawn(const std::string& program,
+              std::vector<std::string> arguments,
+              std::vector<std::string> environment,
+              int first_closed_fd) {
     ::posix_spawn_file_actions_addclosefrom_np(&actions_, first_closed_fd);
     arguments.insert(arguments.begin(), program);
     std::vector<char*> argv = pointers(arguments);
@@ -183,7 +185,7 @@ void ChildProcess::end() noexcept {
 }
 
 void ChildProcess::read_available() noexcept {
-  std::array<char, 4096> chunk;
+  std::array<char, 4096> chunk{};
   for (;;) {
     const ssize_t count = ::read(stdout_.get(), chunk.data(), chunk.size());
     if (count > 0) {
@@ -266,10 +268,10 @@ std::optional<ChildExit> ChildProcess::wait(ipc::Deadline deadline) {
 
 std::string ChildProcess::stderr_text() const {
   std::string text;
-  std::array<char, 4096> chunk;
+  std::array<char, 4096> chunk{};
   while (stderr_.valid()) {
-    const ssize_t count = ::pread(stderr_.get(), chunk.data(), chunk.size(),
-                                  static_cast<off_t>(text.size()));
+    const ssize_t count =
+        ::pread(stderr_.get(), chunk.data(), chunk.size(), static_cast<off_t>(text.size()));
     if (count <= 0) break;
     text.append(chunk.data(), static_cast<std::size_t>(count));
   }
@@ -277,7 +279,7 @@ std::string ChildProcess::stderr_text() const {
 }
 
 std::string sibling_program(std::string_view name) {
-  std::array<char, 4096> path;
+  std::array<char, 4096> path{};
   const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
   if (length <= 0) throw_errno(errno, "read /proc/self/exe");
   std::string self(path.data(), static_cast<std::size_t>(length));

@@ -18,8 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 ChildProcess start(std::vector<std::string> arguments = {}) {
-  return ChildProcess({.program = sibling_program("kvferry_echo_child"),
-                       .arguments = std::move(arguments)});
+  return ChildProcess(
+      {.program = sibling_program("kvferry_echo_child"), .arguments = std::move(arguments)});
 }
 
 TEST(ChildProcessTest, CarriesLinesBothWaysAndReportsTheExitCode) {

@@ -32,7 +32,7 @@ std::optional<std::string> hear() {
       unread.erase(0, end + 1);
       return line;
     }
-    std::array<char, 4096> chunk;
+    std::array<char, 4096> chunk{};
     const ssize_t count = ::read(STDIN_FILENO, chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return std::nullopt;

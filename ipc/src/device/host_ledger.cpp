@@ -60,7 +60,7 @@ Result<LockTable> read_lock_table() {
   const UniqueFd file(::open("/proc/locks", O_RDONLY | O_CLOEXEC));
   if (!file.valid()) return KVFERRY_ERRNO("open /proc/locks, which host devices are counted from");
   LockTable table;
-  std::array<char, 16384> chunk;
+  std::array<char, 16384> chunk{};
   int reads = 0;
   for (;;) {
     const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
@@ -117,7 +117,7 @@ Status reserve_pages(int fd, std::uint64_t size_bytes) {
 }
 
 std::string link_target(int fd) {
-  std::array<char, 512> target;
+  std::array<char, 512> target{};
   const std::string link = fmt::format("/proc/self/fd/{}", fd);
   const ssize_t length = ::readlink(link.c_str(), target.data(), target.size());
   return length < 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(length));

@@ -28,7 +28,7 @@ struct DirectoryCloser {
 std::string read_process_file(pid_t pid, std::string_view name) {
   const UniqueFd file(::open(fmt::format("/proc/{}/{}", pid, name).c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
-  std::array<char, 16384> chunk;
+  std::array<char, 16384> chunk{};
   while (file.valid()) {
     const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;

@@ -57,7 +57,7 @@ class HostStream final : public Stream {
   };
   struct ZeroWork {
     DevicePtr target;
-    std::uint64_t size_bytes;
+    std::uint64_t size_bytes = 0;
     void run() const;
   };
   struct PackWork {

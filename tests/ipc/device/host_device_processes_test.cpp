@@ -39,9 +39,11 @@ class HostDeviceProcessesTest : public HostDeviceFixture {
   }
   void TearDown() override { EXPECT_EQ(used(), 0U) << "the test leaks device memory"; }
 
+  /// Sanitizers leave SIGSEGV to the kernel: a fault is to end the child as it does elsewhere.
   ChildProcess start(const UniqueFd& socket_end) {
     ChildProcess child({.program = test::sibling_program("kvferry_host_device_child"),
                         .arguments = {spec(kCapacity).to_string()},
+                        .environment = {"ASAN_OPTIONS=handle_segv=0", "TSAN_OPTIONS=handle_segv=0"},
                         .pass_fds = {socket_end.get(), lifeline_read_.get()}});
     EXPECT_EQ(child.read_line(soon()), "ready");
     return child;
@@ -78,7 +80,7 @@ class HostDeviceProcessesTest : public HostDeviceFixture {
   }
 
   /// Owner has 4 MiB of that kind, peer maps it.
-  void share(ChildProcess& owner, ChildProcess& peer, std::string_view kind) {
+  static void share(ChildProcess& owner, ChildProcess& peer, std::string_view kind) {
     expect_ok(owner, fmt::format("alloc {} {}", kind, 4 * kMiB));
     expect_ok(owner, "write 0");
     expect_ok(owner, "export 0");
@@ -288,6 +290,7 @@ TEST_F(HostDeviceProcessesTest, ImportersKeepOldPagesWhileTheOwnerReallocatesInP
 
 TEST_F(HostDeviceProcessesTest, ProcessesThatAllocateAtOnceFillTheDeviceExactly) {
   std::vector<ChildProcess> children;
+  children.reserve(4);
   for (int i = 0; i < 4; ++i) children.push_back(start_owner());
   for (ChildProcess& child : children) {
     EXPECT_TRUE(child.write_line(fmt::format("fill vmm {}", 2 * kMiB)));

@@ -170,6 +170,7 @@ TEST_F(HostDeviceTest, ThreadsThatAllocateAtOnceNeverExceedTheCapacityNorAreRefu
   const auto device = open(16 * kMiB);
   std::vector<std::vector<std::unique_ptr<DeviceMemory>>> held(4);
   std::vector<std::thread> threads;
+  threads.reserve(held.size());
   for (auto& mine : held) {
     threads.emplace_back([&] {
       while (true) {

@@ -16,15 +16,15 @@ namespace {
 
 class HostImportTest : public HostDeviceFixture {
  protected:
-  void expect_refused(Result<std::unique_ptr<DeviceMemory>> result,
-                      std::string_view what,
-                      ErrorCode code = ErrorCode::kProtocol) {
+  static void expect_refused(Result<std::unique_ptr<DeviceMemory>> result,
+                             std::string_view what,
+                             ErrorCode code = ErrorCode::kProtocol) {
     ASSERT_FALSE(result.has_value()) << what;
     EXPECT_EQ(result.error().code, code) << what << ": " << result.error().message;
   }
 
   /// A memfd that looks like a device's memory, except for what the caller leaves out.
-  ExportedHandle forge(const std::string& name, std::uint64_t size, int seals) {
+  static ExportedHandle forge(const std::string& name, std::uint64_t size, int seals) {
     ExportedHandle handle;
     handle.size_bytes = 2 * kMiB;
     handle.fd = UniqueFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include <optional>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -30,15 +30,15 @@ TEST_F(HostLockTest, AWaiterGivesUpAtItsDeadlineAndNamesTheHolder) {
 }
 
 TEST_F(HostLockTest, LetsOneInAtATime) {
-  int inside = 0;
-  int entered = 0;
+  std::atomic<int> inside{0};
+  std::atomic<int> entered{0};
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) {
         const auto lock = HostLock::acquire(device_name(), Deadline::after(seconds(20)));
         ASSERT_TRUE(lock.has_value()) << lock.error().message;
-        // Plain integers on purpose: two inside at once are a race that the counts show.
         EXPECT_EQ(++inside, 1);
         ++entered;
         std::this_thread::yield();

@@ -19,7 +19,7 @@ namespace {
 class HostStreamTest : public HostDeviceFixture {
  protected:
   /// Waits until all work so far has ended, as a client does: eventfd, then query.
-  void drain(Stream& stream) {
+  static void drain(Stream& stream) {
     const UniqueFd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     ASSERT_TRUE(stream.notify(event.get()).has_value());
     ASSERT_TRUE(wait_event(event.get()));
@@ -77,7 +77,7 @@ TEST_F(HostStreamTest, WorkOfManyShortItemsStaysInOrderPastTheQueueLimit) {
 }
 
 TEST_F(HostStreamTest, PatternsOfMoreBlocksThanOneLaunchHolds) {
-  constexpr std::uint32_t kBlocks = 1000;
+  constexpr std::uint64_t kBlocks = 1000;
   constexpr std::uint64_t kBytes = 1003;
   auto* const base = bytes(*memory_);
   const auto table =
@@ -85,14 +85,14 @@ TEST_F(HostStreamTest, PatternsOfMoreBlocksThanOneLaunchHolds) {
           ->make_region_table({{base, 1024, kBytes, 0, 1}, {base + 8 * kMiB, 2048, 2048, 1003, 2}})
           .value();
   std::vector<kernels::SeededBlock> blocks(kBlocks);
-  for (std::uint32_t i = 0; i < kBlocks; ++i) blocks[i] = {1000 + i, kBlocks - 1 - i, 0};
+  for (std::uint32_t i = 0; i < kBlocks; ++i) blocks[i] = {1000 + i, 999 - i, 0};
   ASSERT_TRUE(stream_->fill_pattern(*table, blocks));
   const auto results = device_->make_pinned_buffer(kBlocks * 8).value();
   ASSERT_TRUE(stream_->verify_pattern(*table, blocks, *results));
   drain(*stream_);
   EXPECT_EQ(std::accumulate(words(*results), words(*results) + kBlocks, std::uint64_t{0}), 0U);
 
-  base[8 * kMiB + 2048 * 3 + 17] ^= 1U;  // Block id 3 is blocks[996].
+  base[8 * kMiB + 2048ULL * 3 + 17] ^= 1U;  // Block id 3 is blocks[996].
   ASSERT_TRUE(stream_->verify_pattern(*table, blocks, *results));
   drain(*stream_);
   for (std::uint32_t i = 0; i < kBlocks; ++i) {
@@ -101,7 +101,7 @@ TEST_F(HostStreamTest, PatternsOfMoreBlocksThanOneLaunchHolds) {
 }
 
 TEST_F(HostStreamTest, GatherScatterAndChecksumOfMoreBlocksThanOneLaunchHolds) {
-  constexpr std::uint32_t kBlocks = 700;
+  constexpr std::uint64_t kBlocks = 700;
   auto* const base = bytes(*memory_);
   const std::vector<kernels::StridedRegion> regions = {{base, 600, 600, 0, 1},
                                                        {base + kMiB, 777, 500, 601, 2}};
@@ -112,7 +112,7 @@ TEST_F(HostStreamTest, GatherScatterAndChecksumOfMoreBlocksThanOneLaunchHolds) {
   std::vector<std::uint32_t> ids(kBlocks);
   for (std::uint32_t i = 0; i < kBlocks; ++i) {
     seeded[i] = {i * 17ULL, i, 0};
-    ids[i] = (i * 331) % kBlocks;  // 331 and 700 share no factor: all ids, mixed.
+    ids[i] = (i * 331) % 700;  // 331 and 700 share no factor: all ids, mixed.
   }
   const auto before = device_->make_pinned_buffer(kBlocks * 8).value();
   const auto after = device_->make_pinned_buffer(kBlocks * 8).value();
@@ -128,7 +128,7 @@ TEST_F(HostStreamTest, GatherScatterAndChecksumOfMoreBlocksThanOneLaunchHolds) {
   for (std::uint32_t i = 0; i < kBlocks; ++i) {
     ASSERT_EQ(words(*wrong)[i], 0U) << i;
     ASSERT_EQ(words(*before)[i], words(*after)[i]) << i;
-    ASSERT_EQ(std::memcmp(bytes(*packed) + i * kStride, base + ids[i] * 600, 600), 0) << i;
+    ASSERT_EQ(std::memcmp(bytes(*packed) + i * kStride, base + std::size_t{ids[i]} * 600, 600), 0) << i;
     ASSERT_NE(words(*before)[i], words(*before)[(i + 1) % kBlocks]) << i;
   }
 }
@@ -140,6 +140,7 @@ TEST_F(HostStreamTest, NotifiesAfterTheWorkBeforeIt) {
   ASSERT_TRUE(stream_->copy(CopyDirection::kHostToDevice, {&load, 1}, CopyMode::kEach));
   ASSERT_TRUE(stream_->notify(event.get()));
   ASSERT_TRUE(wait_event(event.get()));
+  EXPECT_TRUE(stream_->query().value());
   EXPECT_EQ(bytes(*memory_)[8 * kMiB - 1], 9);
 }
 
@@ -154,6 +155,7 @@ TEST_F(HostStreamTest, ANotificationReachesTheEventThatWasNamed) {
   named.reset();
   const UniqueFd successor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   EXPECT_TRUE(wait_event(watch.get()));
+  EXPECT_TRUE(stream_->query().value());
   std::uint64_t count = 0;
   EXPECT_EQ(::read(successor.get(), &count, sizeof(count)), -1);
 }
