@@ -32,4 +32,5 @@ for file in "${files[@]}"; do
 done
 mapfile -t patterns < <(printf '%s\n' "${files[@]}" | sed 's:[.+]:\\&:g; s:^:^:; s:$:$:')
 "$run_clang_tidy" -quiet -p build/dev -j "$(job_count)" -clang-tidy-binary "$clang_tidy" \
-  "${patterns[@]}" 2> >(grep -vE '^[0-9]+ warnings? generated|^$' >&2)
+  "${patterns[@]}" 2>&1 |
+  sed -E 's/\x1b\[[0-9;]*m//g; /^[0-9]+ warnings? generated|^clang-tidy|^$/d'
