@@ -31,6 +31,19 @@ Result<ipc::LogLevel> parse_level(std::string_view text) {
   return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of debug|info|warn|error|off", text);
 }
 
+/// RuntimeDir's rule, held at once so that a slip is a usage error.
+Result<std::string> parse_instance(std::string_view text) {
+  constexpr std::size_t kMaxChars = 32;
+  const bool good = !text.empty() && text.size() <= kMaxChars && text != "." && text != ".." &&
+                    std::all_of(text.begin(), text.end(), [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                    });
+  if (good) return std::string(text);
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "'{}' is no name of 1 to {} letters, digits, '.', '_', '-'", text,
+                       kMaxChars);
+}
+
 Result<std::chrono::milliseconds> parse_milliseconds(std::string_view text) {
   struct Unit {
     std::string_view name;
@@ -88,8 +101,8 @@ std::unique_ptr<CLI::App> make_app(std::string_view command,
   auto app = std::make_unique<CLI::App>(description, fmt::format("kvferry {}", command));
   app->footer(example);
   app->option_defaults()->always_capture_default(false);
-  app->add_option("--instance", common.instance,
-                  "Which installation on this host: a name of letters, digits and . _ -")
+  add_parsed<std::string>(*app, "--instance", common.instance, parse_instance,
+                          "Which installation on this host: a name of letters, digits and . _ -")
       ->type_name("NAME")
       ->default_str(common.instance);
   app->add_option("--runtime-dir", common.runtime_dir,

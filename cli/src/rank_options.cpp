@@ -69,8 +69,7 @@ void add_rank_options(CLI::App& app, RankOptions& options) {
       ->default_str("1");
   app.add_option("--geometry", options.geometry,
                  "Shape of the KV cache: a preset (tiny, llama-3-8b, ...) or a .toml file")
-      ->type_name("NAME|FILE.toml")
-      ->required();
+      ->type_name("NAME|FILE.toml");
   add_gpu_blocks(app, options.gpu_blocks, "Blocks on the device")->default_str("1024");
   app.add_option("--device", options.device,
                  "cuda:N, or host:NAME:SIZE for a simulated device in host memory; auto: the "
@@ -133,6 +132,9 @@ Result<ipc::RankConfig> make_rank_config(const RankOptions& options) {
   if (options.rank >= options.ranks) {
     return KVFERRY_ERROR(kInvalidArgument, "--rank {} is not below --ranks {}", options.rank,
                          options.ranks);
+  }
+  if (options.geometry.empty()) {
+    return KVFERRY_ERROR(kInvalidArgument, "--geometry is required, e.g. --geometry tiny");
   }
   ipc::RankConfig config;
   config.runtime_dir = options.common.runtime_dir;

@@ -47,11 +47,11 @@ PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
   while (hit > 0 && !is_usable(groups, hit, source_of)) --hit;
   plan.hit_blocks = hit;
 
-  std::vector<bool> from_host(hit, false);
+  plan.hit_from_host.assign(hit, false);
   for (std::uint32_t g = 0; g < groups.size(); ++g) {
     for (std::uint32_t i = hit - depth_needed(groups[g], hit); i < hit; ++i) {
       const BlockSource source = source_of(GroupId{g}, i);
-      if (source == BlockSource::kHost) from_host[i] = true;
+      if (source == BlockSource::kHost) plan.hit_from_host[i] = true;
       plan.blocks.push_back(PlannedBlock{GroupId{g}, i, source});
     }
     const std::uint32_t tail = length - depth_needed(groups[g], length);
@@ -59,7 +59,8 @@ PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
       plan.blocks.push_back(PlannedBlock{GroupId{g}, i, BlockSource::kNowhere});
     }
   }
-  plan.host_hits = static_cast<std::uint32_t>(std::count(from_host.begin(), from_host.end(), true));
+  plan.host_hits = static_cast<std::uint32_t>(
+      std::count(plan.hit_from_host.begin(), plan.hit_from_host.end(), true));
   plan.device_hits = hit - plan.host_hits;
   return plan;
 }

@@ -26,6 +26,7 @@ struct PrefixPlan {
   std::uint32_t hit_blocks = 0;      ///< Longest prefix that every group's rule accepts.
   std::uint32_t device_hits = 0;     ///< Of those: nothing to load.
   std::uint32_t host_hits = 0;       ///< Of those: some group's block comes from the host.
+  std::vector<bool> hit_from_host;   ///< Per block of the hit prefix.
   std::vector<PlannedBlock> blocks;  ///< Group by group, positions ascending.
 };
 

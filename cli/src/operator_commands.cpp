@@ -1,0 +1,151 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "operator_link.hpp"
+#include "options.hpp"
+#include "rank_options.hpp"
+#include "status_text.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::Deadline;
+using ipc::Result;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectTime{3'000};
+constexpr milliseconds kStatusTime{5'000};
+/// The manager answers by the deadline it was given; this is for the answer's way back.
+constexpr milliseconds kReplyMargin{2'000};
+
+/// Connects, asks once and hands back the decoded answer.
+template <typename Reply, typename Request>
+Result<Reply> ask(const CommonOptions& common,
+                  ipc::MessageKind kind,
+                  const Request& request,
+                  milliseconds time) {
+  KVFERRY_ASSIGN(const auto link, connect_operator(common.runtime_dir, common.instance,
+                                                   Deadline::after(kConnectTime)));
+  return link->template call<Reply>(kind, request, Deadline::after(time));
+}
+
+double to_ms(std::chrono::microseconds time) { return static_cast<double>(time.count()) / 1000.0; }
+
+void print_clear(const ipc::ClearReply& reply) {
+  Table table({{"engine"},
+               {"rank", Align::kRight},
+               {"outcome"},
+               {"ms", Align::kRight},
+               {"device free before", Align::kRight},
+               {"after", Align::kRight}});
+  for (const ipc::RankOutcome& rank : reply.ranks) {
+    table.add({rank.engine, std::to_string(rank.rank.value),
+               rank.error ? rank.error->to_string() : std::string(to_string(rank.outcome.kind)),
+               fmt::format("{:.1f}", to_ms(rank.outcome.took)),
+               ipc::format_size(rank.outcome.free_before),
+               ipc::format_size(rank.outcome.free_after)});
+  }
+  if (!table.empty()) fmt::print("{}", table.render());
+  fmt::print("cleared in {:.1f} ms; {} blocks dropped from host memory\n", to_ms(reply.took),
+             with_separators(reply.host_blocks_dropped));
+}
+
+/// Names what is held, by whom, on stderr; true when anything is.
+bool report_quarantine(const ipc::ClearReply& reply) {
+  bool any = false;
+  for (const ipc::RankOutcome& rank : reply.ranks) {
+    if (rank.outcome.kind != ipc::ClearKind::kQuarantined) continue;
+    any = true;
+    fmt::print(stderr, "kvferry clear: {}/{}: {} quarantined: {}\n", rank.engine, rank.rank.value,
+               ipc::format_size(rank.outcome.quarantined_bytes), rank.outcome.detail);
+  }
+  return any;
+}
+
+}  // namespace
+
+int status_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  bool json = false;
+  auto app = make_app("status",
+                      "Shows what the manager of an instance sees: host memory, engines, ranks and "
+                      "their processes.",
+                      "example:\n  kvferry status --instance chat", common);
+  app->add_flag("--json", json, "Print the manager's whole answer as JSON");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry status", common.log_level);
+  const auto reply =
+      ask<ipc::StatusReply>(common, ipc::MessageKind::kStatus, ipc::Empty{}, kStatusTime);
+  if (!reply) return failure("status", reply.error());
+  if (json) {
+    fmt::print("{}\n", reply->json);
+    return kExitDone;
+  }
+  const auto text = describe_status(reply->json);
+  if (!text) return failure("status", text.error());
+  fmt::print("{}", *text);
+  return kExitDone;
+}
+
+int clear_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::ClearRequest request;
+  auto app = make_app("clear",
+                      "Gives the device memory of the KV cache back to the driver, on all ranks, "
+                      "whoever allocated it. Running requests are put back; nothing is computed "
+                      "until 'kvferry reinit'.",
+                      "example: free the GPUs for a weights update, keep what lies in host memory\n"
+                      "  kvferry clear --instance chat --host keep",
+                      common);
+  app->add_option("--engine", request.engine, "Only this engine [all]")->type_name("NAME");
+  add_choice<ipc::HostPolicy>(*app, "--host", request.host,
+                              {{"drop", ipc::HostPolicy::kDrop}, {"keep", ipc::HostPolicy::kKeep}},
+                              "What happens to the blocks in host memory");
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry clear", common.log_level);
+  const auto reply = ask<ipc::ClearReply>(common, ipc::MessageKind::kClear, request,
+                                          request.deadline + kReplyMargin);
+  if (!reply) {
+    const int code = failure("clear", reply.error());
+    return reply.error().code == ipc::ErrorCode::kQuarantined ? kExitQuarantined : code;
+  }
+  print_clear(*reply);
+  return report_quarantine(*reply) ? kExitQuarantined : kExitDone;
+}
+
+int reinit_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::ReinitRequest request;
+  auto app = make_app("reinit",
+                      "Allocates the KV cache again after 'kvferry clear', on all ranks, and waits "
+                      "until both processes of every rank have it mapped.",
+                      "example: come back with fewer blocks\n"
+                      "  kvferry reinit --instance chat --gpu-blocks 2048",
+                      common);
+  app->add_option("--engine", request.engine, "Only this engine [all]")->type_name("NAME");
+  add_gpu_blocks(*app, request.gpu_blocks, "Blocks on each device [as before]");
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry reinit", common.log_level);
+  const auto reply = ask<ipc::ReinitReply>(common, ipc::MessageKind::kReinit, request,
+                                           request.deadline + kReplyMargin);
+  if (!reply) return failure("reinit", reply.error());
+  fmt::print("ready again in {:.1f} ms (generation {})\n", to_ms(reply->took), reply->generation);
+  return kExitDone;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// Everything that the engine of a replay counts.
+struct ReplayCounters {
+  std::uint64_t requests = 0;  ///< Finished.
+  std::uint64_t block_references = 0;
+  std::uint64_t hits_device = 0;
+  std::uint64_t hits_host = 0;
+  std::uint64_t bytes_to_host = 0;    ///< Over the link, all ranks.
+  std::uint64_t bytes_to_device = 0;  ///< Over the link, all ranks.
+  std::uint64_t loads = 0;            ///< Blocks, over all groups.
+  std::uint64_t stores = 0;           ///< Blocks, over all groups.
+  std::uint64_t already_stored = 0;   ///< Blocks that the host tier had already.
+  std::uint64_t host_full = 0;        ///< Blocks not stored for lack of room.
+  std::uint64_t failed_jobs = 0;      ///< Loads and stores with at least one failed block.
+  std::uint64_t recomputed = 0;       ///< Blocks computed again because their load failed.
+  std::uint64_t blocks_verified = 0;
+  std::uint64_t blocks_corrupt = 0;
+  std::uint64_t retracted = 0;  ///< Requests put back because their blocks were gone.
+  std::uint64_t rejected = 0;   ///< Requests that are longer than the whole device.
+  std::uint64_t clears = 0;
+  std::uint64_t reinits = 0;
+  std::uint64_t failed_cycles = 0;  ///< Clears or re-inits that had to be tried again.
+  std::uint64_t quarantined = 0;    ///< Clears that left memory with a peer.
+  std::vector<double> clear_ms;
+  std::vector<double> reinit_ms;
+
+  [[nodiscard]] double hit_rate() const noexcept {
+    return block_references == 0 ? 0.0
+                                 : static_cast<double>(hits_device + hits_host) /
+                                       static_cast<double>(block_references);
+  }
+};
+
+}  // namespace kvferry::cli

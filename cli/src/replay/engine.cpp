@@ -1,0 +1,257 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/engine.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvferry::cli {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using std::chrono_literals::operator""min;
+
+constexpr ipc::Duration kConnectTry = 500ms;
+constexpr ipc::Duration kConnectRetry = 20ms;
+constexpr ipc::Duration kStartTime = 120s;
+constexpr ipc::Duration kStallTime = 60s;
+constexpr ipc::Duration kNotReadyTime = 10min;
+constexpr ipc::Duration kWatchPeriod = 1s;
+constexpr std::size_t kCompletionBatch = 256;
+/// How far behind a request that has to wait for another one's blocks others may go first.
+constexpr std::size_t kLookAhead = 64;
+
+bool same_arena(const worker::ArenaId& a, const worker::ArenaId& b) {
+  return a.session == b.session && a.epoch == b.epoch;
+}
+
+}  // namespace
+
+Engine::Engine(ipc::EventLoop& loop,
+               EngineOptions options,
+               std::span<const TraceRequest> requests,
+               ReplayCounters& counters,
+               Hooks hooks)
+    : loop_(loop),
+      options_(std::move(options)),
+      requests_(requests),
+      counters_(counters),
+      hooks_(std::move(hooks)) {
+  for (std::size_t i = 0; i < requests_.size(); ++i) waiting_.insert(waiting_.end(), i);
+}
+
+Engine::~Engine() {
+  *alive_ = false;
+  loop_.cancel(connect_timer_);
+  loop_.cancel(watch_timer_);
+  loop_.cancel(due_timer_);
+  if (client_ != nullptr) loop_.unwatch(client_->fd());
+}
+
+void Engine::start() {
+  started_at_ = progress_at_ = not_ready_since_ = ipc::MonotonicClock::now();
+  watch_timer_ = loop_.after(kWatchPeriod, [this] { watch_progress(); });
+  connect();
+}
+
+void Engine::connect() {
+  worker::ClientOptions options;
+  options.runtime_dir = options_.runtime_dir;
+  options.instance = options_.instance;
+  options.engine = options_.engine;
+  options.ranks = options_.geometry.ranks;
+  options.identity.model = options_.geometry.name;
+  options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
+  options.identity.weights = ipc::Digest::random();
+  auto client = worker::Client::connect(options, ipc::Deadline::after(kConnectTry));
+  if (!client) {
+    const ipc::ErrorCode code = client.error().code;
+    const bool may_come = code == ipc::ErrorCode::kNoManager || code == ipc::ErrorCode::kTimeout ||
+                          code == ipc::ErrorCode::kPeerDied || code == ipc::ErrorCode::kNotFound;
+    if (!may_come || ipc::MonotonicClock::now() - started_at_ > kStartTime) {
+      fail(client.error());
+      return;
+    }
+    connect_timer_ = loop_.after(kConnectRetry, [this] { connect(); });
+    return;
+  }
+  client_ = std::move(*client);
+  loop_.watch(client_->fd(), [this] { on_client(); });
+  auto dir = ipc::RuntimeDir::open(options_.runtime_dir, options_.instance);
+  if (!dir) {
+    fail(dir.error());
+    return;
+  }
+  for (std::uint32_t r = 0; r < options_.geometry.ranks; ++r) {
+    channels_.push_back(std::make_unique<StepChannel>(
+        loop_, *dir, options_.engine, ipc::Rank{r},
+        StepChannel::Hooks{[this] { pump_later(); }, [this, r] { on_worker_lost(ipc::Rank{r}); }}));
+  }
+  on_client();
+}
+
+void Engine::on_client() {
+  if (ended_) return;
+  while (true) {
+    const std::vector<worker::Completion> completions = client_->poll(kCompletionBatch);
+    for (const worker::Completion& completion : completions) {
+      progress_at_ = ipc::MonotonicClock::now();
+      if (const auto load = load_jobs_.find(completion.job); load != load_jobs_.end()) {
+        const AttemptId attempt = load->second;
+        load_jobs_.erase(load);
+        on_load_done(attempt, completion);
+      } else if (auto store = store_jobs_.extract(completion.job); !store.empty()) {
+        on_store_done(std::move(store.mapped()), completion);
+      }
+    }
+    if (completions.size() < kCompletionBatch) break;
+  }
+  look_at_state();
+  pump_later();
+}
+
+void Engine::look_at_state() {
+  const worker::CacheState state = client_->state();
+  // While the manager is away the arenas are as they were: computing goes on without offload.
+  if (!state.manager_connected) return;
+  const bool ready = state.phase == worker::CachePhase::kReady &&
+                     state.ranks.size() == options_.geometry.ranks &&
+                     state.group_blocks.size() == options_.geometry.groups.size();
+  if (!ready) {
+    if (phase_ready_) not_ready_since_ = ipc::MonotonicClock::now();
+    phase_ready_ = false;
+    return;
+  }
+  phase_ready_ = true;
+  begin_generation(state);
+}
+
+void Engine::begin_generation(const worker::CacheState& state) {
+  const std::uint64_t reconnects = client_->stats().reconnects;
+  bool same_counts = index_.size() == state.group_blocks.size();
+  for (std::size_t g = 0; same_counts && g < index_.size(); ++g) {
+    same_counts = index_[g].block_count() == state.group_blocks[g];
+  }
+  std::size_t kept = 0;
+  for (std::size_t r = 0; r < std::min(arenas_.size(), state.ranks.size()); ++r) {
+    if (same_arena(arenas_[r], state.ranks[r])) ++kept;
+  }
+  const bool all_kept = same_counts && kept == state.ranks.size();
+  // Another manager counts generations anew; the arenas tell.
+  const bool other_manager = reconnects != reconnects_;
+  const bool changed = state.generation != generation_;
+  reconnects_ = reconnects;
+  generation_ = state.generation;
+  arenas_ = state.ranks;
+  if (all_kept && (!changed || other_manager)) return;
+  lose_device_contents();
+  if (same_counts && kept > 0) return;  // Some rank's memory is the same: ids stay taken.
+  ++era_;
+  index_.clear();
+  for (const std::uint32_t blocks : state.group_blocks) index_.emplace_back(blocks);
+}
+
+void Engine::lose_device_contents() {
+  for (GroupIndex& group : index_) group.forget_all();
+  for (auto& [id, attempt] : attempts_) {
+    if (!attempt.doomed) put_back(attempt);
+  }
+}
+
+void Engine::on_worker_lost(ipc::Rank rank) {
+  // Whoever holds the memory: the next worker starts with a zeroed arena.
+  ipc::log_debug("rank {} lost its worker: device contents are gone", rank.value);
+  lose_device_contents();
+  pump_later();
+}
+
+bool Engine::is_ready() const {
+  return phase_ready_ && std::all_of(channels_.begin(), channels_.end(),
+                                     [](const auto& channel) { return channel->is_up(); });
+}
+
+bool Engine::offload_usable() const {
+  const worker::CacheState& state = client_->state();
+  return state.manager_connected && state.offload_ready && phase_ready_ &&
+         state.generation == generation_;
+}
+
+void Engine::pump_later() {
+  if (pump_posted_ || ended_) return;
+  pump_posted_ = true;
+  loop_.post([this, alive = alive_] {
+    if (!*alive) return;
+    pump_posted_ = false;
+    pump();
+  });
+}
+
+void Engine::pump() {
+  if (ended_ || client_ == nullptr) return;
+  look_at_state();
+  if (is_ready() && ipc::MonotonicClock::now() >= not_before_) {
+    std::size_t looked_at = 0;
+    for (auto next = waiting_.begin();
+         next != waiting_.end() && attempts_.size() < options_.in_flight && looked_at < kLookAhead;
+         ++looked_at) {
+      const Admission admission = try_admit(*next);
+      if (ended_) return;
+      if (admission == Admission::kConflict) {
+        ++next;
+        continue;
+      }
+      if (admission == Admission::kNoRoom || admission == Admission::kNotDue) break;
+      next = waiting_.erase(next);
+    }
+  }
+  end_when_done();
+}
+
+void Engine::end_when_done() {
+  if (ended_ || !waiting_.empty() || !attempts_.empty() || !store_jobs_.empty()) return;
+  ended_ = true;
+  hooks_.on_end(ipc::ok());
+}
+
+void Engine::fail(ipc::Error error) {
+  if (ended_) return;
+  ended_ = true;
+  // From the loop: callers are in the middle of something.
+  loop_.post([this, alive = alive_, error = std::move(error)] {
+    if (*alive) hooks_.on_end(error);
+  });
+}
+
+std::string Engine::describe() const {
+  const std::size_t up = static_cast<std::size_t>(std::count_if(
+      channels_.begin(), channels_.end(), [](const auto& channel) { return channel->is_up(); }));
+  return fmt::format(
+      "{} requests wait, {} are in flight ({} loads, {} stores); manager {}, cache {}, offload {}, "
+      "{} of {} workers reachable",
+      waiting_.size(), attempts_.size(), load_jobs_.size(), store_jobs_.size(),
+      client_ != nullptr && client_->state().manager_connected ? "connected" : "absent",
+      phase_ready_ ? "ready" : "not ready",
+      client_ != nullptr && client_->state().offload_ready ? "ready" : "not ready", up,
+      options_.geometry.ranks);
+}
+
+void Engine::watch_progress() {
+  if (ended_) return;
+  watch_timer_ = loop_.after(kWatchPeriod, [this] { watch_progress(); });
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  const bool started = !index_.empty();
+  if (!started && now - started_at_ > kStartTime) {
+    fail(KVFERRY_ERROR(kTimeout, "the processes were not ready within 120 s: {}", describe()));
+  } else if (started && !phase_ready_ && now - not_ready_since_ > kNotReadyTime) {
+    fail(KVFERRY_ERROR(kTimeout, "nobody re-initialised the cache for 10 minutes: {}", describe()));
+  } else if (started && phase_ready_ && options_.speed <= 0 && now - progress_at_ > kStallTime) {
+    fail(KVFERRY_ERROR(kTimeout, "nothing went on for 60 s: {}", describe()));
+  }
+  pump_later();
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,192 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/worker/client.hpp"
+#include "replay/counters.hpp"
+#include "replay/device_index.hpp"
+#include "replay/prefix_plan.hpp"
+#include "replay/step_channel.hpp"
+#include "replay/trace.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// Which blocks are held to the pattern that they were filled with when they are used again.
+enum class VerifyPolicy : std::uint8_t { kOff, kSample, kFull };
+
+struct EngineOptions {
+  std::string runtime_dir;
+  std::string instance;
+  std::string engine = "replay";
+  ipc::Geometry geometry;
+  ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
+  std::uint32_t in_flight = 16;    ///< Requests worked on at a time.
+  std::uint32_t decode_steps = 1;  ///< Reads of a request's blocks.
+  double speed = 0;                ///< Times the trace's own pace; 0: as fast as it goes.
+  VerifyPolicy verify = VerifyPolicy::kSample;
+};
+
+/// A small serving engine: takes requests in their order, keeps its own index of device blocks,
+/// loads what the host tier has, lets the workers compute the rest, and stores every new block.
+/// Whatever dies, a request is put back and served again.
+/// @threading the loop's thread.
+class Engine {
+ public:
+  struct Hooks {
+    std::function<void(const std::string& line)> say;
+    std::function<void(std::uint64_t finished)> on_request_done;
+    /// Everything is served and nothing is in flight, or it cannot go on.
+    std::function<void(const ipc::Status&)> on_end;
+  };
+
+  /// requests outlive the engine.
+  Engine(ipc::EventLoop& loop,
+         EngineOptions options,
+         std::span<const TraceRequest> requests,
+         ReplayCounters& counters,
+         Hooks hooks);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  /// Starts to connect; everything else follows from the loop.
+  void start();
+  /// The cache is usable: blocks can be handed out and computed on.
+  [[nodiscard]] bool is_ready() const;
+  /// What it is doing, in words: for messages about a stall.
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  /// A block of one attempt. Lives in one era of the device index.
+  struct HeldBlock {
+    ipc::GroupId group;
+    ipc::BlockId block;
+    std::uint32_t position = 0;
+    ipc::Digest hash;
+    BlockSource source = BlockSource::kNowhere;
+    bool announced = false;  ///< In the index under its hash, by us.
+  };
+  /// One try to serve a request. It holds its blocks until no load and no step touches them.
+  struct Attempt {
+    std::size_t request = 0;
+    std::uint64_t era = 0;
+    std::vector<HeldBlock> blocks;
+    std::vector<HeldBlock> outputs;
+    std::vector<bool> hit_from_host;  ///< Per block of the hit prefix.
+    std::uint32_t hit_blocks = 0;
+    std::vector<std::size_t> loading;       ///< Indexes into blocks.
+    std::vector<std::size_t> verifying;     ///< Indexes into blocks.
+    std::vector<std::uint64_t> mismatches;  ///< Words per verified block, over all ranks.
+    std::uint32_t ranks_outstanding = 0;
+    std::uint32_t load_retries = 0;
+    bool doomed = false;  ///< Its request was put back; only ends what runs.
+    std::optional<ipc::Error> error;
+  };
+  struct StoreJob {
+    std::uint64_t era = 0;
+    std::vector<HeldBlock> blocks;
+  };
+  enum class Admission : std::uint8_t { kAdmitted, kConflict, kNoRoom, kTooLong, kNotDue };
+  using AttemptId = std::uint64_t;
+
+  // engine.cpp: connection, state of the cache, the end.
+  void connect();
+  void on_client();
+  void look_at_state();
+  void begin_generation(const worker::CacheState& state);
+  void lose_device_contents();
+  void on_worker_lost(ipc::Rank rank);
+  void watch_progress();
+  void pump();
+  void pump_later();
+  void end_when_done();
+  void fail(ipc::Error error);
+  [[nodiscard]] bool offload_usable() const;
+
+  // engine_admit.cpp: from the queue to a load or a step.
+  [[nodiscard]] const std::vector<ipc::Digest>& hashes_of(std::size_t request);
+  [[nodiscard]] Admission try_admit(std::size_t request);
+  [[nodiscard]] bool has_pending_block(const std::vector<ipc::Digest>& hashes) const;
+  [[nodiscard]] bool may_fit(std::size_t request, const std::vector<ipc::Digest>& hashes) const;
+  [[nodiscard]] PrefixPlan make_plan(const std::vector<ipc::Digest>& hashes);
+  [[nodiscard]] bool fits(const PrefixPlan& plan,
+                          const std::vector<ipc::Digest>& hashes,
+                          std::uint32_t output_blocks) const;
+  void take_blocks(Attempt& attempt,
+                   const PrefixPlan& plan,
+                   const std::vector<ipc::Digest>& hashes,
+                   std::uint32_t output_blocks);
+  void submit_load(AttemptId id, Attempt& attempt);
+  void on_load_done(AttemptId id, const worker::Completion& completion);
+
+  // engine_step.cpp: compute, verify, store, let go.
+  void start_step(AttemptId id, Attempt& attempt);
+  void on_step_done(AttemptId id, ipc::Result<ipc::StepReply> reply);
+  void finish_step(AttemptId id);
+  void finish_request(Attempt& attempt);
+  void check_verified(Attempt& attempt);
+  void count_hits(const Attempt& attempt);
+  void store_blocks(const Attempt& attempt);
+  void on_store_done(StoreJob job, const worker::Completion& completion);
+  void release(const Attempt& attempt);
+  void put_back(Attempt& attempt);
+  void end_attempt(AttemptId id);
+  [[nodiscard]] bool wants_verify();
+
+  [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
+  [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
+
+  ipc::EventLoop& loop_;
+  const EngineOptions options_;
+  const std::span<const TraceRequest> requests_;
+  ReplayCounters& counters_;
+  Hooks hooks_;
+
+  std::unique_ptr<worker::Client> client_;
+  std::vector<std::unique_ptr<StepChannel>> channels_;
+
+  /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.
+  std::uint64_t era_ = 0;
+  std::vector<GroupIndex> index_;
+  std::vector<worker::ArenaId> arenas_;
+  std::uint64_t generation_ = 0;
+  std::uint64_t reconnects_ = 0;
+  bool phase_ready_ = false;
+
+  std::set<std::size_t> waiting_;  ///< Requests to serve, in their order.
+  std::unordered_map<std::size_t, std::vector<ipc::Digest>> hashes_;
+  std::unordered_map<std::size_t, std::uint32_t> failures_;
+  std::unordered_map<AttemptId, Attempt> attempts_;
+  std::unordered_map<ipc::JobId, AttemptId> load_jobs_;
+  std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
+  AttemptId next_attempt_ = 1;
+  std::uint64_t verify_turn_ = 0;
+
+  bool pump_posted_ = false;
+  bool ended_ = false;
+  ipc::TimePoint started_at_{};
+  ipc::TimePoint not_before_{};   ///< After a refused step: when to try again.
+  ipc::TimePoint progress_at_{};  ///< Something last went on.
+  ipc::TimePoint not_ready_since_{};
+  ipc::TimerId connect_timer_ = 0;
+  ipc::TimerId watch_timer_ = 0;
+  ipc::TimerId due_timer_ = 0;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< For posted calls.
+};
+
+/// What a block is filled with, on every rank: by its hash and group.
+[[nodiscard]] std::uint64_t seed_of(const ipc::Digest& hash, ipc::GroupId group) noexcept;
+
+}  // namespace kvferry::cli

@@ -1,0 +1,292 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
+#include "replay/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::BlockId;
+using ipc::Digest;
+using ipc::GroupId;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+constexpr ipc::Duration kLookupTime = 1s;
+constexpr ipc::Duration kBusyRetry = 5ms;
+constexpr std::uint32_t kMaxBusyRetries = 400;
+constexpr std::uint8_t kLoadPriority = 1;
+
+std::uint32_t output_blocks_of(const TraceRequest& request) {
+  return request.output_length / kTraceBlockTokens;
+}
+
+/// Blocks that the group holds for a request: outputs grow full groups only.
+std::uint32_t most_needed(const ipc::GroupSpec& group,
+                          std::uint32_t length,
+                          std::uint32_t outputs) {
+  return most_blocks_needed(group, length) + (group.rule == ipc::HitRule::kFull ? outputs : 0);
+}
+
+/// Output blocks are private: a hash of their own that nobody looks up.
+Digest output_hash(const Digest& last, std::uint32_t number) {
+  return ipc::chain_block_hash(last, &number, sizeof(number));
+}
+
+}  // namespace
+
+const std::vector<Digest>& Engine::hashes_of(std::size_t request) {
+  const auto [found, fresh] = hashes_.try_emplace(request);
+  if (fresh) {
+    Digest parent;
+    found->second.reserve(requests_[request].hash_ids.size());
+    for (const std::uint64_t id : requests_[request].hash_ids) {
+      parent = ipc::chain_block_hash(parent, &id, sizeof(id));
+      found->second.push_back(parent);
+    }
+  }
+  return found->second;
+}
+
+Engine::Admission Engine::try_admit(std::size_t request) {
+  const TraceRequest& trace = requests_[request];
+  if (options_.speed > 0) {
+    const auto due =
+        started_at_ +
+        std::chrono::duration_cast<ipc::Duration>(std::chrono::duration<double, std::milli>(
+            static_cast<double>(trace.timestamp_ms -
+                                std::min(trace.timestamp_ms, requests_[0].timestamp_ms)) /
+            options_.speed));
+    if (ipc::MonotonicClock::now() < due) {
+      loop_.cancel(due_timer_);
+      due_timer_ = loop_.at(due, [this] { pump_later(); });
+      return Admission::kNotDue;
+    }
+  }
+  const std::vector<Digest>& hashes = hashes_of(request);
+  const auto length = static_cast<std::uint32_t>(hashes.size());
+  const std::uint32_t outputs = output_blocks_of(trace);
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    const std::uint32_t needed = most_needed(options_.geometry.groups[g], length, outputs);
+    if (needed <= index_[g].block_count()) continue;
+    hooks_.say(fmt::format("request {} needs {} blocks of group '{}', the device has {}: left out",
+                           request + 1, needed, options_.geometry.groups[g].name,
+                           index_[g].block_count()));
+    ++counters_.rejected;
+    hashes_.erase(request);
+    return Admission::kTooLong;
+  }
+  if (has_pending_block(hashes)) return Admission::kConflict;
+  if (!may_fit(request, hashes)) return Admission::kNoRoom;
+  const std::uint64_t era = era_;
+  const std::uint64_t generation = generation_;
+  const PrefixPlan plan = make_plan(hashes);
+  look_at_state();
+  if (era != era_ || generation != generation_ || !phase_ready_) {
+    pump_later();  // The lookup brought news of another arena: start over.
+    return Admission::kNoRoom;
+  }
+  if (!fits(plan, hashes, outputs)) return Admission::kNoRoom;
+
+  const AttemptId id = next_attempt_++;
+  Attempt& attempt = attempts_[id];
+  attempt.request = request;
+  attempt.era = era_;
+  take_blocks(attempt, plan, hashes, outputs);
+  if (attempt.loading.empty()) {
+    start_step(id, attempt);
+  } else {
+    submit_load(id, attempt);
+  }
+  return Admission::kAdmitted;
+}
+
+bool Engine::has_pending_block(const std::vector<Digest>& hashes) const {
+  return std::any_of(index_.begin(), index_.end(), [&](const GroupIndex& group) {
+    return std::any_of(hashes.begin(), hashes.end(), [&](const Digest& hash) {
+      const auto found = group.find(hash);
+      return found && found->state == GroupIndex::State::kPending;
+    });
+  });
+}
+
+bool Engine::may_fit(std::size_t request, const std::vector<Digest>& hashes) const {
+  const std::uint32_t outputs = output_blocks_of(requests_[request]);
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    if (options_.geometry.groups[g].rule != ipc::HitRule::kFull) continue;
+    std::uint64_t needed = outputs;
+    for (const Digest& hash : hashes) {
+      const auto found = index_[g].find(hash);
+      // Blocks that others use are there already; all others take room, hit or not.
+      if (!found || index_[g].references(found->block) == 0) ++needed;
+    }
+    if (needed > index_[g].available()) return false;
+  }
+  return true;
+}
+
+PrefixPlan Engine::make_plan(const std::vector<Digest>& hashes) {
+  const auto length = static_cast<std::uint32_t>(hashes.size());
+  const auto on_device = [&](GroupId group, std::uint32_t position) {
+    return index_of(group).find(hashes[position]) ? BlockSource::kDevice : BlockSource::kNowhere;
+  };
+  PrefixPlan plan = plan_prefix(options_.geometry.groups, length, on_device);
+  if (plan.hit_blocks == length || !offload_usable()) return plan;
+  const auto found = client_->lookup(hashes, ipc::Deadline::after(kLookupTime));
+  if (!found) {
+    ipc::log_debug("lookup: {}", found.error().to_string());
+    return plan;
+  }
+  return plan_prefix(options_.geometry.groups, length, [&](GroupId group, std::uint32_t position) {
+    if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
+    const bool on_host = group.value < found->presence.size() &&
+                         position < found->presence[group.value].size() &&
+                         found->presence[group.value][position] == worker::Presence::kHit;
+    return on_host ? BlockSource::kHost : BlockSource::kNowhere;
+  });
+}
+
+bool Engine::fits(const PrefixPlan& plan,
+                  const std::vector<Digest>& hashes,
+                  std::uint32_t output_blocks) const {
+  std::vector<std::uint64_t> needed(index_.size());
+  for (std::size_t g = 0; g < index_.size(); ++g) {
+    if (options_.geometry.groups[g].rule == ipc::HitRule::kFull) needed[g] = output_blocks;
+  }
+  for (const PlannedBlock& block : plan.blocks) {
+    const GroupIndex& group = index_of(block.group);
+    const auto found = group.find(hashes[block.position]);
+    const bool in_use =
+        block.source == BlockSource::kDevice && found && group.references(found->block) > 0;
+    if (!in_use) ++needed[block.group.value];
+  }
+  for (std::size_t g = 0; g < index_.size(); ++g) {
+    if (needed[g] > index_[g].available()) return false;
+  }
+  return true;
+}
+
+void Engine::take_blocks(Attempt& attempt,
+                         const PrefixPlan& plan,
+                         const std::vector<Digest>& hashes,
+                         std::uint32_t output_blocks) {
+  attempt.hit_blocks = plan.hit_blocks;
+  attempt.hit_from_host = plan.hit_from_host;
+  // What is there is held first, so that making room for the rest does not evict it.
+  for (const PlannedBlock& planned : plan.blocks) {
+    HeldBlock held{planned.group,  {},   planned.position, hashes[planned.position],
+                   planned.source, false};
+    if (planned.source == BlockSource::kDevice) {
+      const auto found = index_of(planned.group).find(held.hash);
+      KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
+      held.block = found->block;
+      index_of(planned.group).acquire(held.block);
+      if (wants_verify()) attempt.verifying.push_back(attempt.blocks.size());
+    }
+    attempt.blocks.push_back(held);
+  }
+  const auto allocate = [this](GroupId group) {
+    const auto block = index_of(group).allocate();
+    KVFERRY_CHECK(block.has_value(), "the room that fits() saw is gone");
+    return *block;
+  };
+  for (std::size_t i = 0; i < attempt.blocks.size(); ++i) {
+    HeldBlock& held = attempt.blocks[i];
+    if (held.source == BlockSource::kDevice) continue;
+    held.block = allocate(held.group);
+    held.announced = index_of(held.group).announce(held.block, held.hash);
+    if (held.source == BlockSource::kHost) attempt.loading.push_back(i);
+  }
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    if (options_.geometry.groups[g].rule != ipc::HitRule::kFull) continue;
+    for (std::uint32_t i = 0; i < output_blocks; ++i) {
+      HeldBlock held;
+      held.group = GroupId{g};
+      held.block = allocate(held.group);
+      held.hash = output_hash(hashes.back(), i);
+      attempt.outputs.push_back(held);
+    }
+  }
+}
+
+void Engine::submit_load(AttemptId id, Attempt& attempt) {
+  std::vector<worker::LoadItem> items;
+  items.reserve(attempt.loading.size());
+  for (const std::size_t i : attempt.loading) {
+    const HeldBlock& held = attempt.blocks[i];
+    items.push_back(worker::LoadItem{held.group, held.block, held.hash});
+  }
+  const auto job = client_->submit_load(items, kLoadPriority);
+  if (job) {
+    load_jobs_.emplace(*job, id);
+    return;
+  }
+  ipc::log_debug("load not sent: {}", job.error().to_string());
+  for (const std::size_t i : attempt.loading) attempt.blocks[i].source = BlockSource::kNowhere;
+  attempt.loading.clear();
+  start_step(id, attempt);
+}
+
+void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
+  Attempt& attempt = attempts_.at(id);
+  counters_.bytes_to_device += completion.bytes;
+  const auto busy = static_cast<std::uint8_t>(ipc::ErrorCode::kBusy);
+  const bool all_busy = !completion.results.empty() &&
+                        std::all_of(completion.results.begin(), completion.results.end(),
+                                    [busy](std::uint8_t result) { return result == busy; });
+  if (all_busy && !attempt.doomed && attempt.load_retries++ < kMaxBusyRetries) {
+    loop_.after(kBusyRetry, [this, alive = alive_, id] {
+      if (!*alive || ended_) return;
+      const auto found = attempts_.find(id);
+      if (found == attempts_.end()) return;
+      if (found->second.doomed) {
+        end_attempt(id);
+      } else {
+        submit_load(id, found->second);
+      }
+    });
+    return;
+  }
+  if (!completion.all_ok()) {
+    ++counters_.failed_jobs;
+    ipc::log_debug("load of request {}: {}", attempt.request + 1, completion.message);
+  }
+  if (attempt.doomed) {
+    end_attempt(id);
+    return;
+  }
+  for (std::size_t i = 0; i < attempt.loading.size(); ++i) {
+    HeldBlock& held = attempt.blocks[attempt.loading[i]];
+    const bool loaded = i < completion.results.size() && completion.results[i] == 0;
+    if (!loaded) {
+      held.source = BlockSource::kNowhere;
+      ++counters_.recomputed;
+      continue;
+    }
+    ++counters_.loads;
+    if (held.announced) {
+      index_of(held.group).make_valid(held.block);
+      index_of(held.group).mark_stored(held.block);
+    }
+    if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);
+  }
+  attempt.loading.clear();
+  start_step(id, attempt);
+}
+
+bool Engine::wants_verify() {
+  constexpr std::uint64_t kSampleEvery = 8;
+  switch (options_.verify) {
+    case VerifyPolicy::kOff: return false;
+    case VerifyPolicy::kFull: return true;
+    case VerifyPolicy::kSample: return verify_turn_++ % kSampleEvery == 0;
+  }
+  return false;
+}
+
+}  // namespace kvferry::cli

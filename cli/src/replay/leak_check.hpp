@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// Looks from outside whether the devices have all their memory back. Opens CUDA devices before any
+/// child starts and keeps them open, so that its own context counts on both sides.
+class DeviceProbe {
+ public:
+  /// Throws Exception when a device cannot be opened.
+  explicit DeviceProbe(const std::vector<ipc::DeviceSpec>& devices);
+
+  /// Free memory of the CUDA devices together, as seen now; 0 for host devices.
+  [[nodiscard]] std::uint64_t smallest_free_bytes() const noexcept { return smallest_free_; }
+  /// Bytes that are still taken. The driver gives memory of ended processes back a moment later:
+  /// waits for it until the deadline. @pre all children have ended.
+  [[nodiscard]] ipc::Result<std::uint64_t> leaked_bytes(ipc::Deadline deadline) const;
+
+ private:
+  struct CudaDevice {
+    std::unique_ptr<ipc::Device> device;
+    std::uint64_t free_before = 0;
+  };
+  [[nodiscard]] ipc::Result<std::uint64_t> taken_bytes() const;
+
+  std::vector<std::string> host_names_;
+  std::vector<CudaDevice> cuda_;
+  std::uint64_t smallest_free_ = 0;
+};
+
+/// Remembers the anonymous shared memory of the children, and finds out who still holds it.
+class HostMemoryProbe {
+ public:
+  /// Notes what a living child holds open or has mapped. Not finding it is no error: it may have
+  /// just died.
+  void observe(pid_t child);
+  /// Bytes of noted memory that some process still holds. @pre all children have ended.
+  [[nodiscard]] std::uint64_t leaked_bytes() const;
+
+ private:
+  std::set<std::uint64_t> inodes_;
+};
+
+}  // namespace kvferry::cli

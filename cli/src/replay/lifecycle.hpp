@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "replay/counters.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace kvferry::cli {
+
+/// Clears and re-inits the caches beside the running traffic, over a link of its own: nothing here
+/// waits on the engine's thread.
+/// @threading the loop's thread.
+class LifecycleDriver {
+ public:
+  struct Options {
+    std::string runtime_dir;
+    std::string instance;
+    std::string engine;
+    ipc::HostPolicy host = ipc::HostPolicy::kKeep;
+  };
+  struct Hooks {
+    std::function<bool()> is_ready;  ///< The engine sees a usable cache.
+    std::function<void()> on_idle;
+    /// The cache could not be brought back: the run is over.
+    std::function<void(const ipc::Error&)> on_hopeless;
+  };
+
+  LifecycleDriver(ipc::EventLoop& loop, Options options, ReplayCounters& counters, Hooks hooks);
+  LifecycleDriver(const LifecycleDriver&) = delete;
+  LifecycleDriver& operator=(const LifecycleDriver&) = delete;
+  ~LifecycleDriver();
+
+  /// One clear, then one re-init. No effect while one runs.
+  void start_cycle();
+  [[nodiscard]] bool is_idle() const noexcept { return phase_ == Phase::kIdle; }
+
+ private:
+  enum class Phase : std::uint8_t { kIdle, kClearing, kReiniting, kRecovering };
+
+  [[nodiscard]] ipc::Status connect();
+  template <typename Request>
+  [[nodiscard]] ipc::Status ask(ipc::MessageKind kind, const Request& request);
+  void send_clear();
+  void send_reinit();
+  void on_readable();
+  void on_reply(const ipc::Envelope& reply);
+  void drop_link();
+  /// Something went wrong on the way: sees to it that the cache comes back.
+  void recover(const ipc::Error& why);
+  void recover_later();
+  void finish();
+
+  ipc::EventLoop& loop_;
+  const Options options_;
+  ReplayCounters& counters_;
+  Hooks hooks_;
+  std::unique_ptr<ipc::ControlLink> link_;
+  Phase phase_ = Phase::kIdle;
+  ipc::RequestId request_;
+  ipc::TimePoint asked_at_{};
+  ipc::TimePoint recovering_since_{};
+  ipc::TimerId timer_ = 0;
+};
+
+}  // namespace kvferry::cli

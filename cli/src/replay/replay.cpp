@@ -1,0 +1,360 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/replay.hpp"
+
+#include "command.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "replay/leak_check.hpp"
+#include "replay/lifecycle.hpp"
+#include "replay/progress.hpp"
+#include "replay/report.hpp"
+#include "replay/run_dir.hpp"
+#include "replay/sizing.hpp"
+#include "replay/supervisor.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+namespace kvferry::cli {
+namespace {
+
+using std::chrono_literals::operator""s;
+
+constexpr ipc::Duration kStopGrace = 3s;
+constexpr ipc::Duration kInterruptedGrace = 3s;
+constexpr ipc::Duration kDeviceSettle = 5s;
+constexpr ipc::Duration kInterruptedSettle = 1s;
+constexpr std::size_t kLogTail = 10;
+constexpr std::string_view kEngineName = "replay";
+
+std::string_view to_text(VerifyPolicy policy) {
+  switch (policy) {
+    case VerifyPolicy::kOff: return "off";
+    case VerifyPolicy::kSample: return "sample";
+    case VerifyPolicy::kFull: return "full";
+  }
+  return "off";
+}
+
+std::string_view to_text(ipc::LogLevel level) {
+  switch (level) {
+    case ipc::LogLevel::kDebug: return "debug";
+    case ipc::LogLevel::kInfo: return "info";
+    case ipc::LogLevel::kWarn: return "warn";
+    case ipc::LogLevel::kError: return "error";
+    case ipc::LogLevel::kOff: return "off";
+  }
+  return "info";
+}
+
+/// One replay from the first child to the last: set up, played, taken down.
+class ReplayRun {
+ public:
+  ReplayRun(const ReplayConfig& config, const Trace& trace, RunDir& dir)
+      : config_(config), trace_(trace), dir_(dir) {}
+
+  /// Throws Exception when it cannot be set up. The report is complete on return.
+  ReplayReport run();
+
+ private:
+  void decide_sizes();
+  void print_header() const;
+  [[nodiscard]] std::vector<std::string> common_arguments(std::string command) const;
+  [[nodiscard]] std::vector<std::string> rank_arguments(std::string command,
+                                                        std::uint32_t rank) const;
+  [[nodiscard]] ipc::Status start_children();
+  void start_engine();
+  void play();
+  void take_down();
+  void end(std::optional<std::string> error);
+  void tick();
+
+  const ReplayConfig& config_;
+  const Trace& trace_;
+  RunDir& dir_;
+  ReplayReport report_;
+  ReplayCounters counters_;
+  ipc::SignalFd signals_;  ///< Before anything that starts threads.
+  ipc::EventLoop loop_;
+  Sizing sizing_;
+  ipc::ArenaOptions arena_;
+  std::vector<ipc::DeviceSpec> devices_;
+  std::optional<DeviceProbe> device_probe_;
+  HostMemoryProbe host_probe_;
+  std::vector<pid_t> children_;
+  std::optional<Progress> progress_;
+  std::optional<Supervisor> supervisor_;
+  std::optional<LifecycleDriver> lifecycle_;
+  std::optional<Engine> engine_;
+  bool ended_ = false;
+  bool interrupted_ = false;
+  ipc::TimerId tick_timer_ = 0;
+};
+
+void ReplayRun::decide_sizes() {
+  const TraceFacts facts = count_trace(trace_.requests);
+  const auto must = [](auto result) {
+    if (!result) throw ipc::Exception(result.error());
+    return std::move(result).value();
+  };
+  const bool cuda = config_.device_kind == ipc::DeviceKind::kCuda;
+  SizingLimits limits;
+  limits.host_bytes = available_host_bytes() / 2;
+  if (cuda) {
+    for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
+      ipc::DeviceSpec spec;
+      spec.kind = ipc::DeviceKind::kCuda;
+      spec.ordinal = config_.cuda_ordinals[r % config_.cuda_ordinals.size()];
+      devices_.push_back(spec);
+    }
+    device_probe_.emplace(devices_);
+    const std::uint64_t gpus = config_.cuda_ordinals.size();
+    const std::uint64_t ranks_each = (config_.geometry.ranks + gpus - 1) / gpus;
+    // Contexts, staging and scratch of two processes take their part.
+    limits.device_bytes = device_probe_->smallest_free_bytes() * 3 / 5 / ranks_each;
+  }
+  sizing_ =
+      must(choose_sizes(config_.geometry, facts, config_.gpu_blocks, config_.host_memory, limits));
+  arena_ =
+      make_arena_options(config_.arena, config_.geometry, sizing_.gpu_blocks, config_.device_kind);
+  if (!cuda) {
+    for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
+      devices_.push_back(must(
+          host_device_for(fmt::format("replay-{}-{}", dir_.token(), r), config_.geometry, arena_)));
+    }
+    device_probe_.emplace(devices_);
+  }
+  report_.requests_given = trace_.requests.size();
+  report_.skipped_lines = trace_.skipped_lines;
+  report_.device = cuda ? devices_.front().to_string() : "host";
+  report_.geometry = config_.geometry_name;
+  report_.ranks = config_.geometry.ranks;
+  report_.gpu_blocks = sizing_.gpu_blocks;
+  report_.host_memory_bytes = sizing_.host_bytes;
+  report_.workload = config_.workload_text;
+  report_.cache_owner = ipc::to_string(config_.arena.cache_owner);
+  report_.handles = ipc::to_string(config_.arena.handles);
+  report_.arena = ipc::to_string(config_.arena.order);
+  report_.verify = to_text(config_.verify);
+  if (!cuda) return;
+  std::vector<std::string> names;
+  for (const ipc::DeviceSpec& device : devices_) names.push_back(device.to_string());
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  report_.device = fmt::format("{}", fmt::join(names, ","));
+}
+
+void ReplayRun::print_header() const {
+  const TraceFacts facts = count_trace(trace_.requests);
+  const std::uint64_t host_block = host_bytes_per_block(config_.geometry);
+  Table table({{""}, {""}});
+  table.add(
+      {"workload",
+       fmt::format("{} requests ({}), {} block references, {} distinct blocks ({})",
+                   with_separators(trace_.requests.size()), config_.workload_text,
+                   with_separators(facts.block_references), with_separators(facts.distinct_blocks),
+                   ipc::format_size(facts.distinct_blocks * host_block))});
+  table.add({"model", fmt::format("{}, {} rank{} on {}", config_.geometry_name,
+                                  config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
+                                  report_.device == "host" ? "simulated devices in host memory"
+                                                           : report_.device)});
+  table.add({"device blocks",
+             fmt::format(
+                 "{} ({} on each rank)", with_separators(sizing_.gpu_blocks),
+                 ipc::format_size(sizing_.gpu_blocks * device_bytes_per_block(config_.geometry)))});
+  table.add(
+      {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(sizing_.host_bytes),
+                                  with_separators(sizing_.host_bytes / host_block))});
+  table.add(
+      {"processes", fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
+                                "the {3}, {4} handles",
+                                config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
+                                report_.arena, report_.cache_owner, report_.handles)});
+  table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
+                                       dir_.path().string(), config_.instance)});
+  fmt::print(stderr, "kvferry replay\n{}", table.render("  "));
+}
+
+std::vector<std::string> ReplayRun::common_arguments(std::string command) const {
+  return {std::move(command), "--instance=" + config_.instance,
+          "--runtime-dir=" + dir_.path().string(),
+          fmt::format("--log-level={}", to_text(config_.log_level))};
+}
+
+std::vector<std::string> ReplayRun::rank_arguments(std::string command, std::uint32_t rank) const {
+  std::vector<std::string> arguments = common_arguments(std::move(command));
+  const auto add = [&arguments](std::string_view name, const auto& value) {
+    arguments.push_back(fmt::format("--{}={}", name, value));
+  };
+  add("engine", kEngineName);
+  add("rank", rank);
+  add("ranks", config_.geometry.ranks);
+  add("geometry", config_.geometry_name);
+  add("gpu-blocks", sizing_.gpu_blocks);
+  add("device", devices_[rank].to_string());
+  add("cache-owner", report_.cache_owner);
+  add("handles", report_.handles);
+  add("arena", report_.arena);
+  add("staging-slots", arena_.staging_slots);
+  if (arena_.staging_slots > 0) add("staging-slot-bytes", arena_.staging_slot_bytes);
+  return arguments;
+}
+
+ipc::Status ReplayRun::start_children() {
+  ChildSpec manager;
+  manager.name = "manager";
+  manager.arguments = common_arguments("manager");
+  manager.arguments.push_back(fmt::format("--host-memory={}", sizing_.host_bytes));
+  manager.ends_last = true;
+  KVFERRY_TRY(supervisor_->start(std::move(manager)));
+  for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
+    ChildSpec worker;
+    worker.name = fmt::format("worker/{}", r);
+    worker.arguments = rank_arguments("worker", r);
+    KVFERRY_TRY(supervisor_->start(std::move(worker)));
+    ChildSpec mover;
+    mover.name = fmt::format("mover/{}", r);
+    mover.arguments = rank_arguments("mover", r);
+    mover.arguments.push_back(
+        fmt::format("--copy-strategy={}", cache_manager::to_string(config_.strategy)));
+    KVFERRY_TRY(supervisor_->start(std::move(mover)));
+  }
+  return ipc::ok();
+}
+
+void ReplayRun::start_engine() {
+  LifecycleDriver::Options cycles;
+  cycles.runtime_dir = dir_.path().string();
+  cycles.instance = config_.instance;
+  cycles.engine = kEngineName;
+  cycles.host = config_.clear_host;
+  lifecycle_.emplace(
+      loop_, cycles, counters_,
+      LifecycleDriver::Hooks{[this] { return engine_->is_ready(); }, [] {},
+                             [this](const ipc::Error& error) { end(error.message); }});
+  EngineOptions options;
+  options.runtime_dir = dir_.path().string();
+  options.instance = config_.instance;
+  options.engine = kEngineName;
+  options.geometry = config_.geometry;
+  options.order = config_.arena.order;
+  options.in_flight = config_.in_flight;
+  options.decode_steps = config_.decode_steps;
+  options.speed = config_.speed;
+  options.verify = config_.verify;
+  Engine::Hooks hooks;
+  hooks.say = [this](const std::string& line) { progress_->say(line); };
+  hooks.on_request_done = [this](std::uint64_t finished) {
+    if (config_.clear_every > 0 && finished % config_.clear_every == 0) lifecycle_->start_cycle();
+  };
+  hooks.on_end = [this](const ipc::Status& status) {
+    end(status ? std::nullopt : std::optional(status.error().to_string()));
+  };
+  engine_.emplace(loop_, std::move(options), trace_.requests, counters_, std::move(hooks));
+}
+
+void ReplayRun::end(std::optional<std::string> error) {
+  if (error && !report_.error) report_.error = std::move(error);
+  ended_ = true;
+}
+
+void ReplayRun::tick() {
+  progress_->update();
+  for (const pid_t pid : children_) host_probe_.observe(pid);
+  tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
+}
+
+void ReplayRun::play() {
+  loop_.watch(signals_.fd(), [this] {
+    if (const int number = signals_.take(); number != 0) {
+      interrupted_ = true;
+      end(fmt::format("interrupted by signal {} after {} of {} requests", number,
+                      counters_.requests, trace_.requests.size()));
+    }
+  });
+  tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
+  const ipc::TimePoint started = ipc::MonotonicClock::now();
+  if (const auto status = start_children(); !status) end(status.error().to_string());
+  start_engine();
+  engine_->start();
+  while (!ended_) loop_.run_once(ipc::Deadline::after(1s));
+  // A cycle that still runs is part of the run: the cache comes back before all ends.
+  const ipc::Deadline last_cycle = ipc::Deadline::after(30s);
+  while (!report_.error && !lifecycle_->is_idle() && !last_cycle.expired()) {
+    loop_.run_once(last_cycle);
+  }
+  report_.duration_s = std::chrono::duration<double>(ipc::MonotonicClock::now() - started).count();
+}
+
+void ReplayRun::take_down() {
+  loop_.cancel(tick_timer_);
+  if (!report_.error) progress_->update();
+  progress_->finish();
+  for (const pid_t pid : children_) host_probe_.observe(pid);
+  lifecycle_.reset();
+  engine_.reset();
+  supervisor_->stop(interrupted_ ? kInterruptedGrace : kStopGrace);
+  if (report_.error && !interrupted_) {
+    fmt::print(stderr, "{}", supervisor_->logs(kLogTail));
+  }
+  report_.restarts = supervisor_->restarts();
+  if (supervisor_->ended_unreplaced()) dir_.remove_stale_names(config_.instance);
+  supervisor_.reset();
+  report_.counters = counters_;
+  const auto leaked = device_probe_->leaked_bytes(
+      ipc::Deadline::after(interrupted_ ? kInterruptedSettle : kDeviceSettle));
+  if (leaked) {
+    report_.leaked_device_bytes = *leaked;
+  } else if (!report_.error) {
+    report_.error = "device memory could not be looked at: " + leaked.error().to_string();
+  }
+  report_.leaked_host_bytes = host_probe_.leaked_bytes();
+  report_.leftover_names = dir_.leftovers(config_.instance);
+}
+
+ReplayReport ReplayRun::run() {
+  decide_sizes();
+  print_header();
+  progress_.emplace(trace_.requests.size(), counters_);
+  Supervisor::Hooks hooks;
+  hooks.say = [this](const std::string& line) { progress_->say(line); };
+  hooks.on_hopeless = [this](const ipc::Error& error) { end(error.message); };
+  hooks.on_started = [this](pid_t pid) { children_.push_back(pid); };
+  supervisor_.emplace(loop_, dir_.logs(), std::move(hooks));
+  play();
+  take_down();
+  return report_;
+}
+
+}  // namespace
+
+int run_replay(const ReplayConfig& config, const Trace& trace) {
+  auto dir = RunDir::create(config.runtime_base);
+  if (!dir) return failure("replay", dir.error());
+  ReplayReport report;
+  try {
+    report = ReplayRun(config, trace, *dir).run();
+  } catch (const ipc::Exception& error) {
+    return failure("replay", error.error());
+  }
+  fmt::print("{}", summarize(report));
+  int code = kExitDone;
+  if (!config.report_file.empty()) {
+    if (const auto written = write_report(report, config.report_file); !written) {
+      code = failure("replay", written.error());
+    }
+  }
+  for (const std::string& reason : failures_of(report)) {
+    fmt::print(stderr, "kvferry replay: FAILED: {}\n", reason);
+    code = kExitFailed;
+  }
+  return code;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "rank_options.hpp"
+#include "replay/engine.hpp"
+#include "replay/trace.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// A replay, fully decided.
+struct ReplayConfig {
+  std::string runtime_base;  ///< Empty: the default.
+  std::string instance = "replay";
+  ipc::LogLevel log_level = ipc::LogLevel::kInfo;  ///< Of the processes.
+  std::string geometry_name;
+  ipc::Geometry geometry;
+  /// Device of each rank; host devices are named when the run starts.
+  ipc::DeviceKind device_kind = ipc::DeviceKind::kHost;
+  std::vector<int> cuda_ordinals;  ///< Ranks go round these.
+  std::optional<std::uint32_t> gpu_blocks;
+  std::optional<std::uint64_t> host_memory;
+  ArenaChoice arena;
+  cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
+  std::uint64_t clear_every = 0;  ///< Requests; 0: never.
+  ipc::HostPolicy clear_host = ipc::HostPolicy::kKeep;
+  std::uint32_t decode_steps = 1;
+  std::uint32_t in_flight = 16;
+  double speed = 0;
+  VerifyPolicy verify = VerifyPolicy::kSample;
+  std::string workload_text;  ///< "conversation, seed 0" or the trace's path.
+  std::string report_file;    ///< Empty: none.
+};
+
+/// Plays the trace through processes of its own and prints the summary. Returns the exit code.
+int run_replay(const ReplayConfig& config, const Trace& trace);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/report.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+namespace kvferry::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+double gb_per_s(std::uint64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / 1e9 / seconds : 0.0;
+}
+
+std::string share_of(std::uint64_t part, std::uint64_t whole) {
+  if (whole == 0) return "";
+  return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+Json times(const std::vector<double>& values) {
+  return Json{{"p50", percentile(values, 0.50)},
+              {"p99", percentile(values, 0.99)},
+              {"max", percentile(values, 1.0)}};
+}
+
+std::string times_text(const std::vector<double>& values) {
+  return fmt::format("p50 {:.1f} ms, p99 {:.1f} ms, max {:.1f} ms", percentile(values, 0.50),
+                     percentile(values, 0.99), percentile(values, 1.0));
+}
+
+}  // namespace
+
+double percentile(std::vector<double> values, double share) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(values.size())));
+  return values[std::clamp<std::size_t>(rank, 1, values.size()) - 1];
+}
+
+Json to_json(const ReplayReport& report) {
+  const ReplayCounters& c = report.counters;
+  Json json{{"requests", c.requests},
+            {"requests_given", report.requests_given},
+            {"block_references", c.block_references},
+            {"hits_device", c.hits_device},
+            {"hits_host", c.hits_host},
+            {"hit_rate", c.hit_rate()},
+            {"bytes_to_host", c.bytes_to_host},
+            {"bytes_to_device", c.bytes_to_device},
+            {"gb_per_s_to_host", gb_per_s(c.bytes_to_host, report.duration_s)},
+            {"gb_per_s_to_device", gb_per_s(c.bytes_to_device, report.duration_s)},
+            {"loads", c.loads},
+            {"stores", c.stores},
+            {"already_stored", c.already_stored},
+            {"host_full", c.host_full},
+            {"failed_jobs", c.failed_jobs},
+            {"recomputed", c.recomputed},
+            {"blocks_verified", c.blocks_verified},
+            {"blocks_corrupt", c.blocks_corrupt},
+            {"retracted", c.retracted},
+            {"rejected", c.rejected},
+            {"skipped_lines", report.skipped_lines},
+            {"clears", c.clears},
+            {"reinits", c.reinits},
+            {"failed_cycles", c.failed_cycles},
+            {"quarantined", c.quarantined},
+            {"clear_ms", times(c.clear_ms)},
+            {"reinit_ms", times(c.reinit_ms)},
+            {"leaked_device_bytes", report.leaked_device_bytes},
+            {"leaked_host_bytes", report.leaked_host_bytes},
+            {"leftover_names", report.leftover_names},
+            {"restarts", report.restarts},
+            {"duration_s", report.duration_s},
+            {"device", report.device},
+            {"geometry", report.geometry},
+            {"ranks", report.ranks},
+            {"gpu_blocks", report.gpu_blocks},
+            {"host_memory_bytes", report.host_memory_bytes},
+            {"workload", report.workload},
+            {"cache_owner", report.cache_owner},
+            {"handles", report.handles},
+            {"arena", report.arena},
+            {"verify", report.verify},
+            {"failures", failures_of(report)}};
+  json["error"] = report.error ? Json(*report.error) : Json();
+  return json;
+}
+
+ipc::Status write_report(const ReplayReport& report, const std::filesystem::path& file) {
+  errno = 0;
+  std::ofstream out(file, std::ios::trunc);
+  out << to_json(report).dump(2) << '\n';
+  out.flush();
+  if (!out) {
+    if (errno == 0) errno = EIO;
+    return KVFERRY_ERRNO("report {}", file.string());
+  }
+  return ipc::ok();
+}
+
+std::vector<std::string> failures_of(const ReplayReport& report) {
+  const ReplayCounters& c = report.counters;
+  std::vector<std::string> failures;
+  if (report.error) failures.push_back(*report.error);
+  if (c.blocks_corrupt > 0) {
+    failures.push_back(
+        fmt::format("{} of {} verified blocks were corrupt", c.blocks_corrupt, c.blocks_verified));
+  }
+  if (report.leaked_device_bytes > 0) {
+    failures.push_back(fmt::format("{} of device memory did not come back",
+                                   ipc::format_size(report.leaked_device_bytes)));
+  }
+  if (report.leaked_host_bytes > 0) {
+    failures.push_back(fmt::format("{} of host memory did not come back",
+                                   ipc::format_size(report.leaked_host_bytes)));
+  }
+  if (!report.leftover_names.empty()) {
+    failures.push_back(
+        fmt::format("names were left behind: {}", fmt::join(report.leftover_names, ", ")));
+  }
+  if (!report.error && c.loads == 0) {
+    failures.push_back(
+        "nothing was ever loaded back from host memory, so the run shows nothing: play more "
+        "--requests, or give less --gpu-blocks or more --host-memory");
+  }
+  return failures;
+}
+
+std::string summarize(const ReplayReport& report) {
+  const ReplayCounters& c = report.counters;
+  Table table({{""}, {"", Align::kRight}, {""}});
+  const auto row = [&table](std::string name, std::string value, std::string note = {}) {
+    table.add({std::move(name), std::move(value), std::move(note)});
+  };
+  const auto count = [](std::uint64_t value) { return with_separators(value); };
+  row("requests served", count(c.requests),
+      fmt::format("in {:.1f} s ({:.0f} per second)", report.duration_s,
+                  report.duration_s > 0 ? static_cast<double>(c.requests) / report.duration_s : 0));
+  row("block references", count(c.block_references), "prefix blocks that requests asked for");
+  row("  found on the device", count(c.hits_device), share_of(c.hits_device, c.block_references));
+  row("  loaded from host memory", count(c.hits_host), share_of(c.hits_host, c.block_references));
+  row("hit rate", fmt::format("{:.1f} %", 100.0 * c.hit_rate()), "nothing to compute for these");
+  row("moved to host memory", ipc::format_size(c.bytes_to_host),
+      fmt::format("{:.2f} GB/s on average, {} blocks", gb_per_s(c.bytes_to_host, report.duration_s),
+                  count(c.stores)));
+  row("moved to the device", ipc::format_size(c.bytes_to_device),
+      fmt::format("{:.2f} GB/s on average, {} blocks",
+                  gb_per_s(c.bytes_to_device, report.duration_s), count(c.loads)));
+  row("blocks verified", count(c.blocks_verified),
+      report.verify == "off" ? "--verify off" : "byte for byte, on every rank");
+  row("blocks corrupt", count(c.blocks_corrupt));
+  if (c.clears + c.reinits > 0) {
+    row("clears", count(c.clears), times_text(c.clear_ms));
+    row("re-inits", count(c.reinits), times_text(c.reinit_ms));
+  }
+  const auto optional_row = [&](std::string name, std::uint64_t value, std::string note) {
+    if (value > 0) row(std::move(name), count(value), std::move(note));
+  };
+  optional_row("clears tried again", c.failed_cycles, "a process died meanwhile, or was busy");
+  optional_row("clears with quarantine", c.quarantined, "memory waited for a peer");
+  optional_row("requests put back", c.retracted, "their device blocks were gone");
+  optional_row("requests left out", c.rejected, "longer than the device");
+  optional_row("trace lines skipped", report.skipped_lines, "malformed");
+  optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");
+  optional_row("blocks not stored", c.host_full, "host memory was full");
+  optional_row("processes replaced", report.restarts, "after a death");
+  row("device memory leaked", ipc::format_size(report.leaked_device_bytes),
+      "seen from outside, after all processes ended");
+  row("host memory leaked", ipc::format_size(report.leaked_host_bytes));
+  row("names left behind", count(report.leftover_names.size()), "sockets, locks, shared memory");
+  return table.render("  ");
+}
+
+}  // namespace kvferry::cli

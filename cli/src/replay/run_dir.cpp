@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/run_dir.hpp"
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/log.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <string_view>
+#include <system_error>
+
+namespace kvferry::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "replay-";
+constexpr std::string_view kLockName = "alive";
+constexpr std::size_t kTokenChars = 8;
+/// A younger directory may not have got its lock yet.
+constexpr std::chrono::minutes kStaleAge{1};
+
+void remove_stale(const fs::path& base) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(kPrefix) || name.size() != kPrefix.size() + kTokenChars) continue;
+    const auto age = fs::file_time_type::clock::now() - entry.last_write_time(error);
+    if (!error && age > kStaleAge) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) {
+    {
+      // The lock is the kernel's word that nobody uses it.
+      const auto lock = ipc::NameLock::acquire(path / kLockName);
+      if (!lock) continue;
+    }
+    ipc::log_info("removing {}, left by a replay that was killed", path.string());
+    fs::remove_all(path, error);
+  }
+}
+
+}  // namespace
+
+ipc::Result<RunDir> RunDir::create(const std::string& base) {
+  const std::string token = ipc::Digest::random().hex().substr(0, kTokenChars);
+  KVFERRY_ASSIGN(const ipc::RuntimeDir dir,
+                 ipc::RuntimeDir::open(base, fmt::format("{}{}", kPrefix, token)));
+  remove_stale(dir.path().parent_path());
+  KVFERRY_ASSIGN(ipc::NameLock lock, ipc::NameLock::acquire(dir.path() / kLockName));
+  RunDir made(dir.path(), token, std::move(lock));
+  if (mkdir(made.logs().c_str(), S_IRWXU) != 0) {
+    return KVFERRY_ERRNO("log directory {}", made.logs().string());
+  }
+  return made;
+}
+
+RunDir::~RunDir() {
+  if (!lock_) return;
+  std::error_code error;
+  fs::remove_all(logs(), error);
+  // Whatever is left in the instance's directory has been reported by name.
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_, error)) {
+    if (entry.is_directory(error)) fs::remove_all(entry.path(), error);
+  }
+  lock_.reset();
+  fs::remove_all(path_, error);
+  if (error) ipc::log_warn("{} was not removed: {}", path_.string(), error.message());
+}
+
+void RunDir::remove_stale_names(const std::string& instance) const {
+  constexpr std::string_view kLockSuffix = ".lock";
+  std::error_code error;
+  std::vector<fs::path> locks;
+  for (const auto& entry : fs::directory_iterator(path_ / instance, error)) {
+    if (entry.path().native().ends_with(kLockSuffix)) locks.push_back(entry.path());
+  }
+  for (const fs::path& lock : locks) {
+    const std::string& name = lock.native();
+    // Taking the lock proves that its holder is dead; letting it go removes the name.
+    const auto taken = ipc::NameLock::acquire(name.substr(0, name.size() - kLockSuffix.size()));
+    if (!taken) ipc::log_warn("{}", taken.error().to_string());
+  }
+}
+
+std::vector<std::string> RunDir::leftovers(const std::string& instance) const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::recursive_directory_iterator(path_ / instance, error)) {
+    names.push_back(entry.path().string());
+  }
+  for (const auto& entry : fs::directory_iterator("/dev/shm", error)) {
+    const std::string name = entry.path().filename();
+    if (name.find(token_) != std::string::npos) names.push_back(entry.path().string());
+  }
+  return names;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,124 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/step_channel.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+constexpr ipc::Duration kRetry = 25ms;
+/// Connecting happens on the engine's only thread.
+constexpr ipc::Duration kConnectTime = 250ms;
+/// A worker that closed its connection is ending: its death follows soon.
+constexpr ipc::Duration kDeathTime = 2s;
+
+}  // namespace
+
+StepChannel::StepChannel(
+    ipc::EventLoop& loop, ipc::RuntimeDir dir, std::string engine, ipc::Rank rank, Hooks hooks)
+    : loop_(loop),
+      dir_(std::move(dir)),
+      engine_(std::move(engine)),
+      rank_(rank),
+      hooks_(std::move(hooks)) {
+  timer_ = loop_.after(ipc::Duration::zero(), [this] { connect(); });
+}
+
+StepChannel::~StepChannel() {
+  loop_.cancel(timer_);
+  if (link_ != nullptr) loop_.unwatch(link_->fd());
+}
+
+void StepChannel::connect_later() {
+  timer_ = loop_.after(kRetry, [this] { connect(); });
+}
+
+void StepChannel::connect() {
+  ipc::ControlLink::Options options;
+  options.registry_path = dir_.rank_socket(engine_, rank_.value, "step");
+  options.control_path = dir_.rank_socket(engine_, rank_.value, "stepctl");
+  options.kind = ipc::ProcessKind::kEngine;
+  options.incarnation = ipc::IncarnationId::random();
+  options.name = fmt::format("replay engine {}", engine_);
+  const ipc::Deadline deadline = ipc::Deadline::after(kConnectTime);
+  auto link = ipc::ControlLink::connect(std::move(options), deadline);
+  if (!link) {
+    ipc::log_debug("steps of rank {}: {}", rank_.value, link.error().to_string());
+    connect_later();
+    return;
+  }
+  const auto hello =
+      (*link)->call<ipc::Empty>(ipc::MessageKind::kStepHello, ipc::Empty{}, deadline);
+  if (!hello) {
+    ipc::log_debug("steps of rank {}: {}", rank_.value, hello.error().to_string());
+    connect_later();
+    return;
+  }
+  link_ = std::move(*link);
+  loop_.watch(link_->fd(), [this] { on_readable(); });
+  hooks_.on_up();
+}
+
+ipc::Status StepChannel::send(const ipc::Step& step, Done done) {
+  if (link_ == nullptr) {
+    return KVFERRY_ERROR(kPeerDied, "rank {} has no worker at the moment", rank_.value);
+  }
+  ipc::Envelope envelope;
+  envelope.kind = ipc::MessageKind::kStep;
+  envelope.request = link_->next_request();
+  envelope.body = ipc::encode(step);
+  KVFERRY_TRY(link_->send(envelope));
+  pending_.emplace(envelope.request.value, std::move(done));
+  return ipc::ok();
+}
+
+void StepChannel::on_readable() {
+  while (link_ != nullptr) {
+    auto received = link_->try_receive();
+    if (!received) {
+      ipc::log_debug("steps of rank {}: {}", rank_.value, received.error().to_string());
+      on_lost();
+      return;
+    }
+    if (!received->has_value()) {
+      if (link_->server_lost()) on_lost();
+      return;
+    }
+    const ipc::Envelope& envelope = **received;
+    const auto found = pending_.find(envelope.request.value);
+    if (!envelope.is_reply || found == pending_.end()) continue;
+    const Done done = std::move(found->second);
+    pending_.erase(found);
+    if (envelope.error) {
+      done(*envelope.error);
+    } else {
+      done(ipc::decode<ipc::StepReply>(envelope.body, "StepReply"));
+    }
+  }
+}
+
+void StepChannel::on_lost() {
+  // A closed connection proves nothing: a worker that is alive may still write to its blocks.
+  if (!link_->server().wait_death(ipc::Deadline::after(kDeathTime))) {
+    ipc::log_warn("the worker of rank {} (pid {}) closed its step channel but lives on",
+                  rank_.value, link_->server().pid());
+  }
+  loop_.unwatch(link_->fd());
+  link_.reset();
+  for (auto& [request, done] : std::exchange(pending_, {})) {
+    done(KVFERRY_ERROR(kPeerDied, "the worker of rank {} died before it answered", rank_.value));
+  }
+  hooks_.on_lost();
+  connect_later();
+}
+
+}  // namespace kvferry::cli

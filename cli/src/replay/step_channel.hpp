@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+namespace kvferry::cli {
+
+/// The engine's line to one rank's worker. Finds the worker again when it was replaced.
+/// @threading the loop's thread.
+class StepChannel {
+ public:
+  using Done = std::function<void(ipc::Result<ipc::StepReply>)>;
+  struct Hooks {
+    std::function<void()> on_up;
+    /// The worker is proven dead; all its steps have ended with kPeerDied before.
+    std::function<void()> on_lost;
+  };
+
+  StepChannel(
+      ipc::EventLoop& loop, ipc::RuntimeDir dir, std::string engine, ipc::Rank rank, Hooks hooks);
+  StepChannel(const StepChannel&) = delete;
+  StepChannel& operator=(const StepChannel&) = delete;
+  ~StepChannel();
+
+  [[nodiscard]] bool is_up() const noexcept { return link_ != nullptr; }
+  /// done is called exactly once from the loop, unless this object ends before. An error here means
+  /// that nothing was sent and done is not called.
+  [[nodiscard]] ipc::Status send(const ipc::Step& step, Done done);
+
+ private:
+  void connect();
+  void connect_later();
+  void on_readable();
+  void on_lost();
+
+  ipc::EventLoop& loop_;
+  const ipc::RuntimeDir dir_;
+  const std::string engine_;
+  const ipc::Rank rank_;
+  Hooks hooks_;
+  std::unique_ptr<ipc::ControlLink> link_;
+  std::unordered_map<std::uint64_t, Done> pending_;
+  ipc::TimerId timer_ = 0;
+};
+
+}  // namespace kvferry::cli

@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/process.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// One child that is to run for as long as the replay does.
+struct ChildSpec {
+  std::string name;                    ///< "manager", "mover/0": what people see.
+  std::vector<std::string> arguments;  ///< Of this very program.
+  bool ends_last = false;              ///< Told to end when those without it have ended.
+};
+
+/// Starts children, names each death at once, replaces the dead, and ends them all. When this
+/// process dies in whatever way, the children end by themselves: each holds a pipe of ours.
+/// @threading the loop's thread.
+class Supervisor {
+ public:
+  struct Hooks {
+    std::function<void(const std::string& line)> say;  ///< For the terminal, at once.
+    /// A child keeps dying: the run is over. The error holds the end of its log.
+    std::function<void(const ipc::Error&)> on_hopeless;
+    std::function<void(pid_t)> on_started;
+  };
+
+  /// Throws Exception when the pipe or the program's path cannot be had.
+  Supervisor(ipc::EventLoop& loop, std::filesystem::path log_dir, Hooks hooks);
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+  /// Kills and reaps what still runs.
+  ~Supervisor();
+
+  [[nodiscard]] ipc::Status start(ChildSpec spec);
+  /// SIGTERM to all (those that end last when the others have ended or half the grace time has
+  /// passed), SIGKILL after the grace time. Runs the loop; on return every child is reaped.
+  void stop(ipc::Duration grace);
+
+  [[nodiscard]] std::uint64_t restarts() const noexcept { return restarts_; }
+  /// Some child died by itself shortly before the end: no successor took its names over.
+  [[nodiscard]] bool ended_unreplaced() const noexcept { return ended_unreplaced_; }
+  /// Name and the end of the log of every child.
+  [[nodiscard]] std::string logs(std::size_t lines_each) const;
+
+ private:
+  struct Child {
+    ChildSpec spec;
+    ipc::ProcessRef process;  ///< Invalid between death and restart.
+    std::deque<ipc::TimePoint> deaths;
+  };
+
+  [[nodiscard]] ipc::Status spawn(Child& child);
+  void on_death(Child& child);
+  void replace_later(Child& child);
+  [[nodiscard]] std::filesystem::path log_of(const Child& child) const;
+  [[nodiscard]] bool any_running(bool ends_last) const;
+  void signal_all(int number, bool ends_last);
+
+  ipc::EventLoop& loop_;
+  std::filesystem::path program_;
+  std::filesystem::path log_dir_;
+  Hooks hooks_;
+  ipc::UniqueFd children_end_;  ///< Read end, given to children.
+  ipc::UniqueFd our_end_;       ///< Never written: its closing is the message.
+  std::vector<std::unique_ptr<Child>> children_;
+  std::vector<ipc::TimerId> timers_;
+  std::uint64_t restarts_ = 0;
+  bool stopping_ = false;
+  bool ended_unreplaced_ = false;
+};
+
+}  // namespace kvferry::cli

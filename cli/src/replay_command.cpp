@@ -1,0 +1,227 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "options.hpp"
+#include "rank_options.hpp"
+#include "replay/generator.hpp"
+#include "replay/replay.hpp"
+#include "replay/trace.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using ipc::Result;
+
+constexpr std::uint64_t kDefaultRequests = 2'000;
+constexpr std::uint64_t kMaxRequests = 100'000'000;
+constexpr std::uint32_t kMaxRanks = 64;
+
+constexpr const char* kDescription =
+    "Plays requests through a manager and one mover and one worker per rank, all real processes: "
+    "computes blocks, stores them in host memory, loads them back when a prefix returns, and "
+    "checks "
+    "what came back byte by byte. At the end it looks from outside whether any memory or name was "
+    "left behind. It fails (exit code 1) when a block was corrupt, when anything leaked, or when "
+    "nothing was ever loaded back.\n\n"
+    "Without --trace it makes up requests that follow published facts of the conversation trace of "
+    "the Mooncake project (FAST'25): 12,031 requests of one hour, 512-token blocks, mean input "
+    "12,035 tokens, mean output 343, 36.6 % of all blocks reusable, the next turn of a session "
+    "after 125 s (median).";
+
+constexpr const char* kExample =
+    "examples:\n"
+    "  kvferry replay --device host                      no GPU needed\n"
+    "  kvferry replay --ranks 2 --clear-every 200        with clears under traffic\n"
+    "  kvferry replay --trace conversation_trace.jsonl --verify full --report report.json\n\n"
+    "A trace holds one JSON object a line: {\"timestamp\": ms, \"input_length\": tokens,\n"
+    "\"output_length\": tokens, \"hash_ids\": [one id per 512-token prefix block]}.";
+
+struct ReplayOptions {
+  CommonOptions common;
+  ReplayConfig config;
+  std::string trace;
+  std::string workload = "conversation";
+  std::uint64_t requests = 0;
+  std::uint32_t ranks = 1;
+  std::string device = "auto";
+  std::string geometry;
+  std::uint32_t gpu_blocks = 0;
+  bool skip_bad = false;
+  std::uint64_t seed = 0;
+};
+
+Result<double> parse_speed(std::string_view text) {
+  if (text == "max") return 0.0;
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size() && value >= 0.001 && value <= 1e6) {
+    return value;
+  }
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is neither max nor a factor from 0.001 to 1000000",
+                       text);
+}
+
+void add_workload_options(CLI::App& app, ReplayOptions& options) {
+  auto* trace = app.add_option("--trace", options.trace, "Play this trace")->type_name("FILE");
+  app.add_option("--workload", options.workload, "Without a trace: what to make up")
+      ->type_name("conversation")
+      ->default_str(options.workload)
+      ->excludes(trace);
+  app.add_option("--requests", options.requests,
+                 fmt::format("How many [the whole trace; made-up ones: {}]", kDefaultRequests))
+      ->type_name("N")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxRequests));
+  app.add_option("--seed", options.seed, "Made-up requests repeat exactly from it")
+      ->type_name("N")
+      ->default_str("0");
+  app.add_flag("--skip-bad", options.skip_bad, "Count malformed trace lines and go on");
+  add_parsed<double>(app, "--speed", options.config.speed, parse_speed,
+                     "Times the trace's own pace, or max: as fast as it goes")
+      ->type_name("max|X")
+      ->default_str("max");
+}
+
+void add_system_options(CLI::App& app, ReplayOptions& options) {
+  app.add_option("--ranks", options.ranks, "Tensor-parallel ranks: a mover and a worker each")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMaxRanks))
+      ->default_str("1");
+  app.add_option("--device", options.device,
+                 "host: simulated devices; cuda, cuda:N,...: GPUs, ranks go round them; auto: GPUs "
+                 "when there are any")
+      ->type_name("auto|host|cuda[:N,...]")
+      ->default_str("auto");
+  app.add_option("--geometry", options.geometry,
+                 "Shape of the KV cache: a preset or a .toml file [host: tiny, cuda: llama-3-8b]")
+      ->type_name("NAME|FILE.toml");
+  add_gpu_blocks(app, options.gpu_blocks, "Blocks on each device [about 1 % of the distinct ones]");
+  add_size(app, "--host-memory", options.config.host_memory,
+           "Host memory for blocks [a fifth of the distinct ones, at least 10,000]");
+  add_arena_options(app, options.config.arena);
+  add_parsed<cache_manager::CopyStrategy>(app, "--copy-strategy", options.config.strategy,
+                                          cache_manager::parse_copy_strategy,
+                                          "How movers copy: auto, direct, staged, batch or memcpy")
+      ->type_name("NAME")
+      ->default_str("auto");
+}
+
+void add_play_options(CLI::App& app, ReplayOptions& options) {
+  ReplayConfig& config = options.config;
+  app.add_option("--clear-every", config.clear_every,
+                 "Clear and re-initialise the caches every so many requests, under traffic")
+      ->type_name("REQUESTS")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxRequests));
+  add_choice<ipc::HostPolicy>(app, "--clear-host", config.clear_host,
+                              {{"keep", ipc::HostPolicy::kKeep}, {"drop", ipc::HostPolicy::kDrop}},
+                              "What a clear does with the blocks in host memory");
+  app.add_option("--decode-steps", config.decode_steps,
+                 "How often each request's blocks are read, like decoding does")
+      ->type_name("N")
+      ->check(CLI::Range(0U, 1U << 20))
+      ->default_str(std::to_string(config.decode_steps));
+  app.add_option("--in-flight", config.in_flight, "Requests worked on at a time")
+      ->type_name("N")
+      ->check(CLI::Range(1U, 1024U))
+      ->default_str(std::to_string(config.in_flight));
+  add_choice<VerifyPolicy>(app, "--verify", config.verify,
+                           {{"off", VerifyPolicy::kOff},
+                            {"sample", VerifyPolicy::kSample},
+                            {"full", VerifyPolicy::kFull}},
+                           "Check loaded and re-used blocks: none, one in 8, or all");
+  app.add_option("--report", config.report_file, "Write all figures as JSON")
+      ->type_name("FILE.json");
+}
+
+/// "auto", "host", "cuda", "cuda:0,2".
+ipc::Status choose_devices(const std::string& text, ReplayConfig& config) {
+  const int count = ipc::cuda_device_count();
+  if (text == "host" || (text == "auto" && count == 0)) {
+    config.device_kind = ipc::DeviceKind::kHost;
+    return ipc::ok();
+  }
+  config.device_kind = ipc::DeviceKind::kCuda;
+  constexpr std::string_view kPrefix = "cuda:";
+  if (text == "auto" || text == "cuda") {
+    for (int i = 0; i < count; ++i) config.cuda_ordinals.push_back(i);
+  } else if (text.starts_with(kPrefix)) {
+    std::string_view rest = std::string_view(text).substr(kPrefix.size());
+    while (true) {
+      int ordinal = -1;
+      const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), ordinal);
+      const bool ends = end == rest.data() + rest.size();
+      if (error != std::errc{} || ordinal < 0 || (!ends && *end != ',')) break;
+      if (ordinal >= count) {
+        return KVFERRY_ERROR(kInvalidArgument, "--device {}: there is no cuda:{}; usable here: {}",
+                             text, ordinal, count);
+      }
+      config.cuda_ordinals.push_back(ordinal);
+      if (ends) return ipc::ok();
+      rest.remove_prefix(static_cast<std::size_t>(end - rest.data()) + 1);
+    }
+    return KVFERRY_ERROR(kInvalidArgument, "--device '{}': write e.g. cuda:0 or cuda:0,1", text);
+  } else {
+    return KVFERRY_ERROR(kInvalidArgument, "--device '{}' is none of auto, host, cuda, cuda:N,...",
+                         text);
+  }
+  if (count == 0) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "--device {}: no usable CUDA device here; try --device host", text);
+  }
+  return ipc::ok();
+}
+
+Result<Trace> get_trace(const ReplayOptions& options) {
+  if (!options.trace.empty()) {
+    return read_trace(std::filesystem::path(options.trace),
+                      {.max_requests = options.requests, .skip_bad = options.skip_bad});
+  }
+  Trace trace;
+  KVFERRY_ASSIGN(
+      trace.requests,
+      generate_workload(options.workload,
+                        options.requests == 0 ? kDefaultRequests : options.requests, options.seed));
+  return trace;
+}
+
+}  // namespace
+
+int replay_command(const Arguments& arguments) {
+  ReplayOptions options;
+  options.common.instance = "replay";
+  options.common.log_level = ipc::LogLevel::kWarn;
+  auto app = make_app("replay", kDescription, kExample, options.common);
+  add_workload_options(*app, options);
+  add_system_options(*app, options);
+  add_play_options(*app, options);
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("replay", options.common.log_level);
+
+  ReplayConfig& config = options.config;
+  config.runtime_base = options.common.runtime_dir;
+  config.instance = options.common.instance;
+  // The processes' logs are kept to be shown when something goes wrong.
+  config.log_level = std::min(options.common.log_level, ipc::LogLevel::kInfo);
+  if (const auto chosen = choose_devices(options.device, config); !chosen) {
+    return usage_error(*app, chosen.error());
+  }
+  const bool cuda = config.device_kind == ipc::DeviceKind::kCuda;
+  config.geometry_name =
+      options.geometry.empty() ? (cuda ? "llama-3-8b" : "tiny") : options.geometry;
+  auto geometry = find_geometry(config.geometry_name, options.ranks);
+  if (!geometry) return usage_error(*app, geometry.error());
+  config.geometry = std::move(*geometry);
+  if (options.gpu_blocks > 0) config.gpu_blocks = options.gpu_blocks;
+  config.workload_text = options.trace.empty()
+                             ? fmt::format("{}, seed {}", options.workload, options.seed)
+                             : options.trace;
+  const auto trace = get_trace(options);
+  if (!trace) return failure("replay", trace.error());
+  return run_replay(config, *trace);
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "status_text.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Fields of another version's manager may be missing or of another type: they show as "-".
+const Json* field(const Json& object, const char* name) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(name);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string text(const Json& object, const char* name) {
+  const Json* value = field(object, name);
+  if (value == nullptr) return "-";
+  if (value->is_string()) return value->get<std::string>();
+  if (value->is_number_unsigned()) return with_separators(value->get<std::uint64_t>());
+  if (value->is_boolean()) return value->get<bool>() ? "yes" : "no";
+  return value->dump();
+}
+
+/// A number without separators: something to type again.
+std::string pid(const Json& object) {
+  const Json* value = field(object, "pid");
+  return value == nullptr ? "-" : value->dump();
+}
+
+std::string bytes(const Json& object, const char* name) {
+  const Json* value = field(object, name);
+  return value != nullptr && value->is_number_unsigned()
+             ? ipc::format_size(value->get<std::uint64_t>())
+             : "-";
+}
+
+std::string uptime(const Json& status) {
+  const Json* value = field(status, "uptime");
+  if (value == nullptr || !value->is_number()) return "-";
+  const auto seconds = static_cast<std::uint64_t>(value->get<double>());
+  constexpr std::uint64_t kMinute = 60;
+  constexpr std::uint64_t kHour = 60 * kMinute;
+  constexpr std::uint64_t kDay = 24 * kHour;
+  if (seconds >= kDay) return fmt::format("{} d {} h", seconds / kDay, seconds % kDay / kHour);
+  if (seconds >= kHour)
+    return fmt::format("{} h {} min", seconds / kHour, seconds % kHour / kMinute);
+  if (seconds >= kMinute) return fmt::format("{} min {} s", seconds / kMinute, seconds % kMinute);
+  return fmt::format("{} s", seconds);
+}
+
+const Json& member(const Json& object, const char* name) {
+  static const Json kNothing = Json::object();
+  const Json* value = field(object, name);
+  return value == nullptr ? kNothing : *value;
+}
+
+void describe_host(const Json& status, std::string& out) {
+  const Json& pool = member(status, "pool");
+  const Json& index = member(status, "index");
+  Table table({{""}, {""}});
+  table.add({"host memory", fmt::format("{} of {} used, {} blocks", bytes(pool, "used"),
+                                        bytes(pool, "bytes"), text(pool, "blocks"))});
+  table.add({"prefix index", fmt::format("{} blocks, {} pinned, {} being stored, {} evicted so far",
+                                         text(index, "blocks"), text(index, "pinned"),
+                                         text(index, "reserved"), text(index, "evicted"))});
+  out += table.render("  ");
+}
+
+void add_rank_row(Table& table, const Json& rank, const char* kind) {
+  const Json* process = field(rank, kind);
+  if (process == nullptr) {
+    table.add({text(rank, "rank"), kind, "-", "absent"});
+    return;
+  }
+  std::string state = text(*process, "phase");
+  if (const Json* mapped = field(*process, "mapped"); mapped != nullptr && *mapped == false) {
+    state += ", not mapped";
+  }
+  if (const Json* connected = field(*process, "connected");
+      connected != nullptr && *connected == false) {
+    state += ", silent";
+  }
+  table.add(
+      {text(rank, "rank"), kind, pid(*process), state, text(*process, "epoch"),
+       fmt::format("{} of {}", bytes(*process, "device_free"), bytes(*process, "device_total")),
+       bytes(*process, "quarantined_bytes"), text(*process, "note")});
+}
+
+void describe_engine(const Json& engine, std::string& out) {
+  const Json& jobs = member(engine, "jobs");
+  out += fmt::format("\nengine {}: {}, generation {}, offload {}\n", text(engine, "name"),
+                     text(engine, "phase"), member(engine, "generation").dump(),
+                     member(engine, "offload_ready") == true ? "ready" : "not ready");
+  Table table({{""}, {""}});
+  table.add(
+      {"geometry",
+       fmt::format("{}, blocks on each device {}, arena made by the {}", text(engine, "geometry"),
+                   member(engine, "group_blocks").dump(), text(engine, "cache_owner"))});
+  table.add(
+      {"jobs", fmt::format("{} queued, {} running, {} done, {} failed, {} cancelled, {} stale",
+                           text(jobs, "queued"), text(jobs, "running"), text(jobs, "done"),
+                           text(jobs, "failed"), text(jobs, "cancelled"), text(jobs, "stale"))});
+  table.add({"moved", fmt::format("{} to host, {} to device", bytes(engine, "bytes_to_host"),
+                                  bytes(engine, "bytes_to_device"))});
+  table.add({"lifecycle", fmt::format("{} clears, {} re-inits", text(engine, "clears"),
+                                      text(engine, "reinits"))});
+  if (const std::string note = text(engine, "note"); note != "-" && !note.empty()) {
+    table.add({"note", note});
+  }
+  out += table.render("  ");
+  Table ranks({{"rank", Align::kRight},
+               {"process"},
+               {"pid", Align::kRight},
+               {"state"},
+               {"epoch", Align::kRight},
+               {"device free"},
+               {"quarantined", Align::kRight},
+               {"note"}});
+  for (const Json& rank : member(engine, "ranks")) {
+    add_rank_row(ranks, rank, "worker");
+    add_rank_row(ranks, rank, "mover");
+  }
+  if (!ranks.empty()) out += ranks.render("  ");
+}
+
+}  // namespace
+
+ipc::Result<std::string> describe_status(std::string_view json) {
+  const Json status = Json::parse(json, nullptr, false);
+  if (!status.is_object()) {
+    return KVFERRY_ERROR(kProtocol, "the manager's status is not a JSON object; try --json");
+  }
+  std::string out = fmt::format("manager of instance {}: pid {}, up {}\n", text(status, "instance"),
+                                pid(status), uptime(status));
+  describe_host(status, out);
+  const Json& engines = member(status, "engines");
+  if (engines.empty()) out += "\nno engine has registered yet\n";
+  for (const Json& engine : engines) describe_engine(engine, out);
+  return out;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,288 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include "command.hpp"
+#include "rank_options.hpp"
+#include "toml_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using testing::HasSubstr;
+
+/// Sets an environment variable for as long as it lives.
+class Variable {
+ public:
+  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
+    setenv(name_.c_str(), value.c_str(), 1);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+  ~Variable() { unsetenv(name_.c_str()); }
+
+ private:
+  std::string name_;
+};
+
+/// A file in the test's own temporary folder.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text) {
+    std::string name = testing::TempDir() + "kvferry-options-XXXXXX";
+    const int fd = mkstemp(name.data());
+    EXPECT_GE(fd, 0);
+    path_ = name;
+    std::ofstream(path_) << text;
+    close(fd);
+  }
+  ConfigFile(const ConfigFile&) = delete;
+  ConfigFile& operator=(const ConfigFile&) = delete;
+  ~ConfigFile() { std::filesystem::remove(path_); }
+  [[nodiscard]] std::string option() const { return "--config=" + path_.string(); }
+  [[nodiscard]] std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A worker's options, parsed.
+struct Parsed {
+  std::optional<int> code;
+  RankOptions options;
+  std::string complaint;
+};
+
+Parsed parse(Arguments arguments) {
+  Parsed parsed;
+  auto app = make_app("worker", "", "", parsed.options.common);
+  add_rank_options(*app, parsed.options);
+  testing::internal::CaptureStderr();
+  parsed.code = parse_arguments(*app, arguments);
+  parsed.complaint = testing::internal::GetCapturedStderr();
+  return parsed;
+}
+
+TEST(OptionsTest, CommandLineWinsOverEnvironmentOverFile) {
+  const ConfigFile file("geometry = 'tiny'\ngpu-blocks = 1\nranks = 2\nengine = 'from-file'\n");
+  const Variable blocks("KVFERRY_GPU_BLOCKS", "20");
+  const Variable engine("KVFERRY_ENGINE", "from-environment");
+  const Parsed parsed = parse({file.option(), "--gpu-blocks", "300"});
+  ASSERT_FALSE(parsed.code) << parsed.complaint;
+  EXPECT_EQ(parsed.options.gpu_blocks, 300U);
+  EXPECT_EQ(parsed.options.engine, "from-environment");
+  EXPECT_EQ(parsed.options.ranks, 2U);
+  EXPECT_EQ(parsed.options.geometry, "tiny");
+}
+
+TEST(OptionsTest, TheFileMayComeFromTheEnvironment) {
+  const ConfigFile file("[worker]\ngeometry = 'tiny'\ncache_owner = 'mover'\n");
+  const Variable config("KVFERRY_CONFIG", file.path());
+  const Parsed parsed = parse({});
+  ASSERT_FALSE(parsed.code) << parsed.complaint;
+  EXPECT_EQ(parsed.options.geometry, "tiny");
+  EXPECT_EQ(parsed.options.arena.cache_owner, ipc::CacheOwner::kMover);
+}
+
+TEST(OptionsTest, ACommandsOwnTableWinsAndOtherTablesAreNotForIt) {
+  const ConfigFile file(
+      "geometry = 'tiny'\ngpu-blocks = 5\n[worker]\ngpu-blocks = 6\n[mover]\ngpu-blocks = 7\n");
+  const Parsed parsed = parse({file.option()});
+  ASSERT_FALSE(parsed.code) << parsed.complaint;
+  EXPECT_EQ(parsed.options.gpu_blocks, 6U);
+}
+
+TEST(OptionsTest, OptionsOfOtherCommandsMayStandInASharedFile) {
+  const ConfigFile file("geometry = 'tiny'\nhost-memory = '1GiB'\n");
+  const Parsed parsed = parse({file.option()});
+  EXPECT_FALSE(parsed.code) << parsed.complaint;
+}
+
+struct BadFile {
+  const char* name;
+  const char* text;
+  const char* complaint;
+};
+
+class BadFileTest : public testing::TestWithParam<BadFile> {};
+
+TEST_P(BadFileTest, IsAUsageErrorThatNamesLineAndKey) {
+  const ConfigFile file(GetParam().text);
+  const Parsed parsed = parse({file.option()});
+  EXPECT_EQ(parsed.code, kExitUsage);
+  EXPECT_THAT(parsed.complaint, HasSubstr(GetParam().complaint));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files,
+    BadFileTest,
+    testing::Values(
+        BadFile{"Syntax", "geometry = 'tiny'\nranks = = 2\n", "line 2"},
+        BadFile{"UnknownKey", "geometry = 'tiny'\ngpu-block = 2\n",
+                "line 2: there is no option 'gpu-block'"},
+        BadFile{"UnknownKeyInTable", "[worker]\nhost-memory = '1GiB'\n",
+                "there is no option 'host-memory' of kvferry worker"},
+        BadFile{"UnknownTable", "[wroker]\nranks = 2\n", "there is no command [wroker]"},
+        BadFile{"List", "ranks = [1, 2]\n", "'ranks' is neither text, number nor true/false"},
+        BadFile{"BadValue", "geometry = 'tiny'\ncache-owner = 'me'\n",
+                "'me' is none of worker|mover"}),
+    [](const auto& file) { return std::string(file.param.name); });
+
+TEST(OptionsTest, AMissingFileIsAUsageError) {
+  const Parsed parsed = parse({"--geometry=tiny", "--config=/nonexistent/kvferry.toml"});
+  EXPECT_EQ(parsed.code, kExitUsage);
+  EXPECT_THAT(parsed.complaint, HasSubstr("/nonexistent/kvferry.toml"));
+}
+
+TEST(OptionsTest, EveryOptionOfEveryCommandMayStandInAFile) {
+  // Each is parsed from a file of its own: a name that the file reader does not know is refused
+  // with another message than a value that the option does not take.
+  for (const Command& command : commands()) {
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(command.run({"--help"}), kExitDone);
+    const std::string help = testing::internal::GetCapturedStdout();
+    std::size_t at = 0;
+    while ((at = help.find("\n  --", at)) != std::string::npos) {
+      at += 5;
+      const std::string name = help.substr(at, help.find_first_of(" ,\n", at) - at);
+      if (name == "help" || name == "config") continue;
+      const auto known = configurable_options();
+      EXPECT_NE(std::find(known.begin(), known.end(), name), known.end())
+          << "'" << name << "' of " << command.name;
+    }
+  }
+}
+
+struct BadUse {
+  const char* name;
+  int (*run)(const Arguments&);
+  Arguments arguments;
+  const char* complaint;
+};
+
+class BadUseTest : public testing::TestWithParam<BadUse> {};
+
+TEST_P(BadUseTest, ExitsWithUsageAndSaysWhatIsWrong) {
+  testing::internal::CaptureStderr();
+  const int code = GetParam().run(GetParam().arguments);
+  const std::string complaint = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(code, kExitUsage) << complaint;
+  EXPECT_THAT(complaint, HasSubstr(GetParam().complaint));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Commands,
+    BadUseTest,
+    testing::Values(
+        BadUse{"UnknownOption", worker_command, {"--geometri=tiny"}, "--geometri"},
+        BadUse{"NoGeometry", worker_command, {}, "--geometry is required"},
+        BadUse{"UnknownGeometry", worker_command, {"--geometry=huge"}, "tiny"},
+        BadUse{"UnknownGeometryInReplay",
+               replay_command,
+               {"--device=host", "--geometry=huge"},
+               "huge"},
+        BadUse{"MissingGeometryFile",
+               worker_command,
+               {"--geometry=/nonexistent/g.toml"},
+               "/nonexistent/g.toml"},
+        BadUse{"RankBeyondRanks",
+               worker_command,
+               {"--geometry=tiny", "--rank=2", "--ranks=2"},
+               "--rank 2 is not below --ranks 2"},
+        BadUse{"NoRanks", replay_command, {"--device=host", "--ranks=0"}, "--ranks"},
+        BadUse{"NoGpuBlocks",
+               worker_command,
+               {"--geometry=tiny", "--gpu-blocks=0"},
+               "'0' is no count between 1 and"},
+        BadUse{"NegativeGpuBlocks",
+               replay_command,
+               {"--device=host", "--gpu-blocks=-5"},
+               "'-5' is no count between 1 and"},
+        BadUse{"HugeGpuBlocks",
+               worker_command,
+               {"--geometry=tiny", "--gpu-blocks=99999999999999999999"},
+               "is no count between"},
+        BadUse{"NoHostMemory", manager_command, {"--host-memory=0"}, "'0'"},
+        BadUse{"NegativeHostMemory", manager_command, {"--host-memory=-1GiB"}, "-1GiB"},
+        BadUse{"HugeHostMemory", manager_command, {"--host-memory=99999999TiB"}, "99999999TiB"},
+        BadUse{"HostMemoryWithoutNumber",
+               replay_command,
+               {"--device=host", "--host-memory=lots"},
+               "lots"},
+        BadUse{"BadOwner",
+               worker_command,
+               {"--geometry=tiny", "--cache-owner=both"},
+               "'both' is none of worker|mover"},
+        BadUse{"BadHandles", replay_command, {"--handles=ipc"}, "'ipc' is none of vmm|legacy"},
+        BadUse{"BadArena", worker_command, {"--geometry=tiny", "--arena=diagonal"}, "diagonal"},
+        BadUse{"BadDevice", worker_command, {"--geometry=tiny", "--device=tpu:0"}, "tpu:0"},
+        BadUse{"BadReplayDevice", replay_command, {"--device=tpu"}, "'tpu' is none of"},
+        BadUse{"BadDeviceList", replay_command, {"--device=cuda:x"}, "cuda:x"},
+        BadUse{"BadStrategy",
+               mover_command,
+               {"--geometry=tiny", "--copy-strategy=teleport"},
+               "teleport"},
+        BadUse{"BadLevel", manager_command, {"--log-level=loud"}, "loud"},
+        BadUse{"BadTime", manager_command, {"--job-deadline=soon"}, "'soon' is no time"},
+        BadUse{"NoTime", manager_command, {"--job-deadline=0s"}, "'0s' is no time"},
+        BadUse{"BadSpeed", replay_command, {"--speed=-1"}, "'-1' is neither max nor"},
+        BadUse{"BadVerify", replay_command, {"--verify=some"}, "'some' is none of off|sample|full"},
+        BadUse{"NoRequests", replay_command, {"--requests=0"}, "--requests"},
+        BadUse{"TraceAndWorkload",
+               replay_command,
+               {"--trace=x.jsonl", "--workload=conversation"},
+               "excludes"},
+        BadUse{"BadInstance", status_command, {"--instance=../up"}, "../up"},
+        BadUse{"BadPolicy", clear_command, {"--host=maybe"}, "'maybe' is none of drop|keep"}),
+    [](const auto& use) { return std::string(use.param.name); });
+
+TEST(ProgramTest, PicksTheCommandByItsNameOrItsFirstArgument) {
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(run_program("/usr/bin/kvferry-manager", {"--help"}), kExitDone);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("--host-memory"));
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(run_program("kvferry", {"help", "mover"}), kExitDone);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("--copy-strategy"));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_program("kvferry", {"mvoer"}), kExitUsage);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("there is no command 'mvoer'"));
+}
+
+TEST(ProgramTest, EveryHelpExplainsAndShowsAnExample) {
+  for (const Command& command : commands()) {
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(command.run({"--help"}), kExitDone);
+    const std::string help = testing::internal::GetCapturedStdout();
+    EXPECT_THAT(help, HasSubstr("example")) << command.name;
+    EXPECT_THAT(help, HasSubstr("kvferry " + std::string(command.name))) << command.name;
+    EXPECT_THAT(help, HasSubstr("--instance")) << command.name;
+  }
+}
+
+TEST(RankOptionsTest, StagingSuitsArenaAndDevice) {
+  const auto geometry = find_geometry("tiny", 1);
+  ASSERT_TRUE(geometry);
+  ArenaChoice choice;
+  const auto staged = make_arena_options(choice, *geometry, 16, ipc::DeviceKind::kCuda);
+  EXPECT_GT(staged.staging_slots, 0U);
+  EXPECT_GE(staged.staging_slot_bytes, geometry->sharded_bytes(ipc::GroupId{0}));
+  choice.order = ipc::ArenaOrder::kBlockFirst;
+  EXPECT_EQ(make_arena_options(choice, *geometry, 16, ipc::DeviceKind::kHost).staging_slots, 0U);
+  choice.staging_slots = 3;
+  choice.staging_slot_bytes = 1U << 20;
+  const auto forced = make_arena_options(choice, *geometry, 16, ipc::DeviceKind::kHost);
+  EXPECT_EQ(forced.staging_slots, 3U);
+  EXPECT_EQ(forced.staging_slot_bytes, 1U << 20);
+}
+
+}  // namespace
+}  // namespace kvferry::cli

@@ -1,0 +1,199 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/report.hpp"
+
+#include "replay/sizing.hpp"
+#include "status_text.hpp"
+#include "table.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// A run with nothing to complain about.
+ReplayReport good() {
+  ReplayReport report;
+  report.counters.requests = 100;
+  report.counters.block_references = 1'000;
+  report.counters.hits_device = 50;
+  report.counters.hits_host = 150;
+  report.counters.loads = 150;
+  report.counters.bytes_to_device = 2'000'000'000;
+  report.counters.blocks_verified = 40;
+  report.duration_s = 4;
+  report.device = "host";
+  report.geometry = "tiny";
+  return report;
+}
+
+TEST(ReportTest, HasTheFieldsThatScriptsRelyOn) {
+  ReplayReport report = good();
+  report.counters.clear_ms = {3, 1, 2};
+  const nlohmann::json json = to_json(report);
+  for (const char* name : {"requests",
+                           "block_references",
+                           "hits_device",
+                           "hits_host",
+                           "hit_rate",
+                           "bytes_to_host",
+                           "bytes_to_device",
+                           "blocks_verified",
+                           "blocks_corrupt",
+                           "clears",
+                           "reinits",
+                           "clear_ms",
+                           "reinit_ms",
+                           "leaked_device_bytes",
+                           "leaked_host_bytes",
+                           "leftover_names",
+                           "restarts",
+                           "duration_s",
+                           "device",
+                           "geometry",
+                           "loads",
+                           "stores",
+                           "failed_jobs",
+                           "skipped_lines",
+                           "retracted"}) {
+    EXPECT_TRUE(json.contains(name)) << name;
+  }
+  EXPECT_DOUBLE_EQ(json["hit_rate"].get<double>(), 0.2);
+  EXPECT_DOUBLE_EQ(json["gb_per_s_to_device"].get<double>(), 0.5);
+  EXPECT_DOUBLE_EQ(json["clear_ms"]["p50"].get<double>(), 2);
+  EXPECT_DOUBLE_EQ(json["clear_ms"]["max"].get<double>(), 3);
+  EXPECT_DOUBLE_EQ(json["reinit_ms"]["p99"].get<double>(), 0);
+  EXPECT_TRUE(json["leftover_names"].is_array());
+  EXPECT_TRUE(json["error"].is_null());
+}
+
+TEST(ReportTest, PercentilesAreValuesThatWereSeen) {
+  EXPECT_DOUBLE_EQ(percentile({}, 0.5), 0);
+  EXPECT_DOUBLE_EQ(percentile({7}, 0.99), 7);
+  std::vector<double> values;
+  for (int i = 100; i > 0; --i) values.push_back(i);
+  EXPECT_DOUBLE_EQ(percentile(values, 0.50), 50);
+  EXPECT_DOUBLE_EQ(percentile(values, 0.99), 99);
+  EXPECT_DOUBLE_EQ(percentile(values, 1.0), 100);
+}
+
+TEST(ReportTest, AGoodRunHasNoFailure) { EXPECT_THAT(failures_of(good()), IsEmpty()); }
+
+TEST(ReportTest, EveryKindOfFailureIsNamed) {
+  ReplayReport report = good();
+  report.counters.blocks_corrupt = 2;
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("2 of 40 verified blocks were corrupt")));
+  report = good();
+  report.leaked_device_bytes = 1U << 20;
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("1.00 MiB of device memory")));
+  report = good();
+  report.leaked_host_bytes = 1U << 20;
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("1.00 MiB of host memory")));
+  report = good();
+  report.leftover_names = {"/dev/shm/a"};
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("/dev/shm/a")));
+  report = good();
+  report.counters.loads = 0;
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("nothing was ever loaded back")));
+  report.error = "interrupted";
+  EXPECT_THAT(failures_of(report), ElementsAre("interrupted"));
+}
+
+TEST(ReportTest, TheSummaryIsAligned) {
+  const std::string text = summarize(good());
+  EXPECT_THAT(text, HasSubstr("hit rate"));
+  EXPECT_THAT(text, HasSubstr("20.0 %"));
+  EXPECT_THAT(text, HasSubstr("1,000"));
+  EXPECT_EQ(text.find('\t'), std::string::npos);
+}
+
+TEST(ReportTest, AReportThatCannotBeWrittenSaysWhere) {
+  const auto written = write_report(good(), "/nonexistent/folder/report.json");
+  ASSERT_FALSE(written);
+  EXPECT_THAT(written.error().message, HasSubstr("/nonexistent/folder/report.json"));
+}
+
+TEST(SizingTest, TheDeviceHoldsAboutOnePercentAndTheHostAFifth) {
+  const auto geometry = ipc::load_geometry("tiny", 1);
+  ASSERT_TRUE(geometry);
+  const TraceFacts facts{288'500, 182'790, 250};
+  const auto sizing = choose_sizes(*geometry, facts, {}, {}, {});
+  ASSERT_TRUE(sizing) << sizing.error().message;
+  EXPECT_NEAR(sizing->gpu_blocks, 2'000, 100);
+  EXPECT_NEAR(static_cast<double>(sizing->host_bytes) /
+                  static_cast<double>(host_bytes_per_block(*geometry)),
+              40'500, 1'000);
+}
+
+TEST(SizingTest, AShortRunStillHasRoomForItsLongestRequest) {
+  const auto geometry = ipc::load_geometry("tiny-state", 1);
+  ASSERT_TRUE(geometry);
+  const TraceFacts facts{400, 300, 100};
+  const auto sizing = choose_sizes(*geometry, facts, {}, {}, {});
+  ASSERT_TRUE(sizing) << sizing.error().message;
+  EXPECT_GE(sizing->gpu_blocks, 100U);
+  EXPECT_LT(sizing->gpu_blocks, 300U);
+}
+
+TEST(SizingTest, RefusesADeviceThatIsSmallerThanTheLongestRequest) {
+  const auto geometry = ipc::load_geometry("tiny", 1);
+  ASSERT_TRUE(geometry);
+  const TraceFacts facts{400, 300, 100};
+  const auto sizing = choose_sizes(*geometry, facts, 99U, {}, {});
+  ASSERT_FALSE(sizing);
+  EXPECT_THAT(sizing.error().message, HasSubstr("needs 100 device blocks"));
+  EXPECT_FALSE(choose_sizes(*geometry, facts, {}, 1U, {})) << "one byte of host memory";
+}
+
+TEST(TableTest, AlignsColumnsAndDropsTrailingBlanks) {
+  Table table({{"name"}, {"n", Align::kRight}, {"note"}});
+  table.add({"a", "1", "x"});
+  table.add({"longer", "1,000"});
+  EXPECT_EQ(table.render("> "), "> name        n  note\n> a           1  x\n> longer  1,000\n");
+}
+
+TEST(TableTest, SeparatesThousands) {
+  EXPECT_EQ(with_separators(0), "0");
+  EXPECT_EQ(with_separators(999), "999");
+  EXPECT_EQ(with_separators(1'000), "1,000");
+  EXPECT_EQ(with_separators(12'345'678), "12,345,678");
+}
+
+TEST(StatusTextTest, ShowsHostEnginesAndProcesses) {
+  const auto text = describe_status(R"({
+    "instance": "chat", "pid": 42, "uptime": 3725.5,
+    "pool": {"bytes": 1073741824, "used": 1048576, "blocks": 32},
+    "index": {"blocks": 32, "pinned": 1, "reserved": 0, "evicted": 7},
+    "engines": [{"name": "e", "phase": "ready", "generation": 3, "offload_ready": true,
+      "geometry": "tiny", "group_blocks": [64], "cache_owner": "worker",
+      "jobs": {"queued": 0, "running": 1, "done": 5, "failed": 0, "cancelled": 0, "stale": 0},
+      "bytes_to_host": 2048, "bytes_to_device": 0, "clears": 1, "reinits": 1, "note": "",
+      "ranks": [{"rank": 0, "worker": {"pid": 43, "phase": "ready", "mapped": true, "epoch": 2,
+        "device_free": 1024, "device_total": 4096, "quarantined_bytes": 0, "note": ""},
+        "mover": null}]}]})");
+  ASSERT_TRUE(text) << text.error().message;
+  EXPECT_THAT(*text, HasSubstr("instance chat: pid 42, up 1 h 2 min"));
+  EXPECT_THAT(*text, HasSubstr("1.00 MiB of 1.00 GiB used, 32 blocks"));
+  EXPECT_THAT(*text, HasSubstr("engine e: ready, generation 3, offload ready"));
+  EXPECT_THAT(*text, HasSubstr("1.00 KiB of 4.00 KiB"));
+  EXPECT_THAT(*text, HasSubstr("absent"));
+  EXPECT_EQ(text->find("{}"), std::string::npos);
+}
+
+TEST(StatusTextTest, TakesWhatIsMissingAndRefusesWhatIsNoObject) {
+  const auto sparse = describe_status(R"({"engines": [{"ranks": [{}, 3]}, 7], "pool": []})");
+  ASSERT_TRUE(sparse) << sparse.error().message;
+  EXPECT_FALSE(describe_status("[1]"));
+  EXPECT_FALSE(describe_status("not json"));
+}
+
+}  // namespace
+}  // namespace kvferry::cli
