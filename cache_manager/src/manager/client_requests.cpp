@@ -145,6 +145,12 @@ void ClientRequests::answer_waiting_hellos() {
       left.push_back(std::move(waiting));
     } else {
       context_.reply(waiting.peer, waiting.request, client->engine->view());
+      // State comes as events, the first one included: nothing may change for long after a hello.
+      const ipc::Status sent = context_.server.notify(
+          waiting.peer.id, ipc::MessageKind::kEngineState, client->engine->view());
+      if (!sent)
+        ipc::log_warn("engine state not sent to {}: {}", waiting.peer.name,
+                      sent.error().to_string());
     }
   }
   waiting_hellos_.insert(waiting_hellos_.end(), std::make_move_iterator(left.begin()),

@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/replay_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <string>
+#include <tuple>
+
+namespace kvferry::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+void expect_clean(const json& report) {
+  ASSERT_TRUE(report.is_object()) << "no report";
+  EXPECT_EQ(report["blocks_corrupt"], 0);
+  EXPECT_EQ(report["leaked_device_bytes"], 0);
+  EXPECT_EQ(report["leaked_host_bytes"], 0);
+  EXPECT_EQ(report["leftover_names"], json::array());
+  EXPECT_TRUE(report["error"].is_null()) << report["error"];
+}
+
+/// Owner, handles, arena.
+using Setup = std::tuple<std::string, std::string, std::string>;
+
+class ReplaySetupTest : public ReplayTest, public testing::WithParamInterface<Setup> {};
+
+TEST_P(ReplaySetupTest, ServesVerifiesAndLeavesNothingWithClearsUnderTraffic) {
+  const auto& [owner, handles, arena] = GetParam();
+  const Finished run = replay(write_trace(150), {"--clear-every=40", "--cache-owner=" + owner,
+                                                 "--handles=" + handles, "--arena=" + arena});
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json report = this->report();
+  expect_clean(report);
+  EXPECT_EQ(report["requests"], 150);
+  EXPECT_EQ(report["block_references"], 150 * 6 + 30 * 2 * (0 + 1 + 2 + 3 + 4));
+  EXPECT_GT(report["hits_host"], 0);
+  EXPECT_GT(report["blocks_verified"], 0);
+  EXPECT_GE(report["clears"], 3);
+  EXPECT_EQ(report["clears"], report["reinits"]);
+  EXPECT_GT(report["clear_ms"]["p50"], 0);
+  EXPECT_EQ(report["restarts"], 0);
+  EXPECT_GT(report["bytes_to_host"], 0);
+  EXPECT_GT(report["bytes_to_device"], 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All,
+                         ReplaySetupTest,
+                         testing::Combine(testing::Values("worker", "mover"),
+                                          testing::Values("vmm", "legacy"),
+                                          testing::Values("layer-first", "block-first")),
+                         [](const auto& setup) {
+                           std::string name = std::get<0>(setup.param) + "_" +
+                                              std::get<1>(setup.param) + "_" +
+                                              std::get<2>(setup.param);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+class ReplayGeometryTest : public ReplayTest, public testing::WithParamInterface<std::string> {};
+
+TEST_P(ReplayGeometryTest, ServesAndVerifiesEveryGroup) {
+  const Finished run = replay(write_trace(150), {"--geometry=" + GetParam(), "--gpu-blocks=150"});
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json report = this->report();
+  expect_clean(report);
+  EXPECT_EQ(report["requests"], 150);
+  EXPECT_GT(report["hits_host"], 0);
+  EXPECT_GT(report["blocks_verified"], 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    ReplayGeometryTest,
+    testing::Values("tiny-mla", "tiny-fp8", "tiny-draft", "tiny-window", "tiny-state"),
+    [](const auto& geometry) {
+      std::string name = geometry.param;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
+
+TEST_F(ReplayTest, WithRoomForEverythingTheHitRateIsWhatTheTraceHolds) {
+  // Four turns of 6, 8, 10 and 12 blocks in 30 sessions: all but the new blocks hit, and the very
+  // first block is shared by all.
+  const Finished run = replay(write_trace(120), {"--gpu-blocks=120", "--in-flight=1"});
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json report = this->report();
+  const int references = 30 * (6 + 8 + 10 + 12);
+  const int distinct = 1 + 30 * 11;
+  EXPECT_EQ(report["block_references"], references);
+  EXPECT_EQ(report["hits_device"].get<int>() + report["hits_host"].get<int>(),
+            references - distinct);
+  EXPECT_EQ(report["stores"], distinct);
+}
+
+TEST_F(ReplayTest, AMadeUpWorkloadRepeatsFromItsSeed) {
+  const std::vector<std::string> arguments = {"replay",
+                                              "--device=host",
+                                              "--requests=150",
+                                              "--seed=3",
+                                              "--in-flight=1",
+                                              "--runtime-dir=" + path("run"),
+                                              "--report=" + path("report.json")};
+  Finished run = run_kvferry(arguments);
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json first = report();
+  run = run_kvferry(arguments);
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json again = report();
+  for (const char* name : {"block_references", "hits_device", "hits_host", "stores"}) {
+    EXPECT_EQ(first[name], again[name]) << name;
+  }
+}
+
+TEST_F(ReplayTest, AMalformedLineIsNamedAndEndsTheRun) {
+  const std::string trace = write_trace(60, 20);
+  std::ofstream(trace, std::ios::app) << "{\"timestamp\": 1}\n";
+  const Finished run = replay(trace);
+  EXPECT_EQ(run.exit, ChildExit::exited(1));
+  EXPECT_THAT(run.complaints, HasSubstr("trace.jsonl:61: \"input_length\" is missing"));
+}
+
+TEST_F(ReplayTest, SkipBadCountsMalformedLinesAndGoesOn) {
+  const std::string trace = write_trace(60, 20);
+  std::ofstream(trace, std::ios::app) << "{\"timestamp\": 1}\n";
+  const Finished run = replay(trace, {"--skip-bad"});
+  EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  EXPECT_EQ(report()["skipped_lines"], 1);
+  EXPECT_EQ(report()["requests"], 60);
+}
+
+TEST_F(ReplayTest, FailsWhenNothingWasLoadedBack) {
+  const Finished run = replay(write_trace(10, 10));
+  EXPECT_EQ(run.exit, ChildExit::exited(1));
+  EXPECT_THAT(run.complaints, HasSubstr("nothing was ever loaded back"));
+}
+
+TEST_F(ReplayTest, RefusesADeviceThatDoesNotHoldTheLongestRequest) {
+  const Finished run = replay(write_trace(60, 20), {"--gpu-blocks=8"});
+  EXPECT_EQ(run.exit, ChildExit::exited(1));
+  EXPECT_THAT(run.complaints, HasSubstr("the longest request needs 11 device blocks"));
+}
+
+TEST_F(ReplayTest, AReportThatCannotBeWrittenFailsTheRun) {
+  const Finished run = replay(write_trace(60, 20), {"--report=/nonexistent/report.json"});
+  EXPECT_EQ(run.exit, ChildExit::exited(1));
+  EXPECT_THAT(run.complaints, HasSubstr("/nonexistent/report.json"));
+}
+
+class NoManagerTest : public ReplayTest, public testing::WithParamInterface<std::string> {};
+
+TEST_P(NoManagerTest, ExitsWithThreeAndNamesTheInstance) {
+  const Finished run =
+      run_kvferry({GetParam(), "--runtime-dir=" + path("run"), "--instance=nobody"});
+  EXPECT_EQ(run.exit, ChildExit::exited(3));
+  EXPECT_THAT(run.complaints, HasSubstr("nobody"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Commands,
+                         NoManagerTest,
+                         testing::Values("status", "clear", "reinit"),
+                         [](const auto& command) { return command.param; });
+
+}  // namespace
+}  // namespace kvferry::test
