@@ -119,6 +119,10 @@ std::unique_ptr<CLI::App> make_app(std::string_view command,
 
 std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
   for (CLI::Option* option : app.get_options()) {
+    // Given twice, the later one counts: scripts append to what others wrote.
+    if (option->get_items_expected_max() > 0) {
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    }
     for (const std::string& name : option->get_lnames()) {
       if (name != "help" && name != "config" && name != "parent-fd") {
         option->envname(environment_name(name));

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/replay_fixture.hpp"
 
+#include "kvferry/ipc/wire/control.hpp"
+
 #include <poll.h>
 #include <stdlib.h>
 
@@ -95,7 +97,7 @@ void ReplayTest::start_replay(const std::string& trace, const std::vector<std::s
   const bool flowing = wait_until([this] {
     const nlohmann::json now = status();
     return now.is_object() && now["engines"].size() == 1 &&
-           now["engines"][0]["jobs"]["done"].get<int>() >= 10;
+           now["engines"][0]["jobs"]["done"].get<int>() >= 5;
   });
   ASSERT_TRUE(flowing) << running_->stderr_text();
 }
@@ -116,9 +118,21 @@ std::vector<std::string> ReplayTest::instance_options() const {
 }
 
 nlohmann::json ReplayTest::status() const {
-  std::vector<std::string> arguments = instance_options();
-  arguments.insert(arguments.begin(), {"status", "--json"});
-  return nlohmann::json::parse(run_kvferry(arguments).output, nullptr, false);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run", error)) {
+    const ipc::Deadline deadline = ipc::Deadline::after(5s);
+    ipc::ControlLink::Options options;
+    options.registry_path = entry.path() / "replay" / "registry";
+    options.control_path = entry.path() / "replay" / "control";
+    options.incarnation = ipc::IncarnationId::random();
+    options.name = "test";
+    const auto link = ipc::ControlLink::connect(options, deadline);
+    if (!link) continue;
+    const auto reply =
+        (*link)->call<ipc::StatusReply>(ipc::MessageKind::kStatus, ipc::Empty{}, deadline);
+    if (reply) return nlohmann::json::parse(reply->json, nullptr, false);
+  }
+  return {};
 }
 
 std::map<std::string, ipc::ProcessRef> ReplayTest::children() const {
@@ -141,7 +155,7 @@ std::map<std::string, ipc::ProcessRef> ReplayTest::children() const {
 }
 
 bool ReplayTest::wait_until(const std::function<bool()>& condition) {
-  const ipc::Deadline deadline = soon();
+  const ipc::Deadline deadline = ipc::Deadline::after(60s);
   while (!deadline.expired()) {
     if (condition()) return true;
     pollfd end{running_->pidfd(), POLLIN, 0};

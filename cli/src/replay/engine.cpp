@@ -193,7 +193,7 @@ void Engine::pump_later() {
 void Engine::pump() {
   if (ended_ || client_ == nullptr) return;
   look_at_state();
-  if (is_ready() && ipc::MonotonicClock::now() >= not_before_) {
+  if (start_playing() && is_ready() && ipc::MonotonicClock::now() >= not_before_) {
     std::size_t looked_at = 0;
     for (auto next = waiting_.begin();
          next != waiting_.end() && attempts_.size() < options_.in_flight && looked_at < kLookAhead;
@@ -209,6 +209,15 @@ void Engine::pump() {
     }
   }
   end_when_done();
+}
+
+bool Engine::start_playing() {
+  if (playing_) return true;
+  if (!is_ready() || !client_->state().offload_ready) return false;
+  playing_ = true;
+  started_at_ = progress_at_ = ipc::MonotonicClock::now();
+  hooks_.on_started();
+  return true;
 }
 
 void Engine::end_when_done() {
@@ -243,7 +252,8 @@ void Engine::watch_progress() {
   if (ended_) return;
   watch_timer_ = loop_.after(kWatchPeriod, [this] { watch_progress(); });
   const ipc::TimePoint now = ipc::MonotonicClock::now();
-  const bool started = !index_.empty();
+  const bool started = playing_;
+  if (now - progress_at_ > kWatchPeriod / 2) ipc::log_debug("nothing goes on: {}", describe());
   if (!started && now - started_at_ > kStartTime) {
     fail(KVFERRY_ERROR(kTimeout, "the processes were not ready within 120 s: {}", describe()));
   } else if (started && !phase_ready_ && now - not_ready_since_ > kNotReadyTime) {

@@ -47,6 +47,8 @@ class Engine {
   struct Hooks {
     std::function<void(const std::string& line)> say;
     std::function<void(std::uint64_t finished)> on_request_done;
+    /// Every process is there for the first time: requests are taken from now on.
+    std::function<void()> on_started;
     /// Everything is served and nothing is in flight, or it cannot go on.
     std::function<void(const ipc::Status&)> on_end;
   };
@@ -105,6 +107,8 @@ class Engine {
   void connect();
   void on_client();
   void look_at_state();
+  /// The first request waits until all of them can be served as meant, offload included.
+  [[nodiscard]] bool start_playing();
   void begin_generation(const worker::CacheState& state);
   void lose_device_contents();
   void on_worker_lost(ipc::Rank rank);
@@ -164,6 +168,7 @@ class Engine {
   std::uint64_t generation_ = 0;
   std::uint64_t reconnects_ = 0;
   bool phase_ready_ = false;
+  bool playing_ = false;  ///< Was ready for everything once.
 
   std::set<std::size_t> waiting_;  ///< Requests to serve, in their order.
   std::unordered_map<std::size_t, std::vector<ipc::Digest>> hashes_;
@@ -176,7 +181,7 @@ class Engine {
 
   bool pump_posted_ = false;
   bool ended_ = false;
-  ipc::TimePoint started_at_{};
+  ipc::TimePoint started_at_{};   ///< The first request may go.
   ipc::TimePoint not_before_{};   ///< After a refused step: when to try again.
   ipc::TimePoint progress_at_{};  ///< Something last went on.
   ipc::TimePoint not_ready_since_{};

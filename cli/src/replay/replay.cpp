@@ -94,6 +94,7 @@ class ReplayRun {
   std::optional<Engine> engine_;
   bool ended_ = false;
   bool interrupted_ = false;
+  ipc::TimePoint started_at_ = ipc::MonotonicClock::now();
   ipc::TimerId tick_timer_ = 0;
 };
 
@@ -253,6 +254,7 @@ void ReplayRun::start_engine() {
   hooks.on_request_done = [this](std::uint64_t finished) {
     if (config_.clear_every > 0 && finished % config_.clear_every == 0) lifecycle_->start_cycle();
   };
+  hooks.on_started = [this] { started_at_ = ipc::MonotonicClock::now(); };
   hooks.on_end = [this](const ipc::Status& status) {
     end(status ? std::nullopt : std::optional(status.error().to_string()));
   };
@@ -279,7 +281,6 @@ void ReplayRun::play() {
     }
   });
   tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
-  const ipc::TimePoint started = ipc::MonotonicClock::now();
   if (const auto status = start_children(); !status) end(status.error().to_string());
   start_engine();
   engine_->start();
@@ -289,7 +290,8 @@ void ReplayRun::play() {
   while (!report_.error && !lifecycle_->is_idle() && !last_cycle.expired()) {
     loop_.run_once(last_cycle);
   }
-  report_.duration_s = std::chrono::duration<double>(ipc::MonotonicClock::now() - started).count();
+  report_.duration_s =
+      std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
 }
 
 void ReplayRun::take_down() {
