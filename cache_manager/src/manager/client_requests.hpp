@@ -17,6 +17,7 @@ class ClientRequests {
   ClientRequests(ManagerContext& context, JobService& jobs) : context_(context), jobs_(jobs) {}
   ClientRequests(const ClientRequests&) = delete;
   ClientRequests& operator=(const ClientRequests&) = delete;
+  ~ClientRequests() = default;
 
   /// False when the kind is none of an engine client's.
   [[nodiscard]] bool handle(const ipc::Peer& peer, const ipc::Envelope& request);

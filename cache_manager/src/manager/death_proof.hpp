@@ -21,6 +21,7 @@ class DeathProof {
   explicit DeathProof(ManagerContext& context) : context_(context) {}
   DeathProof(const DeathProof&) = delete;
   DeathProof& operator=(const DeathProof&) = delete;
+  ~DeathProof() = default;
 
   /// A worker has registered: keeps a proof of its life of our own, which outlasts its connection.
   void watch_worker(const ipc::IncarnationId& worker);

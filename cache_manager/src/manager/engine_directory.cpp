@@ -8,7 +8,7 @@
 namespace kvferry::cache_manager {
 
 EngineDirectory::EngineDirectory()
-    : next_generation(
+    : next_generation_(
           static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
                                          std::chrono::system_clock::now().time_since_epoch())
                                          .count())) {}
@@ -24,7 +24,7 @@ EngineRecord& EngineDirectory::open(const std::string& name) {
   std::unique_ptr<EngineRecord>& engine = engines_[name];
   if (engine == nullptr) {
     engine = std::make_unique<EngineRecord>(name, next_engine_++);
-    (void)engine->refresh(next_generation);
+    (void)engine->refresh(next_generation_);
   }
   return *engine;
 }

@@ -72,9 +72,10 @@ class EngineDirectory {
   void prune_roots(const std::string& engine, const std::function<bool(const ipc::Digest&)>& used);
 
   /// The next generation of any engine; never repeated, not by a restarted manager either.
-  std::uint64_t next_generation;
+  [[nodiscard]] std::uint64_t& next_generation() noexcept { return next_generation_; }
 
  private:
+  std::uint64_t next_generation_;
   std::map<ipc::IncarnationId, ipc::Peer> peers_;
   std::map<std::string, std::unique_ptr<EngineRecord>> engines_;
   std::unordered_map<ipc::IncarnationId, EngineRecord*> rank_peers_;

@@ -195,6 +195,8 @@ void EngineRecord::end_operation(bool cleared) {
   if (cleared) {
     cleared_ = true;
   }
+  clears_ += operation_ == EngineOperation::kClear ? 1U : 0U;
+  reinits_ += operation_ == EngineOperation::kReinit ? 1U : 0U;
   operation_ = EngineOperation::kNone;
 }
 

@@ -83,6 +83,8 @@ class EngineRecord {
   void begin(EngineOperation operation) { operation_ = operation; }
   /// cleared: every rank is; a failed operation leaves what the ranks report.
   void end_operation(bool cleared);
+  [[nodiscard]] std::uint64_t clears() const noexcept { return clears_; }
+  [[nodiscard]] std::uint64_t reinits() const noexcept { return reinits_; }
   /// The peer answered a clear: whatever it reports of that epoch later is old.
   void note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch);
   void set_note(std::string note) { note_ = std::move(note); }
@@ -93,9 +95,6 @@ class EngineRecord {
 
   /// Where jobs of a generation go; kNotReady, kStaleEpoch or kRevoked otherwise.
   [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint64_t generation) const;
-
-  std::uint64_t clears = 0;
-  std::uint64_t reinits = 0;
 
  private:
   struct MappedArena {
@@ -114,6 +113,8 @@ class EngineRecord {
   std::vector<RankRecord> ranks_;
   std::vector<MappedArena> mapped_;  ///< Per rank, the last that its worker had mapped.
   EngineOperation operation_ = EngineOperation::kNone;
+  std::uint64_t clears_ = 0;   ///< Clears that ended, failed ones included.
+  std::uint64_t reinits_ = 0;  ///< Likewise.
   bool cleared_ = false;
   std::uint64_t generation_ = 0;
   ipc::CachePhase phase_ = ipc::CachePhase::kDetached;

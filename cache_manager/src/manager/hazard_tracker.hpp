@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -25,7 +26,9 @@ struct Place {
   [[nodiscard]] static Place host_slot(std::uint64_t slab_generation, std::uint32_t index) {
     return {.space = slab_generation, .index = index, .host = true};
   }
-  friend constexpr auto operator<=>(const Place&, const Place&) = default;
+  [[nodiscard]] auto tie() const noexcept { return std::tie(space, index, host); }
+  friend bool operator==(const Place& a, const Place& b) { return a.tie() == b.tie(); }
+  friend bool operator<(const Place& a, const Place& b) { return a.tie() < b.tie(); }
 };
 
 struct PlaceHash {

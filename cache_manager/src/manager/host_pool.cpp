@@ -33,6 +33,14 @@ SlabLayout layout_of(const SlabShape& shape, std::uint64_t capacity) {
   return layout;
 }
 
+std::uint32_t capacity_of(const SlabShape& shape, std::uint64_t bytes) {
+  std::uint64_t capacity = bytes / shape.block_bytes();
+  while (capacity > 0 && layout_of(shape, capacity).bytes > bytes) {
+    --capacity;
+  }
+  return static_cast<std::uint32_t>(capacity);
+}
+
 }  // namespace
 
 HostPool::HostPool(std::uint64_t pool_bytes) {
@@ -48,14 +56,6 @@ HostPool::HostPool(std::uint64_t pool_bytes) {
   free_pages_ = static_cast<std::uint32_t>(pages);
 }
 
-std::uint32_t HostPool::capacity_of(const SlabShape& shape, std::uint64_t bytes) const {
-  std::uint64_t capacity = bytes / shape.block_bytes();
-  while (capacity > 0 && layout_of(shape, capacity).bytes > bytes) {
-    --capacity;
-  }
-  return static_cast<std::uint32_t>(capacity);
-}
-
 // The fewest pages that lose little at the slab's end, else those that lose the least; 0 when the
 // whole pool does not hold one block.
 std::uint32_t HostPool::pages_wanted(const SlabShape& shape) const {
@@ -68,7 +68,7 @@ std::uint32_t HostPool::pages_wanted(const SlabShape& shape) const {
   if (least > all || capacity_of(shape, least * page_bytes_) == 0) {
     return 0;
   }
-  std::uint32_t best = static_cast<std::uint32_t>(least);
+  auto best = static_cast<std::uint32_t>(least);
   double best_loss = 1.0;
   // A small pool keeps small slabs, so that every shape finds one.
   const std::uint32_t most =

@@ -73,6 +73,7 @@ class HostPool {
   explicit HostPool(std::uint64_t pool_bytes);
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
+  ~HostPool() = default;
 
   /// Nothing when no slab of the shape has room and no run of pages is free.
   [[nodiscard]] std::optional<HostSlot> allocate(const SlabShape& shape);
@@ -101,7 +102,6 @@ class HostPool {
     std::vector<std::uint64_t> taken;
   };
 
-  [[nodiscard]] std::uint32_t capacity_of(const SlabShape& shape, std::uint64_t bytes) const;
   [[nodiscard]] std::uint32_t pages_wanted(const SlabShape& shape) const;
   [[nodiscard]] std::optional<std::uint32_t> find_pages(std::uint32_t count) const;
   [[nodiscard]] std::optional<std::uint32_t> open_slab(const SlabShape& shape);

@@ -18,6 +18,7 @@ class JobService {
   explicit JobService(ManagerContext& context) : context_(context) {}
   JobService(const JobService&) = delete;
   JobService& operator=(const JobService&) = delete;
+  ~JobService() = default;
 
   void submit_store(const ClientRecord& client, const ipc::Envelope& request);
   void submit_load(const ClientRecord& client, const ipc::Envelope& request);

@@ -79,6 +79,11 @@ void JobTable::make_runnable(Entry& entry) {
 }
 
 void JobTable::pump(std::uint32_t engine) {
+  send_runnable(engine);
+  settle();
+}
+
+void JobTable::send_runnable(std::uint32_t engine) {
   auto& runnable = runnable_[engine];
   while (!runnable.empty() && running_[engine] < kWindow) {
     const ipc::JobId id{runnable.begin()->second};
@@ -91,7 +96,6 @@ void JobTable::pump(std::uint32_t engine) {
     }
     start(entry, *targets);
   }
-  settle();
 }
 
 void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
@@ -312,10 +316,6 @@ void JobTable::finish(Entry& entry) {
 // Ends what is over. Kept out of the callers' loops: a job that ends lets others run, which may end
 // at once, too.
 void JobTable::settle() {
-  if (settling_) {
-    return;
-  }
-  settling_ = true;
   while (!over_.empty()) {
     const ipc::JobId id = over_.front();
     over_.pop_front();
@@ -357,10 +357,9 @@ void JobTable::settle() {
       }
     }
     for (const std::uint32_t other : touched) {
-      pump(other);  // Does not settle again: settling_ is set.
+      send_runnable(other);
     }
   }
-  settling_ = false;
 }
 
 std::optional<ipc::TimePoint> JobTable::next_deadline() const {

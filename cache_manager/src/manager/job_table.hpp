@@ -101,6 +101,7 @@ class JobTable {
            std::chrono::milliseconds job_deadline);
   JobTable(const JobTable&) = delete;
   JobTable& operator=(const JobTable&) = delete;
+  ~JobTable() = default;
 
   /// kBusy when the engine has too many, kAlreadyExists when the client has a job of that id.
   [[nodiscard]] ipc::Status can_accept(std::uint32_t engine,
@@ -169,6 +170,7 @@ class JobTable {
   void close_part(Entry& entry, Part& part);
   void end_unsent(Entry& entry, const ipc::Error& error);
   void finish(Entry& entry);
+  void send_runnable(std::uint32_t engine);
   void settle();
 
   HostPool& pool_;
@@ -184,7 +186,6 @@ class JobTable {
   std::set<std::pair<ipc::TimePoint, ipc::JobId>> deadlines_;
   std::map<std::uint32_t, JobCounters> counters_;
   std::deque<ipc::JobId> over_;  ///< Finished, to be settled.
-  bool settling_ = false;
   std::uint64_t next_id_;
 };
 

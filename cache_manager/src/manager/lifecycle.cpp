@@ -213,12 +213,11 @@ std::uint64_t Lifecycle::drop_host(const EngineRecord& engine) {
   return dropped;
 }
 
-void Lifecycle::finish_clear(const ClearRef& clear) {
-  clear->answered = true;
-  ipc::ClearReply reply;
+// What each rank reached; the first error, which tells how many more there are.
+std::optional<ipc::Error> Lifecycle::collect_outcomes(Clear& clear, ipc::ClearReply& reply) {
   std::optional<ipc::Error> first;
   std::size_t failed = 0;
-  for (ClearRank& rank : clear->ranks) {
+  for (ClearRank& rank : clear.ranks) {
     ipc::RankOutcome outcome;
     outcome.engine = rank.engine;
     outcome.rank = rank.rank;
@@ -240,6 +239,16 @@ void Lifecycle::finish_clear(const ClearRef& clear) {
     }
     reply.ranks.push_back(std::move(outcome));
   }
+  if (failed > 1) {
+    first->message += fmt::format(" (and {} more ranks)", failed - 1);
+  }
+  return first;
+}
+
+void Lifecycle::finish_clear(const ClearRef& clear) {
+  clear->answered = true;
+  ipc::ClearReply reply;
+  const std::optional<ipc::Error> first = collect_outcomes(*clear, reply);
   for (EngineRecord* engine : clear->engines) {
     // Whatever became of the ranks: no tier is left out because another one failed.
     if (clear->host == ipc::HostPolicy::kDrop) {
@@ -248,26 +257,20 @@ void Lifecycle::finish_clear(const ClearRef& clear) {
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();
     });
-    engine->end_operation(/*cleared=*/all);
-    ++engine->clears;
+    engine->end_operation(/*cleared=*/all && !engine->ranks().empty());
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);
   const std::vector<EngineRecord*> engines = clear->engines;
   for (EngineRecord* engine : engines) {
-    ipc::log_info(
-        "engine {}: clear ends after {} ms, {} of {} ranks failed, {} host blocks dropped",
-        engine->name(), reply.took.count() / 1000, failed, reply.ranks.size(),
-        reply.host_blocks_dropped);
+    ipc::log_info("engine {}: clear ends after {} ms, {} host blocks dropped", engine->name(),
+                  reply.took.count() / 1000, reply.host_blocks_dropped);
     context_.engine_changed(*engine);
   }
   std::erase(clears_, clear);
   if (!first) {
     context_.reply(clear->peer, clear->request, reply);
   } else {
-    if (failed > 1) {
-      first->message += fmt::format(" (and {} more ranks)", failed - 1);
-    }
     ipc::log_warn("clear failed: {}", first->to_string());
     if (clear->request.request.value != 0) {
       ManagerContext::log_unsent(clear->peer, context_.server.reply_partial(
@@ -421,7 +424,6 @@ void Lifecycle::finish_reinit(const ReinitRef& reinit) {
   context_.loop.cancel(reinit->timer);
   std::erase(reinits_, reinit);
   engine.end_operation(/*cleared=*/false);
-  ++engine.reinits;
   if (reinit->error) {
     ipc::log_warn("engine {}: reinit failed: {}", engine.name(), reinit->error->to_string());
     engine.set_note(reinit->error->message);

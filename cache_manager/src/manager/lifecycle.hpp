@@ -19,6 +19,7 @@ class Lifecycle {
   explicit Lifecycle(ManagerContext& context) : context_(context) {}
   Lifecycle(const Lifecycle&) = delete;
   Lifecycle& operator=(const Lifecycle&) = delete;
+  ~Lifecycle() = default;
 
   void clear(const ipc::Peer& peer, const ipc::Envelope& request);
   void reinit(const ipc::Peer& peer, const ipc::Envelope& request);
@@ -77,6 +78,8 @@ class Lifecycle {
                        const ipc::Result<ipc::Envelope>& answer);
   /// The owner has answered: what it says holds, the attacher's answer is waited for a little only.
   void limit_attacher(const ClearRef& clear, std::size_t index);
+  [[nodiscard]] static std::optional<ipc::Error> collect_outcomes(Clear& clear,
+                                                                  ipc::ClearReply& reply);
   void finish_clear(const ClearRef& clear);
   [[nodiscard]] std::uint64_t drop_host(const EngineRecord& engine);
 

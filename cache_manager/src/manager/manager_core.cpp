@@ -13,6 +13,7 @@ namespace kvferry::cache_manager {
 namespace {
 
 constexpr std::chrono::milliseconds kStopDrain{2000};
+constexpr std::chrono::milliseconds kFarewell{50};
 
 ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
                                            const HostPool& pool,
@@ -278,7 +279,7 @@ void ManagerCore::on_bye(const ipc::Peer& peer) {
 // ---- engines and jobs ----
 
 void ManagerCore::engine_changed(EngineRecord& engine) {
-  const bool changed = engine.refresh(directory_.next_generation);
+  const bool changed = engine.refresh(directory_.next_generation());
   if (changed) {
     ipc::log_info("engine {}: {}, generation {}, offload {}", engine.name(),
                   to_string(engine.phase()), engine.generation(),
@@ -408,7 +409,8 @@ void ManagerCore::finish_stop() {
       ipc::log_debug("bye not sent to {}: {}", peer.name, sent.error().to_string());
     }
   }
-  std::exchange(stopped_, nullptr)();
+  // The last messages leave before the connections end.
+  stop_timer_ = loop_.after(kFarewell, std::exchange(stopped_, nullptr));
 }
 
 }  // namespace kvferry::cache_manager

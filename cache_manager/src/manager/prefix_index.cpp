@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/check.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -38,12 +39,12 @@ PrefixIndex::Entry* PrefixIndex::find(const ipc::BlockKey& key) const {
 
 void PrefixIndex::make_recent(Entry& entry) {
   if (entry.in_lru) {
-    lru_.splice(lru_.begin(), lru_, entry.lru);
+    lru_.splice(lru_.end(), lru_, entry.lru);
     return;
   }
   if (entry.state == State::kVisible && entry.pins.empty()) {
-    lru_.push_front(&entry);
-    entry.lru = lru_.begin();
+    lru_.push_back(&entry);
+    entry.lru = std::prev(lru_.end());
     entry.in_lru = true;
   }
 }
@@ -86,14 +87,21 @@ ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
       break;
     }
   }
-  for (std::uint32_t i = reply.usable_prefix; i > 0; --i) {
-    for (std::uint32_t group = 0; group < groups.size(); ++group) {
-      if (Entry* entry = find({root, blocks[i - 1], ipc::GroupId{group}})) {
+  touch(root, blocks.first(reply.usable_prefix), static_cast<std::uint32_t>(groups.size()));
+  return reply;
+}
+
+// Last to first: of one prefix, the last block is the first to be evicted.
+void PrefixIndex::touch(const ipc::Digest& root,
+                        std::span<const ipc::Digest> blocks,
+                        std::uint32_t groups) {
+  for (std::size_t i = blocks.size(); i-- > 0;) {
+    for (std::uint32_t group = 0; group < groups; ++group) {
+      if (Entry* entry = find({root, blocks[i], ipc::GroupId{group}})) {
         make_recent(*entry);
       }
     }
   }
-  return reply;
 }
 
 std::uint32_t PrefixIndex::pin(const ipc::IncarnationId& client,
@@ -124,10 +132,10 @@ std::uint32_t PrefixIndex::unpin(const ipc::IncarnationId& client,
                                  std::span<const ipc::Digest> blocks,
                                  std::uint32_t groups) {
   std::uint32_t unpinned = 0;
-  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+  for (std::size_t i = blocks.size(); i-- > 0;) {
     bool any = false;
     for (std::uint32_t group = 0; group < groups; ++group) {
-      Entry* entry = find({root, *block, ipc::GroupId{group}});
+      Entry* entry = find({root, blocks[i], ipc::GroupId{group}});
       if (entry == nullptr || !entry->pins.contains(client)) {
         continue;
       }
@@ -240,8 +248,8 @@ HostBlockRef PrefixIndex::allocate(const SlabShape& shape) {
 // because only whole slabs change their shape.
 bool PrefixIndex::evict_for(const SlabShape& shape) {
   std::unordered_set<std::uint32_t> stuck;
-  for (auto at = lru_.rbegin(); at != lru_.rend(); ++at) {
-    Entry& entry = **at;
+  for (Entry* oldest : lru_) {
+    Entry& entry = *oldest;
     if (!is_evictable(entry)) {
       continue;
     }

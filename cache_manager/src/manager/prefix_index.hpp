@@ -103,6 +103,7 @@ class PrefixIndex {
   [[nodiscard]] static bool is_evictable(const Entry& entry) {
     return entry.in_lru && entry.block.use_count() == 1;
   }
+  void touch(const ipc::Digest& root, std::span<const ipc::Digest> blocks, std::uint32_t groups);
   void make_recent(Entry& entry);
   void leave_lru(Entry& entry);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
@@ -115,7 +116,7 @@ class PrefixIndex {
   std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
   std::unordered_map<std::uint32_t, std::unordered_set<Entry*>> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
-  std::list<Entry*> lru_;  ///< Visible and unpinned; front is the most recently used.
+  std::list<Entry*> lru_;  ///< Visible and unpinned; the least recently used first.
   Token next_token_;
   Stats stats_;
 };

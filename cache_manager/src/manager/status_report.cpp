@@ -59,8 +59,8 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
         {"stale", jobs.stale}}},
       {"bytes_to_host", jobs.bytes_to_host},
       {"bytes_to_device", jobs.bytes_to_device},
-      {"clears", engine.clears},
-      {"reinits", engine.reinits},
+      {"clears", engine.clears()},
+      {"reinits", engine.reinits()},
   };
   described["ranks"] = std::move(ranks);
   return described;

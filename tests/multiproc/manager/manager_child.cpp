@@ -1,0 +1,26 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// A real manager in a process of its own: manager_child RUNTIME_DIR JOB_DEADLINE_MS.
+#include "kvferry/cache_manager/manager.hpp"
+#include "kvferry/ipc/base/error.hpp"
+#include "kvferry/ipc/base/log.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  kvferry::ipc::init_logging("manager", kvferry::ipc::LogLevel::kDebug);
+  kvferry::cache_manager::ManagerConfig config;
+  config.runtime_dir = argv[1];
+  config.pool_bytes = 4ULL << 20U;
+  config.job_deadline = std::chrono::milliseconds(std::stol(argv[2]));
+  try {
+    kvferry::cache_manager::run_manager(config);
+  } catch (const kvferry::ipc::Exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

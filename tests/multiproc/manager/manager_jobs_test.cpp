@@ -1,0 +1,304 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "multiproc/manager/manager_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+namespace kvferry::test {
+namespace {
+
+using ipc::BlockId;
+using ipc::BlockPresence;
+using ipc::ErrorCode;
+using ipc::GroupId;
+using ipc::JobId;
+using ipc::MessageKind;
+using ipc::ProcessKind;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using ManagerJobsTest = ManagerTest;
+
+TEST_F(ManagerJobsTest, BlockIsVisibleOnlyAfterAllRanksHaveStoredIt) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  std::vector<ipc::MoverJob> jobs;
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    EXPECT_EQ(job->direction, ipc::CopyDirection::kDeviceToHost);
+    jobs.push_back(*job);
+  }
+  EXPECT_EQ(jobs[0].session, ScriptedPeer::session_of(0));
+  EXPECT_EQ(jobs[1].session, ScriptedPeer::session_of(1));
+  EXPECT_NE(jobs[0].items.at(0).shard_offset, jobs[1].items.at(0).shard_offset);
+  movers_[0]->finish(jobs[0]);
+  EXPECT_FALSE(movers_[0]->has(MessageKind::kMoverCancel)) << "waits until the answer was handled";
+  EXPECT_EQ(lookup({1}).presence.at(0), static_cast<std::uint8_t>(BlockPresence::kHitPending));
+  EXPECT_FALSE(client_->has(MessageKind::kJobDone));
+  movers_[1]->finish(jobs[1]);
+  const ipc::JobDone done = wait_done();
+  EXPECT_EQ(done.job, JobId{1});
+  EXPECT_THAT(done.results, ElementsAre(0));
+  EXPECT_EQ(done.bytes, 8192U);
+  EXPECT_EQ(lookup({1}).presence.at(0), static_cast<std::uint8_t>(BlockPresence::kHit));
+}
+
+TEST_F(ManagerJobsTest, PrefixNeedsEveryGroup) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  store(2, 2);
+  EXPECT_EQ(lookup({1, 2}).usable_prefix, 0U) << "the state group has nothing";
+  store(2, 2, 1);
+  EXPECT_EQ(lookup({1, 2}).usable_prefix, 2U);
+  EXPECT_EQ(lookup({1}).usable_prefix, 0U);
+}
+
+TEST_F(ManagerJobsTest, StoreThatFailsOnOneRankLeavesNothing) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  ErrorCode broken = ErrorCode::kCuda;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const auto job = movers_[rank]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    movers_[rank]->finish(*job, rank == 1 ? &broken : nullptr);
+  }
+  const ipc::JobDone done = wait_done();
+  EXPECT_THAT(done.results, ElementsAre(code(ErrorCode::kCuda)));
+  EXPECT_THAT(done.message, HasSubstr("scripted mover"));
+  EXPECT_EQ(lookup({1}).presence.at(0), static_cast<std::uint8_t>(BlockPresence::kMiss));
+  EXPECT_EQ(status()["pool"]["used"], 0);
+}
+
+TEST_F(ManagerJobsTest, LoadOfAMissingBlockIsNotFoundAndTheOthersAreLoaded) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}, {GroupId{0}, BlockId{6}, key(404)}});
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  EXPECT_THAT(wait_done().results, ElementsAre(0, code(ErrorCode::kNotFound)));
+}
+
+TEST_F(ManagerJobsTest, BadJobsAreRefusedWholeAndEndTheirReservations) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}, {GroupId{0}, BlockId{5}, key(1)}});
+  EXPECT_THAT(wait_done().results,
+              ElementsAre(code(ErrorCode::kInvalidArgument), code(ErrorCode::kInvalidArgument)));
+  submit_load(3, {{GroupId{0}, BlockId{kTinyBlocks}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  submit_load(4, {{GroupId{9}, BlockId{0}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  const auto slots = reserve({{GroupId{0}, key(2)}});
+  submit_store(5, {{GroupId{1}, BlockId{3}, slots.at(0)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  EXPECT_EQ(status()["index"]["reserved"], 0);
+  submit_store(6, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  EXPECT_FALSE(movers_[0]->has(MessageKind::kMoverJob));
+}
+
+TEST_F(ManagerJobsTest, JobOfAnotherGenerationIsStale) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  --state_.generation;
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kStaleEpoch)));
+  EXPECT_EQ(status()["engines"][0]["jobs"]["stale"], 1);
+}
+
+TEST_F(ManagerJobsTest, CancelledJobIsAnsweredOnce) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  submit_load(3, {{GroupId{0}, BlockId{5}, key(1)}});  // Waits for the first.
+  client_->notify(MessageKind::kCancel, ipc::CancelJob{JobId{3}});
+  EXPECT_EQ(wait_done().job, JobId{3});
+  client_->notify(MessageKind::kCancel, ipc::CancelJob{JobId{2}});
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    const auto cancel = mover->next_body<ipc::MoverCancel>(MessageKind::kMoverCancel);
+    ASSERT_TRUE(cancel.has_value());
+    EXPECT_EQ(cancel->job, job->job);
+    ErrorCode cancelled = ErrorCode::kCancelled;
+    mover->finish(*job, &cancelled);
+  }
+  EXPECT_EQ(wait_done().job, JobId{2});
+  EXPECT_FALSE(client_->has(MessageKind::kJobDone));
+}
+
+TEST_F(ManagerJobsTest, PinnedBlocksOutliveAFullPool) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  const auto pinned =
+      client_->call<ipc::PinReply>(MessageKind::kPin, ipc::PinRequest{{key(1), key(404)}});
+  ASSERT_TRUE(pinned.has_value());
+  EXPECT_EQ(pinned->pinned, 1U);
+  // 4 MiB hold fewer than 300 blocks of two ranks with 8 KiB each.
+  std::vector<ipc::StoreKey> keys;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    keys.push_back({GroupId{0}, key(1000 + i)});
+  }
+  const auto reply =
+      client_->call<ipc::ReserveStoreReply>(MessageKind::kReserveStore, ipc::ReserveStore{keys});
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->slots.back().outcome, ipc::ReserveOutcome::kFull);
+  EXPECT_EQ(lookup({1}).presence.at(0), static_cast<std::uint8_t>(BlockPresence::kHit));
+}
+
+TEST_F(ManagerJobsTest, SwappedOutSequenceSurvivesAClearAndComesBack) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  client_->notify(MessageKind::kSwapOut,
+                  ipc::SwapSequence{JobId{2},
+                                    state_.generation,
+                                    42,
+                                    {{GroupId{0}, BlockId{2}, 0}, {GroupId{0}, BlockId{3}, 1}}});
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  EXPECT_THAT(wait_done().results, ElementsAre(0, 0));
+
+  operator_->ask(MessageKind::kClear, ipc::ClearRequest{"chat"});
+  ASSERT_NO_FATAL_FAILURE(answer_clears(1));
+  const auto cleared = operator_->next_body<ipc::ClearReply>(MessageKind::kClear);
+  ASSERT_TRUE(cleared.has_value());
+  EXPECT_EQ(cleared->host_blocks_dropped, 1U);
+  for (const std::uint32_t rank : {0U, 1U}) {
+    workers_[rank]->report_mapped(rank, 2);
+    movers_[rank]->report_mapped(rank, 2);
+  }
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kCleared, false));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+
+  client_->notify(MessageKind::kSwapIn,
+                  ipc::SwapSequence{JobId{3},
+                                    state_.generation,
+                                    42,
+                                    {{GroupId{0}, BlockId{7}, 0}, {GroupId{0}, BlockId{8}, 5}}});
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  EXPECT_THAT(wait_done().results, ElementsAre(0, code(ErrorCode::kNotFound)));
+  EXPECT_TRUE(client_->call<ipc::Empty>(MessageKind::kDropSequence, ipc::DropSequence{42}));
+  EXPECT_EQ(
+      client_->call<ipc::Empty>(MessageKind::kDropSequence, ipc::DropSequence{42}).error().code,
+      ErrorCode::kNotFound);
+  EXPECT_EQ(status()["pool"]["used"], 0);
+}
+
+TEST_F(ManagerJobsTest, DeadMoversJobIsAnsweredOnlyAfterItsWorkerHasQuiesced) {
+  start_manager();
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  ASSERT_NO_FATAL_FAILURE(add_worker(0));
+  ASSERT_NO_FATAL_FAILURE(add_worker(1));
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  ChildProcess mover = peer_child("mover", 1);
+  ASSERT_TRUE(mover.wait_line("ready", soon())) << mover.stderr_text();
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  ASSERT_TRUE(mover.wait_line("job 1", soon()));
+  const auto job = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  movers_[0]->finish(*job);
+
+  mover.kill();
+  const auto quiesce = workers_[1]->next(MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(quiesce.has_value());
+  EXPECT_FALSE(client_->has(MessageKind::kJobDone)) << "the staging agent may still copy";
+  EXPECT_TRUE(wait_state(ipc::CachePhase::kReady, false));
+  workers_[1]->reply_error(*quiesce, KVFERRY_ERROR(kTimeout, "a gather is still running"));
+  const auto again = workers_[1]->next(MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_FALSE(client_->has(MessageKind::kJobDone));
+  workers_[1]->reply(*again, ipc::Empty{});
+  const ipc::JobDone done = wait_done();
+  EXPECT_THAT(done.results, ElementsAre(code(ErrorCode::kPeerDied)));
+  EXPECT_EQ(status()["pool"]["used"], 0);
+
+  // Another mover takes its place, and offload goes on.
+  ASSERT_NO_FATAL_FAILURE(add_mover(1));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  store(2, 4);
+}
+
+TEST_F(ManagerJobsTest, DeadMoverAndDeadWorkerNeedNoQuiesce) {
+  start_manager();
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  ASSERT_NO_FATAL_FAILURE(add_worker(0));
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  ChildProcess worker = peer_child("worker", 1);
+  ASSERT_TRUE(worker.wait_line("ready", soon()));
+  ChildProcess mover = peer_child("mover", 1);
+  ASSERT_TRUE(mover.wait_line("ready", soon()));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  ASSERT_TRUE(mover.wait_line("job 1", soon()));
+  const auto job = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  movers_[0]->finish(*job);
+  mover.kill();
+  worker.kill();
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kPeerDied)));
+  EXPECT_TRUE(wait_state(ipc::CachePhase::kDetached, false));
+}
+
+TEST_F(ManagerJobsTest, MoverThatKeepsAJobTooLongIsKilledAndItsJobEnds) {
+  start_manager(std::chrono::milliseconds(200));
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  ASSERT_NO_FATAL_FAILURE(add_worker(0));
+  ASSERT_NO_FATAL_FAILURE(add_worker(1));
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  ChildProcess mover = peer_child("mover", 1);
+  ASSERT_TRUE(mover.wait_line("ready", soon()));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  const auto job = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  movers_[0]->finish(*job);
+  EXPECT_EQ(mover.wait(soon()), ChildExit::killed_by(SIGKILL));
+  const auto quiesce = workers_[1]->next(MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(quiesce.has_value());
+  workers_[1]->reply(*quiesce, ipc::Empty{});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kPeerDied)));
+}
+
+TEST_F(ManagerJobsTest, DeadClientsReservationsGo) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  ChildProcess engine = peer_child("engine", 0);
+  ASSERT_TRUE(engine.wait_line("reserved", soon())) << engine.stderr_text();
+  EXPECT_EQ(status()["index"]["reserved"], 1);
+  engine.kill();
+  ASSERT_TRUE(engine.wait(soon()).has_value());
+  const ipc::Deadline deadline = soon();
+  while (status()["index"]["reserved"] != 0 && !deadline.expired()) {
+    // Each round is an answer of the manager, which learns of the death from the kernel.
+  }
+  EXPECT_EQ(status()["index"]["reserved"], 0);
+  EXPECT_EQ(status()["pool"]["used"], 0);
+}
+
+TEST_F(ManagerJobsTest, NewClientIsGreetedOnlyWhenTheJobsOfTheGoneOneAreOver) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  std::vector<ipc::MoverJob> jobs;
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    jobs.push_back(*job);
+  }
+  client_->notify(MessageKind::kBye, ipc::Empty{});
+  ASSERT_TRUE(movers_[0]->next(MessageKind::kMoverCancel).has_value());
+  client_ = peer(ProcessKind::kEngine, "engine again");
+  client_->ask(MessageKind::kEngineHello, client_hello());
+  EXPECT_FALSE(client_->has(MessageKind::kEngineHello));
+  movers_[0]->finish(jobs[0]);
+  movers_[1]->finish(jobs[1]);
+  EXPECT_TRUE(client_->next_body<ipc::EngineState>(MessageKind::kEngineHello).has_value());
+}
+
+}  // namespace
+}  // namespace kvferry::test
