@@ -1,0 +1,197 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/engine_state.hpp"
+
+#include <gtest/gtest.h>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::CacheOwner;
+using ipc::CachePhase;
+using ipc::ErrorCode;
+using ipc::ProcessKind;
+
+ipc::Geometry geometry_for(std::uint32_t ranks) {
+  ipc::RegionSpec region;
+  region.block_bytes = 4096;
+  ipc::GroupSpec group;
+  group.name = "main";
+  group.regions = {region};
+  ipc::Geometry geometry;
+  geometry.name = "tiny";
+  geometry.tokens_per_block = 16;
+  geometry.ranks = ranks;
+  geometry.groups = {group};
+  return geometry;
+}
+
+/// One rank; worker and mover report what a test says.
+class EngineRecordTest : public testing::Test {
+ protected:
+  static ipc::Peer peer(ProcessKind kind, std::uint64_t life) {
+    ipc::Peer made;
+    made.id = ipc::Digest::from_words(static_cast<std::uint64_t>(kind), life);
+    made.kind = kind;
+    made.name = "peer";
+    made.pid = 100;
+    return made;
+  }
+  ipc::Status admit(const ipc::Peer& who) {
+    ipc::RankHello hello;
+    hello.engine = "chat";
+    hello.kind = who.kind;
+    hello.cache_owner = owner_;
+    hello.geometry = geometry_for(1);
+    return engine_.admit(who, hello);
+  }
+  void report(const ipc::Peer& who,
+              std::uint64_t session,
+              std::uint64_t epoch,
+              bool mapped,
+              std::uint32_t leases = 1) {
+    ipc::RankState state;
+    state.session = ipc::Digest::from_words(5, session);
+    state.epoch = ipc::Epoch{epoch};
+    state.phase = mapped ? ipc::LeasePhase::kReady : ipc::LeasePhase::kCleared;
+    state.mapped = mapped;
+    state.group_blocks = {8};
+    state.living_leases = leases;
+    ASSERT_TRUE(engine_.report(who.id, state).has_value());
+    (void)engine_.refresh(generation_);
+  }
+  void start() {
+    ASSERT_TRUE(admit(worker_).has_value());
+    ASSERT_TRUE(admit(mover_).has_value());
+    report(worker_, 1, 1, true);
+    report(mover_, 1, 1, true);
+  }
+
+  CacheOwner owner_ = CacheOwner::kWorker;
+  ipc::Peer worker_ = peer(ProcessKind::kWorker, 1);
+  ipc::Peer mover_ = peer(ProcessKind::kMover, 1);
+  std::uint64_t generation_ = 100;
+  EngineRecord engine_{"chat", 1};
+};
+
+TEST_F(EngineRecordTest, IsReadyWhenTheWorkerHasMappedAndOffloadsWhenTheMoverHasToo) {
+  ASSERT_TRUE(admit(worker_).has_value());
+  report(worker_, 1, 1, true);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+  EXPECT_FALSE(engine_.offload_ready());
+  ASSERT_TRUE(admit(mover_).has_value());
+  report(mover_, 1, 1, true);
+  EXPECT_TRUE(engine_.offload_ready());
+  EXPECT_TRUE(engine_.targets(engine_.generation()).has_value());
+}
+
+TEST_F(EngineRecordTest, MoverOfAnotherEpochOrSessionIsNoOffload) {
+  start();
+  report(mover_, 1, 2, true);
+  EXPECT_FALSE(engine_.offload_ready());
+  report(mover_, 2, 1, true);
+  EXPECT_FALSE(engine_.offload_ready());
+  EXPECT_EQ(engine_.targets(engine_.generation()).error().code, ErrorCode::kNotReady);
+}
+
+TEST_F(EngineRecordTest, StaleLeaseHoldsOffloadBack) {
+  start();
+  report(worker_, 1, 1, true, 2);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+  EXPECT_FALSE(engine_.offload_ready());
+  report(worker_, 1, 1, true, 1);
+  EXPECT_TRUE(engine_.offload_ready());
+}
+
+TEST_F(EngineRecordTest, WorkerIsNotReadyWhileTheOwningMoverIsDead) {
+  owner_ = CacheOwner::kMover;
+  start();
+  EXPECT_TRUE(engine_.offload_ready());
+  engine_.remove(mover_.id);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+}
+
+TEST_F(EngineRecordTest, GenerationGrowsWithEveryOtherArenaAndOnlyThen) {
+  start();
+  const std::uint64_t first = engine_.generation();
+  report(worker_, 1, 1, true);
+  engine_.set_connected(mover_.id, false);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.generation(), first);
+  report(worker_, 1, 1, false);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  EXPECT_EQ(engine_.generation(), first) << "nothing else is mapped yet";
+  report(worker_, 1, 2, true);
+  EXPECT_GT(engine_.generation(), first);
+  EXPECT_EQ(engine_.targets(first).error().code, ErrorCode::kStaleEpoch);
+}
+
+TEST_F(EngineRecordTest, AnotherWorkerOnTheSameArenaIsAnotherGeneration) {
+  owner_ = CacheOwner::kMover;
+  start();
+  const std::uint64_t first = engine_.generation();
+  engine_.remove(worker_.id);
+  const ipc::Peer next = peer(ProcessKind::kWorker, 2);
+  ASSERT_TRUE(admit(next).has_value());
+  report(next, 1, 1, true);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+  EXPECT_GT(engine_.generation(), first) << "it has zeroed the blocks";
+}
+
+TEST_F(EngineRecordTest, LivingPeerIsNotReplacedASilentOneIs) {
+  start();
+  const ipc::Peer second = peer(ProcessKind::kMover, 2);
+  EXPECT_EQ(admit(second).error().code, ErrorCode::kAlreadyExists);
+  engine_.set_connected(mover_.id, false);
+  EXPECT_TRUE(admit(second).has_value());
+  report(second, 1, 1, true);
+  EXPECT_EQ(engine_.targets(engine_.generation())->at(0).mover, second.id);
+}
+
+TEST_F(EngineRecordTest, ClearedIsSaidOnlyWhenAllRanksAre) {
+  start();
+  engine_.begin(EngineOperation::kClear);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.phase(), CachePhase::kClearing);
+  EXPECT_EQ(engine_.targets(engine_.generation()).error().code, ErrorCode::kNotReady);
+  report(worker_, 1, 1, false);
+  engine_.end_operation(/*cleared=*/false);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  engine_.begin(EngineOperation::kClear);
+  engine_.end_operation(/*cleared=*/true);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  EXPECT_EQ(engine_.clears(), 2U);
+}
+
+TEST_F(EngineRecordTest, LateReportOfAClearedEpochIsOldAndTheNextOneCounts) {
+  start();
+  engine_.note_cleared(0, ipc::Digest::from_words(5, 1), ipc::Epoch{1});
+  report(worker_, 1, 1, true);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  report(worker_, 1, 2, true);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+}
+
+TEST_F(EngineRecordTest, ConfigurationIsForgottenWithTheLastProcess) {
+  start();
+  engine_.remove(worker_.id);
+  EXPECT_TRUE(engine_.config().has_value());
+  engine_.remove(mover_.id);
+  EXPECT_FALSE(engine_.config().has_value());
+  EXPECT_FALSE(engine_.has_rank_peers());
+}
+
+TEST_F(EngineRecordTest, ProcessMayServeOneRankOnly) {
+  ipc::RankHello hello;
+  hello.kind = ProcessKind::kWorker;
+  hello.geometry = geometry_for(2);
+  ASSERT_TRUE(engine_.admit(worker_, hello).has_value());
+  hello.rank = ipc::Rank{1};
+  EXPECT_EQ(engine_.admit(worker_, hello).error().code, ErrorCode::kProtocol);
+}
+
+}  // namespace
+}  // namespace kvferry::cache_manager
