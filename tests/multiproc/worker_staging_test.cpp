@@ -1,0 +1,266 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "multiproc/worker_fixture.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <csignal>
+#include <cstring>
+
+namespace kvferry {
+namespace {
+
+using ipc::AgentHello;
+using ipc::Arena;
+using ipc::Deadline;
+using ipc::Epoch;
+using ipc::ErrorCode;
+using ipc::GroupId;
+using ipc::MessageKind;
+using ipc::RegionSet;
+using ipc::StageKind;
+using ipc::StageReply;
+using ipc::StageRequest;
+using ipc::Status;
+using std::chrono_literals::operator""ms;
+using test::soon;
+using testing::Each;
+using testing::Gt;
+
+/// A mover's side of the arena: the lease thread maps, the test looks.
+class Mapping final : public ipc::ArenaUser {
+ public:
+  Status on_mapped(ipc::SessionId session, Arena& arena) override {
+    const std::lock_guard lock(mutex_);
+    session_ = session;
+    arena_ = &arena;
+    return ipc::ok();
+  }
+  Status quiesce(Epoch /*epoch*/, Deadline /*deadline*/) override { return ipc::ok(); }
+  void on_unmapped(Epoch /*epoch*/) override {
+    const std::lock_guard lock(mutex_);
+    arena_ = nullptr;
+  }
+  [[nodiscard]] Arena* arena() const {
+    const std::lock_guard lock(mutex_);
+    return arena_;
+  }
+  [[nodiscard]] ipc::SessionId session() const {
+    const std::lock_guard lock(mutex_);
+    return session_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  ipc::SessionId session_;
+  Arena* arena_ = nullptr;
+};
+
+/// Requests of a scripted mover over the real socket, on the really shared arena.
+class WorkerStagingTest : public test::WorkerFixture {
+ protected:
+  void SetUp() override {
+    start_all();
+    device_ = ipc::open_device(ipc::DeviceSpec::parse(device_text_).value());
+    attach();
+    ASSERT_TRUE(connect(mover_).has_value());
+  }
+
+  void attach() {
+    const ipc::RankConfig config =
+        test::rank_config(temp_.path().string(), device_text_, "worker", "vmm");
+    ipc::LeaseOptions options;
+    options.identity.instance = "default";
+    options.identity.engine = config.engine;
+    options.identity.self = ipc::ProcessKind::kMover;
+    options.identity.fingerprint = config.geometry.fingerprint(config.arena.order);
+    options.identity.incarnation = mover_;
+    lease_ = std::make_unique<ipc::LeaseAttacher>(options, dir_, *device_, geometry_, mapping_,
+                                                  [](const ipc::LeaseView&) {});
+    const Status mapped = lease_->wait_mapped(arena_.epoch, soon());
+    ASSERT_TRUE(mapped.has_value()) << mapped.error().to_string();
+  }
+
+  /// A new connection; the answer to its hello is an error or ok.
+  Status connect(const ipc::IncarnationId& mover, ipc::Rank rank = {}) {
+    KVFERRY_ASSIGN(agent_,
+                   ipc::PacketSocket::connect(dir_.rank_socket(test::kEngine, 0, "agent"), soon()));
+    AgentHello hello;
+    hello.mover = mover;
+    hello.engine = test::kEngine;
+    hello.rank = rank;
+    KVFERRY_TRY(agent_.send(ipc::encode(hello)));
+    KVFERRY_ASSIGN(const StageReply reply, receive());
+    EXPECT_EQ(reply.id, 0U);
+    if (reply.error) return *reply.error;
+    return ipc::ok();
+  }
+  ipc::Result<StageReply> receive() {
+    KVFERRY_ASSIGN(const ipc::Packet packet, agent_.receive(soon()));
+    return ipc::decode<StageReply>(packet.bytes, "StageReply");
+  }
+  StageRequest make_request(StageKind kind,
+                            std::uint32_t slot,
+                            std::vector<std::uint32_t> blocks,
+                            std::uint32_t group = 0,
+                            RegionSet set = RegionSet::kAll) {
+    StageRequest request;
+    request.id = ++last_id_;
+    request.session = mapping_.session();
+    request.epoch = arena_.epoch;
+    request.kind = kind;
+    request.group = GroupId{group};
+    request.set = set;
+    request.slot = slot;
+    request.blocks = std::move(blocks);
+    return request;
+  }
+  Status stage(const StageRequest& request) {
+    KVFERRY_TRY(agent_.send(ipc::encode(request)));
+    KVFERRY_ASSIGN(const StageReply reply, receive());
+    EXPECT_EQ(reply.id, request.id);
+    if (reply.error) return *reply.error;
+    return ipc::ok();
+  }
+  void stage_ok(const StageRequest& request) {
+    const Status status = stage(request);
+    EXPECT_TRUE(status.has_value()) << status.error().to_string();
+  }
+  void fill(std::uint32_t count, std::uint64_t seed, std::uint32_t group = 0) {
+    ipc::Step step = make_step();
+    step.fills = seeded(0, count, seed, group);
+    run_ok(step);
+  }
+  std::vector<std::uint64_t> verify(std::uint32_t count,
+                                    std::uint64_t seed,
+                                    std::uint32_t group = 0) {
+    ipc::Step step = make_step();
+    step.verifies = seeded(0, count, seed, group);
+    return run_ok(step).mismatches;
+  }
+  std::byte* slot(std::uint32_t index) {
+    return static_cast<std::byte*>(mapping_.arena()->staging_slot(index).raw());
+  }
+
+  const ipc::IncarnationId mover_ = ipc::IncarnationId::random();
+  const ipc::Geometry geometry_ = test::worker_geometry();
+  std::unique_ptr<ipc::Device> device_;
+  Mapping mapping_;
+  std::unique_ptr<ipc::LeaseAttacher> lease_;
+  ipc::PacketSocket agent_;
+  std::uint64_t last_id_ = 0;
+};
+
+TEST_F(WorkerStagingTest, BlocksComeBackWordForWordOverTheRing) {
+  for (const std::uint32_t group : {0U, 1U}) {
+    SCOPED_TRACE(group);
+    const std::uint64_t packed = mapping_.arena()->packed_bytes(GroupId{group}, RegionSet::kAll);
+    fill(3, 100, group);
+    stage_ok(make_request(StageKind::kGather, 0, {2, 0, 1}, group));
+    // What a mover's DMA would do: out to the host, and later back into another slot.
+    std::vector<std::byte> host(3 * packed);
+    std::memcpy(host.data(), slot(0), host.size());
+    fill(3, 900, group);
+    EXPECT_THAT(verify(3, 100, group), Each(Gt(0U)));
+    std::memcpy(slot(3), host.data(), host.size());
+    stage_ok(make_request(StageKind::kScatter, 3, {2, 0, 1}, group));
+    EXPECT_THAT(verify(3, 100, group), Each(0U));
+  }
+}
+
+TEST_F(WorkerStagingTest, ReplicatedAndShardedPartsMakeUpTheWhole) {
+  const Arena& arena = *mapping_.arena();
+  const std::uint64_t replicated = arena.packed_bytes(GroupId{0}, RegionSet::kReplicated);
+  const std::uint64_t sharded = arena.packed_bytes(GroupId{0}, RegionSet::kSharded);
+  fill(1, 7);
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+  stage_ok(make_request(StageKind::kGather, 1, {0}, 0, RegionSet::kReplicated));
+  stage_ok(make_request(StageKind::kGather, 2, {0}, 0, RegionSet::kSharded));
+  EXPECT_EQ(std::memcmp(slot(0), slot(1), replicated), 0);
+  EXPECT_EQ(std::memcmp(slot(0) + replicated, slot(2), sharded), 0);
+  fill(1, 8);
+  stage_ok(make_request(StageKind::kScatter, 1, {0}, 0, RegionSet::kReplicated));
+  EXPECT_THAT(verify(1, 7), Each(Gt(0U)));
+  stage_ok(make_request(StageKind::kScatter, 2, {0}, 0, RegionSet::kSharded));
+  EXPECT_THAT(verify(1, 7), Each(0U));
+}
+
+TEST_F(WorkerStagingTest, ManyRequestsAreAnsweredInOrder) {
+  fill(test::kGpuBlocks, 1);
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const auto request = make_request(StageKind::kGather, i % 4, {i % test::kGpuBlocks});
+    ASSERT_TRUE(agent_.send(ipc::encode(request)).has_value());
+  }
+  for (std::uint64_t id = 1; id <= 100; ++id) {
+    const auto reply = receive();
+    ASSERT_TRUE(reply.has_value()) << reply.error().to_string();
+    EXPECT_EQ(reply->id, id);
+    EXPECT_FALSE(reply->error.has_value());
+  }
+}
+
+TEST_F(WorkerStagingTest, RefusesWhatIsOutOfRangeAndServesOn) {
+  auto block = make_request(StageKind::kGather, 0, {test::kGpuBlocks});
+  auto slot = make_request(StageKind::kGather, test::kSlots, {0});
+  auto group = make_request(StageKind::kGather, 0, {0}, 2);
+  auto size = make_request(StageKind::kScatter, 0, {0, 1, 2, 3});
+  auto set = make_request(StageKind::kGather, 0, {0}, 1, RegionSet::kReplicated);
+  for (const auto& request : {block, slot, group, size, set}) {
+    EXPECT_EQ(stage(request).error().code, ErrorCode::kInvalidArgument);
+  }
+  auto epoch = make_request(StageKind::kGather, 0, {0});
+  epoch.epoch = Epoch{99};
+  EXPECT_EQ(stage(epoch).error().code, ErrorCode::kStaleEpoch);
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+}
+
+TEST_F(WorkerStagingTest, DropsWhoeverBreaksTheProtocol) {
+  ASSERT_TRUE(agent_.send(std::vector<std::uint8_t>{1, 2, 3}).has_value());
+  EXPECT_EQ(receive().error().code, ErrorCode::kPeerDied);
+  EXPECT_EQ(connect(mover_, ipc::Rank{1}).error().code, ErrorCode::kProtocol);
+  EXPECT_TRUE(connect(mover_).has_value());
+}
+
+TEST_F(WorkerStagingTest, QuiescedMoverIsShutOutForGood) {
+  fill(1, 5);
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, 3000ms});
+  ASSERT_FALSE(reply.error.has_value()) << reply.error->to_string();
+  EXPECT_FALSE(receive().has_value());
+  EXPECT_EQ(connect(mover_).error().code, ErrorCode::kProtocol);
+  EXPECT_TRUE(connect(ipc::IncarnationId::random()).has_value());
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+}
+
+TEST_F(WorkerStagingTest, UnreadRequestsOfAQuiescedMoverNeverRun) {
+  fill(3, 100);
+  stage_ok(make_request(StageKind::kGather, 0, {0, 1, 2}));
+  fill(3, 200);
+  // The agent is stopped, so the scatter waits unread when the mover is declared dead. Whichever of
+  // the two it then reads first: after the answer nothing is written any more.
+  worker_->signal(SIGSTOP);
+  const auto scatter = make_request(StageKind::kScatter, 0, {0, 1, 2});
+  ASSERT_TRUE(agent_.send(ipc::encode(scatter)).has_value());
+  std::thread resume([this] { worker_->signal(SIGCONT); });
+  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, 3000ms});
+  resume.join();
+  ASSERT_FALSE(reply.error.has_value()) << reply.error->to_string();
+  fill(3, 300);
+  EXPECT_THAT(verify(3, 300), Each(0U));
+}
+
+TEST_F(WorkerStagingTest, ClearRevokesStagingAndTakesTheArenaFromBoth) {
+  const auto cleared =
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+  ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
+  EXPECT_EQ(mapping_.arena(), nullptr);
+  EXPECT_EQ(device_used(), 0U);
+  EXPECT_EQ(stage(make_request(StageKind::kGather, 0, {0})).error().code, ErrorCode::kNotReady);
+}
+
+}  // namespace
+}  // namespace kvferry
