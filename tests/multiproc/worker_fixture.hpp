@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
@@ -172,10 +173,14 @@ class WorkerFixture : public ::testing::Test {
     return names;
   }
 
-  const std::string device_name_ =
-      fmt::format(
-          "m-{}-{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name())
-          .substr(0, 64);
+  static std::string make_device_name() {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = fmt::format("m-{}-{}", ::getpid(), test->name()).substr(0, 64);
+    std::replace(name.begin(), name.end(), '/', '-');
+    return name;
+  }
+
+  const std::string device_name_ = make_device_name();
   const std::string device_text_ = fmt::format("host:{}:64MiB", device_name_);
   ShortTempDir temp_;
   ipc::RuntimeDir dir_ = ipc::RuntimeDir::open(temp_.path().string(), "default").value();

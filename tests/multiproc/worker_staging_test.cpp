@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "multiproc/mover_mapping.hpp"
 #include "multiproc/worker_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -30,35 +31,6 @@ using std::chrono_literals::operator""ms;
 using test::soon;
 using testing::Each;
 using testing::Gt;
-
-/// A mover's side of the arena: the lease thread maps, the test looks.
-class Mapping final : public ipc::ArenaUser {
- public:
-  Status on_mapped(ipc::SessionId session, Arena& arena) override {
-    const std::lock_guard lock(mutex_);
-    session_ = session;
-    arena_ = &arena;
-    return ipc::ok();
-  }
-  Status quiesce(Epoch /*epoch*/, Deadline /*deadline*/) override { return ipc::ok(); }
-  void on_unmapped(Epoch /*epoch*/) override {
-    const std::lock_guard lock(mutex_);
-    arena_ = nullptr;
-  }
-  [[nodiscard]] Arena* arena() const {
-    const std::lock_guard lock(mutex_);
-    return arena_;
-  }
-  [[nodiscard]] ipc::SessionId session() const {
-    const std::lock_guard lock(mutex_);
-    return session_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  ipc::SessionId session_;
-  Arena* arena_ = nullptr;
-};
 
 /// Requests of a scripted mover over the real socket, on the really shared arena.
 class WorkerStagingTest : public test::WorkerFixture {
@@ -149,7 +121,7 @@ class WorkerStagingTest : public test::WorkerFixture {
   const ipc::IncarnationId mover_ = ipc::IncarnationId::random();
   const ipc::Geometry geometry_ = test::worker_geometry();
   std::unique_ptr<ipc::Device> device_;
-  Mapping mapping_;
+  test::MoverMapping mapping_;
   std::unique_ptr<ipc::LeaseAttacher> lease_;
   ipc::PacketSocket agent_;
   std::uint64_t last_id_ = 0;

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/lease/lease.hpp"
+#include "multiproc/mover_mapping.hpp"
+#include "multiproc/worker_fixture.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace kvferry {
+namespace {
+
+using ipc::Epoch;
+using ipc::ErrorCode;
+using ipc::MessageKind;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using test::soon;
+using testing::Each;
+
+/// The roles turned round: the test process is the mover and owns the arena, the worker attaches.
+class WorkerAttacherTest : public test::WorkerFixture,
+                           public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    config_ = test::rank_config(temp_.path().string(), device_text_, "mover", GetParam());
+    device_ = ipc::open_device(config_.device);
+    ipc::LeaseOptions options;
+    options.identity.instance = "default";
+    options.identity.engine = config_.engine;
+    options.identity.self = ipc::ProcessKind::kMover;
+    options.identity.cache_owner = ipc::CacheOwner::kMover;
+    options.identity.handles = config_.handles;
+    options.identity.fingerprint = config_.geometry.fingerprint(config_.arena.order);
+    options.identity.incarnation = ipc::IncarnationId::random();
+    owner_ = std::make_unique<ipc::LeaseOwner>(options, dir_, *device_, mapping_,
+                                               [](const ipc::LeaseView&) {});
+    init();
+    start_manager();
+    start_worker("mover", GetParam());
+    arena_ = wait_mapped();
+    connect_steps();
+  }
+  void init() {
+    const auto epoch =
+        owner_->init(ipc::plan_arena(config_.geometry, config_.arena).value(), soon());
+    ASSERT_TRUE(epoch.has_value()) << epoch.error().to_string();
+  }
+
+  ipc::RankConfig config_;
+  std::unique_ptr<ipc::Device> device_;
+  test::MoverMapping mapping_;
+  std::unique_ptr<ipc::LeaseOwner> owner_;
+};
+
+TEST_P(WorkerAttacherTest, WorkerServesStepsOnTheMoversMemory) {
+  ipc::Step step = make_step();
+  step.fills = seeded(0, 4, 11);
+  step.verifies = step.fills;
+  EXPECT_THAT(run_ok(step).mismatches, Each(0U));
+  // The owner sees the worker's writes: it is the same memory.
+  const auto regions =
+      mapping_.arena()->strided(ipc::GroupId{0}, ipc::RegionSet::kAll, ipc::Rank{0});
+  std::uint64_t word = 0;
+  std::memcpy(&word, regions[0].base, sizeof(word));
+  EXPECT_EQ(word, kernels::pattern_word(11, regions[0].salt, 0));
+}
+
+TEST_P(WorkerAttacherTest, OwnersClearTakesTheArenaFromTheWorkerAndTheNextEpochReturns) {
+  for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
+    ipc::Step step = make_step();
+    step.fills = seeded(0, 4, epoch);
+    step.verifies = step.fills;
+    EXPECT_THAT(run_ok(step).mismatches, Each(0U));
+    const auto cleared = owner_->clear(Epoch{epoch}, ipc::Deadline::after(8s));
+    ASSERT_TRUE(cleared.has_value()) << cleared.error().to_string();
+    EXPECT_EQ(cleared->kind, ipc::ClearKind::kCleared) << cleared->detail;
+    EXPECT_EQ(device_used(), 0U);
+    EXPECT_EQ(run(step).error().code, ErrorCode::kNotReady);
+    init();
+    arena_ = wait_mapped(epoch + 1);
+  }
+}
+
+TEST_P(WorkerAttacherTest, ManagersClearDetachesAndEmptiesTheAllocator) {
+  ipc::Step step = make_step();
+  step.decode_steps = 1;
+  step.reads = {{ipc::GroupId{0}, ipc::BlockId{0}}};
+  run_ok(step);
+  // More than the arena is taken: the allocator keeps the step's workspace.
+  const std::uint64_t before = device_used();
+  const auto cleared =
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+  ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
+  EXPECT_EQ(device_used(), ipc::align_up(mapping_.arena()->total_bytes(), 2 * kMiB));
+  EXPECT_GT(before, device_used());
+}
+
+TEST_P(WorkerAttacherTest, WorkerLetsGoWhenItsOwnerEnds) {
+  owner_.reset();
+  wait_state([](const ipc::RankState& state) { return !state.mapped; });
+  EXPECT_EQ(device_used(), 0U);
+  EXPECT_EQ(run(make_step()).error().code, ErrorCode::kNotReady);
+}
+
+INSTANTIATE_TEST_SUITE_P(Handles,
+                         WorkerAttacherTest,
+                         ::testing::Values("vmm", "legacy"),
+                         [](const auto& handles) { return handles.param; });
+
+}  // namespace
+}  // namespace kvferry
