@@ -8,10 +8,10 @@
 
 #include <poll.h>
 
+#include <charconv>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <iostream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -99,8 +99,8 @@ Status store(Client& client,
   if (items.empty()) return kvferry::ipc::ok();
   KVFERRY_ASSIGN(const JobId job, client.submit_store(items));
   KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
-  std::printf("stored %zu blocks%s%s\n", items.size(),
-              done.all_ok() ? "" : ", some failed: ", done.message.c_str());
+  std::cout << "stored " << items.size() << " blocks"
+            << (done.all_ok() ? "" : ", some failed: " + done.message) << std::endl;
   return kvferry::ipc::ok();
 }
 
@@ -111,7 +111,7 @@ Status serve_prompt(Client& client,
   std::vector<BlockId> blocks;
   for (std::uint32_t i = 0; i < hashes.size(); ++i) blocks.push_back(BlockId{first_block + i});
   KVFERRY_ASSIGN(const std::size_t loaded, load_prefix(client, hashes, blocks));
-  std::printf("loaded %zu of %zu blocks\n", loaded, hashes.size());
+  std::cout << "loaded " << loaded << " of " << hashes.size() << " blocks" << std::endl;
   if (loaded == hashes.size()) return kvferry::ipc::ok();
   // Here the engine computes blocks[loaded..] on its workers and waits until that is done.
   return store(client, hashes, blocks, loaded);
@@ -128,8 +128,8 @@ Status run(const std::string& engine, std::uint32_t ranks) {
   // Looking at the state acknowledges its generation. When it changes, every device block is empty.
   const auto& state = client->state();
   const std::uint32_t gpu_blocks = state.group_blocks.empty() ? 0 : state.group_blocks[0];
-  std::printf("ready: generation %llu, %u device blocks\n",
-              static_cast<unsigned long long>(state.generation), gpu_blocks);
+  std::cout << "ready: generation " << state.generation << ", " << gpu_blocks << " device blocks"
+            << std::endl;
 
   std::vector<std::uint32_t> tokens(4 * kTokensPerBlock);
   std::iota(tokens.begin(), tokens.end(), 1000U);
@@ -143,13 +143,15 @@ Status run(const std::string& engine, std::uint32_t ranks) {
 
 int main(int argc, char** argv) {
   const std::string engine = argc > 1 ? argv[1] : "default";
-  const int ranks = argc > 2 ? std::atoi(argv[2]) : 1;
-  if (ranks < 1) {
-    std::fprintf(stderr, "usage: example_engine [ENGINE [RANKS]]\n");
+  const std::string ranks_text = argc > 2 ? argv[2] : "1";
+  std::uint32_t ranks = 0;
+  const char* end = ranks_text.data() + ranks_text.size();
+  if (std::from_chars(ranks_text.data(), end, ranks).ptr != end || ranks == 0) {
+    std::cerr << "usage: example_engine [ENGINE [RANKS]]\n";
     return 2;
   }
-  if (const Status status = run(engine, static_cast<std::uint32_t>(ranks)); !status) {
-    std::fprintf(stderr, "example_engine: %s\n", status.error().to_string().c_str());
+  if (const Status status = run(engine, ranks); !status) {
+    std::cerr << "example_engine: " << status.error().to_string() << '\n';
     return 1;
   }
   return 0;

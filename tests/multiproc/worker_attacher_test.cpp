@@ -16,8 +16,7 @@ namespace {
 using ipc::Epoch;
 using ipc::ErrorCode;
 using ipc::MessageKind;
-using std::chrono_literals::operator""ms;
-using std::chrono_literals::operator""s;
+using namespace std::chrono_literals;
 using test::soon;
 using testing::Each;
 

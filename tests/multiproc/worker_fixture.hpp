@@ -138,7 +138,7 @@ class WorkerFixture : public ::testing::Test {
                                            [&] { return shared_.replies.contains(id); }));
     return shared_.replies[id];
   }
-  ipc::Step make_step() const {
+  [[nodiscard]] ipc::Step make_step() const {
     ipc::Step step;
     step.session = arena_.session;
     step.epoch = arena_.epoch;
@@ -162,9 +162,11 @@ class WorkerFixture : public ::testing::Test {
     }
     return items;
   }
-  std::uint64_t device_used() const { return ipc::host_device_used_bytes(device_name_).value(); }
+  [[nodiscard]] std::uint64_t device_used() const {
+    return ipc::host_device_used_bytes(device_name_).value();
+  }
   /// Names that the worker left in the runtime directory.
-  std::vector<std::string> worker_names() const {
+  [[nodiscard]] std::vector<std::string> worker_names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
       const std::string name = entry.path().filename();

@@ -223,6 +223,25 @@ TEST_F(WorkerProcessTest, ClearUnderStepsEndsAndAnswersAllOfThem) {
   }
 }
 
+TEST_F(WorkerProcessTest, StepThatRunsOutOfMemoryFailsAloneAndEmptiesTheCache) {
+  start_all();
+  const std::uint64_t arena_bytes = device_used();
+  Step step = make_step();
+  step.decode_steps = 1;
+  step.reads.assign(1000, {GroupId{0}, BlockId{0}});
+  run_ok(step);
+  EXPECT_GT(device_used(), arena_bytes + 15 * kMiB);
+  // Its workspace is larger than the device.
+  Step large = step;
+  large.reads.assign(6000, {GroupId{0}, BlockId{0}});
+  const auto failed = run(large);
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_EQ(failed.error().code, ErrorCode::kNoDeviceMemory);
+  EXPECT_THAT(failed.error().message, testing::HasSubstr("lower the number of GPU blocks"));
+  EXPECT_EQ(device_used(), arena_bytes);
+  run_ok(step);
+}
+
 TEST_F(WorkerProcessTest, TerminationLeavesNothingBehind) {
   start_all();
   Step step = make_step();

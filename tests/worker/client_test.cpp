@@ -124,6 +124,15 @@ TEST_F(ClientTest, ConnectTimesOutWhenTheHelloIsNotAnswered) {
   EXPECT_EQ(client.error().code, ErrorCode::kTimeout);
 }
 
+TEST_F(ClientTest, ConnectRefusesAManagerThatAnswersTheHelloWithSomethingElse) {
+  start_manager();
+  script(MessageKind::kEngineHello,
+         [](ScriptedManager& m, const IncarnationId& from, const Envelope& e) {
+           (void)m.server().reply(from, e, ipc::Empty{});
+         });
+  EXPECT_EQ(connect().error().code, ErrorCode::kProtocol);
+}
+
 TEST_F(ClientTest, HelloNamesTheEngineAndItsModel) {
   start_manager();
   const auto client = connect_ready();
@@ -418,6 +427,38 @@ TEST_F(ClientTest, JobsOfALostManagerEndWhenTheirArenasAreGone) {
   const auto done = client->wait(std::vector{job}, Deadline::after(20s));
   ASSERT_TRUE(done.has_value()) << done.error().to_string();
   EXPECT_THAT(done->at(0).results, ElementsAre(kDied, kDied));
+}
+
+TEST_F(ClientTest, JobsOfALostConnectionEndWhenTheSameManagerGreetsAgain) {
+  start_manager();
+  const auto client = connect_ready();
+  const JobId job = submit_load(*client);
+  Envelope hello;
+  const ipc::EventFd asked;
+  script(MessageKind::kEngineHello,
+         [&](ScriptedManager&, const IncarnationId&, const Envelope& envelope) {
+           hello = envelope;
+           asked.signal();
+         });
+  manager_->run([](ScriptedManager& manager) {
+    (void)manager.server().notify(manager.engine, MessageKind::kBye, ipc::Empty{});
+  });
+  ASSERT_TRUE(run_until(*client, [&] { return !client->state().manager_connected; }));
+  pollfd either[2] = {{client->fd(), POLLIN, 0}, {asked.fd(), POLLIN, 0}};
+  while ((either[1].revents & POLLIN) == 0) {
+    ASSERT_GT(::poll(either, 2, 20'000), 0);
+    ASSERT_TRUE(client->poll(10).empty());
+  }
+  // Not greeted yet: the old job may still copy.
+  EXPECT_EQ(client->wait(std::vector{job}, Deadline::after(30ms)).error().code,
+            ErrorCode::kTimeout);
+  manager_->run([&hello](ScriptedManager& manager) {
+    (void)manager.server().reply(manager.engine, hello, manager.state);
+  });
+  const auto done = client->wait(std::vector{job}, Deadline::after(20s));
+  ASSERT_TRUE(done.has_value()) << done.error().to_string();
+  EXPECT_THAT(done->at(0).results, ElementsAre(kDied, kDied));
+  EXPECT_TRUE(client->state().manager_connected);
 }
 
 TEST_F(ClientTest, PollDoesNotWaitForAManagerThatDoesNotGreet) {

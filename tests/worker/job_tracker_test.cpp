@@ -121,6 +121,16 @@ TEST(JobTrackerTest, OrphansStayWhenTheirOwnManagerComesBackReady) {
   EXPECT_EQ(tracker.settle_orphans(kFirst, true, {kArenaA}), 0U);
 }
 
+TEST(JobTrackerTest, OrphansDieWhenTheirOwnManagerGreetsAgain) {
+  JobTracker tracker;
+  add_job(tracker, {block(1)});
+  tracker.orphan_all({kArenaA});
+  const JobId running = add_job(tracker, {block(2)});
+  EXPECT_EQ(tracker.settle_greeted(kSecond), 0U);
+  EXPECT_EQ(tracker.settle_greeted(kFirst), 1U);
+  EXPECT_TRUE(tracker.is_unfinished(running));
+}
+
 TEST(JobTrackerTest, OrphansDieWhenANewManagerIsOffloadReady) {
   JobTracker tracker;
   const JobId job = add_job(tracker, {block(1), block(2)});

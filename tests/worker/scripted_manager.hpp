@@ -37,8 +37,7 @@ class ScriptedManager final : public ipc::ControlHandler {
         (void)server_.reply_error(peer.id, envelope, *refuse_hello);
         return;
       }
-      (void)server_.reply(peer.id, envelope, ipc::Empty{});
-      send_state();
+      (void)server_.reply(peer.id, envelope, state);
     } else if (envelope.request.value != 0) {
       (void)server_.reply(peer.id, envelope, ipc::Empty{});
     }

@@ -88,9 +88,7 @@ Status ClientLink::connect(Deadline deadline) {
     if (found->second.reply) {
       const Envelope reply = std::move(*found->second.reply);
       pending_.erase(found);
-      if (reply.error) return *reply.error;
-      greeted_ = was_greeted_ = true;
-      state_.manager_connected = true;
+      KVFERRY_TRY(on_hello_reply(reply));
       return ipc::ok();
     }
     if (deadline.expired()) {
@@ -274,7 +272,10 @@ void ClientLink::on_envelope(Envelope envelope) {
   if (envelope.is_reply) {
     on_reply(std::move(envelope));
   } else if (envelope.kind == MessageKind::kEngineState) {
-    on_state(envelope);
+    if (const Status taken = take_state(envelope); !taken) {
+      ipc::log_error("client: state of engine {} dropped: {}", options_.engine,
+                     taken.error().to_string());
+    }
   } else if (envelope.kind == MessageKind::kJobDone) {
     on_job_done(envelope);
   } else if (envelope.kind == MessageKind::kBye) {
@@ -299,12 +300,10 @@ void ClientLink::on_reply(Envelope envelope) {
   const Pending pending = std::move(found->second);
   pending_.erase(found);
   if (pending.kind == MessageKind::kEngineHello) {
-    if (envelope.error) {
-      on_hello_refused(*envelope.error);
+    if (const Status greeted = on_hello_reply(envelope); !greeted) {
+      on_hello_refused(greeted.error());
       return;
     }
-    greeted_ = true;
-    state_.manager_connected = true;
     ++stats_.reconnects;
     ipc::log_info("client: engine {} is connected to manager {} again", options_.engine,
                   manager_.hex());
@@ -325,30 +324,39 @@ void ClientLink::on_hello_refused(const ipc::Error& error) {
   reconnect(kAfterRefusal);
 }
 
-void ClientLink::on_state(const Envelope& envelope) {
-  auto state = ipc::decode<ipc::EngineState>(envelope.body, "EngineState");
-  const Status valid = state ? check_state(*state, options_) : Status(state.error());
-  if (!valid) {
-    ipc::log_error("client: state of engine {} dropped: {}", options_.engine,
-                   valid.error().to_string());
-    return;
-  }
-  if (state->generation != state_.generation) {
+Status ClientLink::on_hello_reply(const Envelope& envelope) {
+  if (envelope.error) return *envelope.error;
+  KVFERRY_TRY(take_state(envelope));
+  greeted_ = was_greeted_ = true;
+  state_.manager_connected = true;
+  if (jobs_.has_orphans()) count_settled(jobs_.settle_greeted(manager_));
+  return ipc::ok();
+}
+
+Status ClientLink::take_state(const Envelope& envelope) {
+  KVFERRY_ASSIGN(auto state, ipc::decode<ipc::EngineState>(envelope.body, "EngineState"));
+  KVFERRY_TRY(check_state(state, options_));
+  if (state.generation != state_.generation) {
     ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
-                  state->generation);
+                  state.generation);
   }
-  state_.generation = state->generation;
-  state_.phase = static_cast<CachePhase>(state->phase);
-  state_.offload_ready = state->offload_ready;
+  state_.generation = state.generation;
+  state_.phase = static_cast<CachePhase>(state.phase);
+  state_.offload_ready = state.offload_ready;
   state_.ranks.clear();
-  for (const ipc::RankArena& rank : state->ranks) {
+  for (const ipc::RankArena& rank : state.ranks) {
     state_.ranks.push_back(ArenaId{rank.session, rank.epoch});
   }
-  state_.group_blocks = std::move(state->group_blocks);
-  if (!jobs_.has_orphans()) return;
-  const std::size_t settled = jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks);
-  stats_.jobs_completed += settled;
-  stats_.jobs_failed += settled;
+  state_.group_blocks = std::move(state.group_blocks);
+  if (jobs_.has_orphans()) {
+    count_settled(jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks));
+  }
+  return ipc::ok();
+}
+
+void ClientLink::count_settled(std::size_t jobs) noexcept {
+  stats_.jobs_completed += jobs;
+  stats_.jobs_failed += jobs;
 }
 
 void ClientLink::on_job_done(const Envelope& envelope) {

@@ -34,8 +34,8 @@ class ClientLink {
 
   /// Takes in whatever has arrived; notices a lost or a new manager. Never blocks.
   void pump();
-  /// Waits until something has arrived or the deadline passes; then pumps. Callers look at what they
-  /// wait for after every pump(), before the next wait.
+  /// Waits until something has arrived or the deadline passes; then pumps. Callers look at what
+  /// they wait for after every pump(), before the next wait.
   void wait(Deadline deadline);
 
   /// Sends a request and waits for its reply. kNoManager while there is none, kPeerDied when it is
@@ -92,8 +92,11 @@ class ClientLink {
   void reconnect(ipc::Duration after);
   void on_envelope(ipc::Envelope envelope);
   void on_reply(ipc::Envelope envelope);
+  /// A hello is answered with the engine's state.
+  [[nodiscard]] Status on_hello_reply(const ipc::Envelope& envelope);
   void on_hello_refused(const ipc::Error& error);
-  void on_state(const ipc::Envelope& envelope);
+  [[nodiscard]] Status take_state(const ipc::Envelope& envelope);
+  void count_settled(std::size_t jobs) noexcept;
   void on_job_done(const ipc::Envelope& envelope);
   void watch(int fd);
 

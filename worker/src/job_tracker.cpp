@@ -96,12 +96,25 @@ std::size_t JobTracker::settle_orphans(const ipc::SessionId& manager,
     const bool movers_idle = offload_ready && job.manager != manager;
     if (movers_idle || all_replaced(job.arenas, arenas)) idle.push_back(id);
   }
+  return end_orphans(std::move(idle));
+}
+
+std::size_t JobTracker::settle_greeted(const ipc::SessionId& manager) {
+  std::vector<std::uint64_t> idle;
+  for (const auto& [id, job] : jobs_) {
+    if (job.orphan && job.manager == manager) idle.push_back(id);
+  }
+  return end_orphans(std::move(idle));
+}
+
+std::size_t JobTracker::end_orphans(std::vector<std::uint64_t> idle) {
   std::sort(idle.begin(), idle.end());
   for (const std::uint64_t id : idle) {
-    finish_all_items(JobId{id}, ErrorCode::kPeerDied,
-                     fmt::format("job {}: its manager is gone and its movers are idle; whether it "
-                                 "was done is not known, submit it again",
-                                 id));
+    finish_all_items(
+        JobId{id}, ErrorCode::kPeerDied,
+        fmt::format("job {}: the manager was lost and no mover works for it; whether it "
+                    "was done is not known, submit it again",
+                    id));
   }
   return idle.size();
 }

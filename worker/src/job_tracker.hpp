@@ -59,6 +59,10 @@ class JobTracker {
                              bool offload_ready,
                              const std::vector<ArenaId>& arenas);
 
+  /// Ends the orphans of a manager that is back and has greeted us: it does so only once no job of
+  /// an earlier connection of this engine still copies.
+  std::size_t settle_greeted(const ipc::SessionId& manager);
+
   /// True when no unfinished job touches the blocks; else released is among take_released() once
   /// the jobs that touch them now have ended. Later jobs on the same blocks do not delay it.
   [[nodiscard]] bool release_when_done(std::span<const DeviceBlock> blocks, Released released);
@@ -88,6 +92,7 @@ class JobTracker {
   };
 
   void end(JobId job, Completion completion);
+  std::size_t end_orphans(std::vector<std::uint64_t> idle);
   [[nodiscard]] static bool all_replaced(const std::vector<ArenaId>& before,
                                          const std::vector<ArenaId>& now);
 

@@ -233,6 +233,8 @@ struct MoverJobDone {
 
 // ---- engine -> manager ----
 
+/// Answered with EngineState, and only once no job of an earlier connection of this engine still
+/// copies as far as this manager knows.
 struct EngineHello {
   std::string engine;
   std::string name_space = "default";
