@@ -64,6 +64,8 @@ expect new ipc/src/a.cpp 'auto* leak = new Thing(1);'
 expect fork ipc/src/a.cpp 'const pid_t pid = ::fork();'
 expect using-namespace ipc/src/a.cpp 'using namespace std;'
 expect sleep tests/ipc/a_test.cpp 'std::this_thread::sleep_for(wait);'
+expect nolint ipc/src/a.cpp 'int a = 1;  // NOL''INT'
+expect nolint ipc/src/a.cpp '// NOL''INTNEXTLINE: a reason' 'int a = 1;'
 expect unfinished ipc/src/a.cpp "// TO""DO: later"
 expect length ipc/src/a.cpp "$(yes '//' | head -n 600)"
 
@@ -74,6 +76,7 @@ accept ipc/src/a.cpp '// lint-allow(new): lives for ever' 'auto* leak = new Thin
 accept ipc/src/a.cpp 'return std::unique_ptr<Thing>(new Thing(1));'
 accept ipc/src/a.cpp 'std::unique_ptr<Thing> thing(new Thing(1));'
 accept ipc/src/a.cpp 'using namespace std::chrono_literals;'
+accept ipc/src/a.cpp '// NOL''INTNEXTLINE(some-check): a reason' 'int a = 1;'
 accept cli/src/a.cpp 'std::cout << "hello";'
 
 echo '// no licence' > "$tree/kernels/src/bare.cpp"

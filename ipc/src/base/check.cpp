@@ -14,7 +14,8 @@ void check_failed(const char* expression,
                   int line) noexcept {
   try {
     log_error("check failed: {} ({}) at {}:{}", message, expression, file, line);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): about to abort, the text is all we lose.
+  } catch (...) {
+    // About to abort, the text is all we lose.
   }
   std::abort();
 }

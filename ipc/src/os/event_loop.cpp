@@ -226,7 +226,7 @@ SignalFd::SignalFd() {
     throw Exception(KVFERRY_ERRNO("blocking SIGTERM and SIGINT"));
   }
   struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;  // NOLINT(cppcoreguidelines-pro-type-union-access): the C interface.
+  ignore.sa_handler = SIG_IGN;
   if (::sigaction(SIGPIPE, &ignore, nullptr) != 0) {
     throw Exception(KVFERRY_ERRNO("ignoring SIGPIPE"));
   }

@@ -110,7 +110,8 @@ NameLock::~NameLock() {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
       log_warn("{}", KVFERRY_ERRNO("unlink {}", path.native()).to_string());
     }
-  } catch (...) {  // NOLINT(bugprone-empty-catch): out of memory; a stale name is replaced later.
+  } catch (...) {
+    // Out of memory: a stale name is replaced later.
   }
 }
 

@@ -169,7 +169,8 @@ Status ProcessRef::signal(int signal_number) const {
 }
 
 std::string environment(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody calls setenv.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody calls setenv
+  const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
 }
 

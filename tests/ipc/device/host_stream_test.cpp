@@ -128,7 +128,8 @@ TEST_F(HostStreamTest, GatherScatterAndChecksumOfMoreBlocksThanOneLaunchHolds) {
   for (std::uint32_t i = 0; i < kBlocks; ++i) {
     ASSERT_EQ(words(*wrong)[i], 0U) << i;
     ASSERT_EQ(words(*before)[i], words(*after)[i]) << i;
-    ASSERT_EQ(std::memcmp(bytes(*packed) + i * kStride, base + std::size_t{ids[i]} * 600, 600), 0) << i;
+    ASSERT_EQ(std::memcmp(bytes(*packed) + i * kStride, base + std::size_t{ids[i]} * 600, 600), 0)
+        << i;
     ASSERT_NE(words(*before)[i], words(*before)[(i + 1) % kBlocks]) << i;
   }
 }

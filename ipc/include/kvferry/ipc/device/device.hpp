@@ -53,7 +53,7 @@ struct DevicePtr {
     return DevicePtr{address + static_cast<std::uintptr_t>(offset)};
   }
   [[nodiscard]] void* raw() const noexcept {
-    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): what it is.
+    return reinterpret_cast<void*>(address);
   }
   friend constexpr auto operator<=>(const DevicePtr&, const DevicePtr&) = default;
 };
