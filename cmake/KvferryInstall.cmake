@@ -13,6 +13,11 @@ install(TARGETS ${kvferry_libraries}
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 if(TARGET kvferry)
   install(TARGETS kvferry RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  # Links to the one program, which looks at what it was called.
+  foreach(daemon manager mover worker)
+    install(FILES "$<TARGET_FILE_DIR:kvferry>/kvferry-${daemon}"
+      DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  endforeach()
 endif()
 install(EXPORT kvferryTargets NAMESPACE kvferry:: DESTINATION "${kvferry_package_dir}")
 

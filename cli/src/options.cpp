@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "options.hpp"
 
+#include "help_formatter.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "toml_config.hpp"
@@ -69,6 +70,17 @@ Result<std::chrono::milliseconds> parse_milliseconds(std::string_view text) {
 
 }  // namespace
 
+std::string_view level_name(ipc::LogLevel level) noexcept {
+  switch (level) {
+    case ipc::LogLevel::kDebug: return "debug";
+    case ipc::LogLevel::kInfo: return "info";
+    case ipc::LogLevel::kWarn: return "warn";
+    case ipc::LogLevel::kError: return "error";
+    case ipc::LogLevel::kOff: return "off";
+  }
+  return "info";
+}
+
 CLI::Option* add_size(CLI::App& app,
                       const std::string& name,
                       std::optional<std::uint64_t>& target,
@@ -100,6 +112,7 @@ std::unique_ptr<CLI::App> make_app(std::string_view command,
                                    CommonOptions& common) {
   auto app = std::make_unique<CLI::App>(description, fmt::format("kvferry {}", command));
   app->footer(example);
+  app->formatter(std::make_shared<HelpFormatter>());
   app->option_defaults()->always_capture_default(false);
   add_parsed<std::string>(*app, "--instance", common.instance, parse_instance,
                           "Which installation on this host: a name of letters, digits and . _ -")
@@ -110,7 +123,8 @@ std::unique_ptr<CLI::App> make_app(std::string_view command,
       ->type_name("DIR");
   add_parsed<ipc::LogLevel>(*app, "--log-level", common.log_level, parse_level,
                             "Least important lines to log: debug, info, warn, error or off")
-      ->type_name("LEVEL");
+      ->type_name("LEVEL")
+      ->default_str(std::string(level_name(common.log_level)));
   app->set_config("--config", "", "TOML file with options; [COMMAND] tables are for one command")
       ->type_name("FILE");
   app->config_formatter(std::make_shared<TomlConfig>(*app, std::string(command)));

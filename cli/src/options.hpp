@@ -29,6 +29,9 @@ struct CommonOptions {
   ipc::LogLevel log_level = ipc::LogLevel::kInfo;
 };
 
+/// What --log-level calls it.
+[[nodiscard]] std::string_view level_name(ipc::LogLevel level) noexcept;
+
 /// Adds an option whose text is parsed by `parse`; its error becomes a usage error.
 template <typename T>
 CLI::Option* add_parsed(CLI::App& app,

@@ -42,17 +42,6 @@ std::string_view to_text(VerifyPolicy policy) {
   return "off";
 }
 
-std::string_view to_text(ipc::LogLevel level) {
-  switch (level) {
-    case ipc::LogLevel::kDebug: return "debug";
-    case ipc::LogLevel::kInfo: return "info";
-    case ipc::LogLevel::kWarn: return "warn";
-    case ipc::LogLevel::kError: return "error";
-    case ipc::LogLevel::kOff: return "off";
-  }
-  return "info";
-}
-
 /// One replay from the first child to the last: set up, played, taken down.
 class ReplayRun {
  public:
@@ -185,7 +174,7 @@ void ReplayRun::print_header() const {
 std::vector<std::string> ReplayRun::common_arguments(std::string command) const {
   return {std::move(command), "--instance=" + config_.instance,
           "--runtime-dir=" + dir_.path().string(),
-          fmt::format("--log-level={}", to_text(config_.log_level))};
+          fmt::format("--log-level={}", level_name(config_.log_level))};
 }
 
 std::vector<std::string> ReplayRun::rank_arguments(std::string command, std::uint32_t rank) const {

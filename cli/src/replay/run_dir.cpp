@@ -82,8 +82,17 @@ void RunDir::remove_stale_names(const std::string& instance) const {
     const std::string& name = lock.native();
     // Taking the lock proves that its holder is dead; letting it go removes the name.
     const auto taken = ipc::NameLock::acquire(name.substr(0, name.size() - kLockSuffix.size()));
-    if (!taken) ipc::log_warn("{}", taken.error().to_string());
+    if (!taken) {
+      ipc::log_warn("{}", taken.error().to_string());
+      return;  // Somebody lives: nothing else here is ours to judge.
+    }
   }
+  // Some sockets stand under another one's lock.
+  std::vector<fs::path> sockets;
+  for (const auto& entry : fs::directory_iterator(path_ / instance, error)) {
+    if (entry.is_socket(error)) sockets.push_back(entry.path());
+  }
+  for (const fs::path& socket : sockets) fs::remove(socket, error);
 }
 
 std::vector<std::string> RunDir::leftovers(const std::string& instance) const {

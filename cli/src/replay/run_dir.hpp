@@ -27,8 +27,8 @@ class RunDir {
   [[nodiscard]] std::filesystem::path logs() const { return path_ / "logs"; }
   /// Unique to this run: part of every name that it makes.
   [[nodiscard]] const std::string& token() const noexcept { return token_; }
-  /// Removes the names of processes that were killed: whose lock is free. Their successors would
-  /// have; for when there is none. @pre the instance's processes have ended.
+  /// Removes the locks and sockets of processes that were killed: whose lock is free. Their
+  /// successors would have; for when there is none. @pre the instance's processes have ended.
   void remove_stale_names(const std::string& instance) const;
   /// Names that the processes of the instance left behind. @pre they have ended.
   [[nodiscard]] std::vector<std::string> leftovers(const std::string& instance) const;
