@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// The unlink handshake when nobody dies.
+#include "multiproc/lease_fixture.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <sstream>
+
+namespace kvferry::test {
+namespace {
+
+using ::testing::StartsWith;
+
+class LeaseCyclesTest : public LeaseEveryWay {};
+INSTANTIATE_TEST_SUITE_P(EveryWay, LeaseCyclesTest, kEveryWay, way_name);
+
+TEST_P(LeaseCyclesTest, BothSidesMapTheSameMemory) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  (void)owner->ask("poke 77", "poked");
+  EXPECT_EQ(attacher->ask("peek", "peeked"), "peeked 77");
+  (void)attacher->ask("poke 78", "poked");
+  EXPECT_EQ(owner->ask("peek", "peeked"), "peeked 78");
+  EXPECT_GT(used_bytes(), 0U);
+  owner->quit();
+  attacher->quit();
+}
+
+TEST_P(LeaseCyclesTest, HundredClearsEachGiveEverythingBack) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  for (int epoch = 1; epoch <= 100; ++epoch) {
+    ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch));
+    attacher->expect_mapped(static_cast<std::uint64_t>(epoch));
+    ASSERT_THAT(owner->ask(fmt::format("clear {} 5000", epoch), "clear"),
+                StartsWith("clear cleared 0"));
+    ASSERT_EQ(used_bytes(), 0U);
+  }
+  owner->quit();
+  attacher->quit();
+}
+
+TEST_P(LeaseCyclesTest, ClearIsIdempotentAndUnknownEpochsAreRefused) {
+  auto owner = start_owner();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  EXPECT_THAT(owner->ask("init 5000", "init"), StartsWith("init error busy"));
+  EXPECT_THAT(owner->ask("clear 2 5000", "clear"), StartsWith("clear error stale_epoch"));
+  EXPECT_THAT(owner->ask("clear 0 5000", "clear"), StartsWith("clear error stale_epoch"));
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  EXPECT_EQ(owner->view().phase, "ready") << "a late clear must not end the next epoch";
+  owner->quit();
+}
+
+TEST_P(LeaseCyclesTest, SecondClearIsBusyWhileOneRuns) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  (void)attacher->ask("close quiesce", "closed");
+  owner->tell("clear 1 5000");
+  (void)attacher->expect("at quiesce 1");
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear error busy"));
+  EXPECT_THAT(owner->ask("init 5000", "init"), StartsWith("init error busy"));
+  (void)attacher->ask("open quiesce", "opened");
+  EXPECT_THAT(owner->expect("clear"), StartsWith("clear cleared"));
+  owner->quit();
+  attacher->quit();
+}
+
+TEST_P(LeaseCyclesTest, AttacherThatStartsFirstOrLateGetsTheEpoch) {
+  auto early = start_attacher();
+  auto owner = start_owner();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  early->expect_mapped(1);
+  auto late = start_attacher();
+  late->expect_mapped(1);
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  (void)early->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
+  (void)late->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
+  EXPECT_EQ(used_bytes(), 0U);
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  early->expect_mapped(2);
+  late->expect_mapped(2);
+  owner->quit();
+  early->quit();
+  late->quit();
+}
+
+TEST_P(LeaseCyclesTest, DetachOfOneSideLetsTheOwnersEpochLiveOn) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  EXPECT_THAT(attacher->ask("detach 1 5000", "detach"), StartsWith("detach cleared"));
+  EXPECT_FALSE(attacher->view().mapped);
+  EXPECT_THAT(attacher->ask("detach 1 5000", "detach"), StartsWith("detach cleared"));
+  (void)owner->expect_view("free of leases",
+                           [](const SeenView& v) { return v.leases == 0 && v.mapped; });
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  attacher->expect_mapped(2);
+  owner->quit();
+  attacher->quit();
+}
+
+TEST_P(LeaseCyclesTest, RefusedEpochIsLetGoAndTriedAgain) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  (void)attacher->ask("fail mapped 3", "failing");
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  owner->quit();
+  attacher->quit();
+}
+
+TEST_P(LeaseCyclesTest, FailedInitFreesAndTheEpochCanBeTriedAgain) {
+  auto owner = start_owner();
+  (void)owner->ask("fail mapped 1", "failing");
+  EXPECT_THAT(owner->ask("init 5000", "init"), StartsWith("init error no_device_memory"));
+  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  owner->quit();
+}
+
+TEST_P(LeaseCyclesTest, WaitMappedEndsOnRevokeAndDeath) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  EXPECT_THAT(attacher->ask("wait 1 50", "wait "), StartsWith("wait error timeout"));
+  (void)attacher->ask("close mapped", "closed");
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  (void)attacher->expect("at mapped 1");
+  (void)attacher->ask("wait 1 20000", "waiting");
+  owner->tell("clear 1 5000");
+  (void)owner->expect_view("revoking", [](const SeenView& v) { return v.phase == "revoking"; });
+  (void)attacher->ask("open mapped", "opened");
+  (void)owner->expect("clear cleared");
+  EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error revoked"));
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  EXPECT_EQ(attacher->ask("wait 2 20000", "wait "), "wait ok");
+  (void)attacher->ask("wait 3 20000", "waiting");
+  owner->kill_and_reap();
+  EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error peer_died"));
+  attacher->quit();
+  std::filesystem::remove(dir_ / "test/chat.0.lease");  // of the owner that was killed
+  std::filesystem::remove(dir_ / "test/chat.0.lease.lock");
+}
+
+TEST_P(LeaseCyclesTest, TwoHundredAttacherLivesLeaveNothingInTheOwner) {
+  auto owner = start_owner();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  const auto live_once = [&](int life) {
+    auto attacher = start_attacher();
+    attacher->expect_mapped(1);
+    if (life % 2 == 0) {
+      attacher->quit();
+    } else {
+      attacher->kill_and_reap();
+    }
+    (void)owner->expect_view("free of leases", [](const SeenView& v) { return v.leases == 0; });
+  };
+  for (int life = 0; life < 4; ++life) live_once(life);
+  const auto resources = [&] {
+    std::istringstream in(owner->ask("resources", "resources"));
+    std::string verb;
+    std::pair<int, int> fds_and_mappings;
+    in >> verb >> fds_and_mappings.first >> fds_and_mappings.second;
+    return fds_and_mappings;
+  };
+  const auto before = resources();
+  for (int life = 0; life < 200; ++life) live_once(life);
+  // A lease ends with the word; the slot and its descriptors a moment later, with the pidfd.
+  auto after = resources();
+  for (int tries = 0; tries < 1000 && after.first != before.first; ++tries) after = resources();
+  EXPECT_EQ(after.first, before.first) << "descriptors";
+  constexpr int kHeapMayGrow = 8;
+  EXPECT_LE(after.second, before.second + kHeapMayGrow) << "mappings";
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));
+  owner->quit();
+}
+
+TEST_P(LeaseCyclesTest, ManySegmentsTravelInSeveralParts) {
+  capacity_mib_ = 512;
+  common_ = {{"layers", "34"}, {"many", "yes"}};  // 68 segments: more than one packet's descriptors
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    ASSERT_EQ(owner->ask("init 20000", "init"), fmt::format("init ok {}", epoch));
+    attacher->expect_mapped(static_cast<std::uint64_t>(epoch));
+    EXPECT_THAT(owner->ask(fmt::format("clear {} 5000", epoch), "clear"),
+                StartsWith("clear cleared"));
+    EXPECT_EQ(used_bytes(), 0U);
+  }
+  owner->quit();
+  attacher->quit();
+}
+
+class LeaseAddressTest : public LeaseFixture {};
+
+TEST_F(LeaseAddressTest, VmmMemoryComesBackAtTheSameAddressesOnBothSides) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  const std::string owners = owner->ask("address", "address");
+  const std::string attachers = attacher->ask("address", "address");
+  EXPECT_NE(owners, "address 0x0");
+  for (int epoch = 1; epoch <= 5; ++epoch) {
+    ASSERT_THAT(owner->ask(fmt::format("clear {} 5000", epoch), "clear"),
+                StartsWith("clear cleared"));
+    EXPECT_EQ(owner->ask("address", "address"), "address 0x0");
+    ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch + 1));
+    attacher->expect_mapped(static_cast<std::uint64_t>(epoch) + 1);
+    EXPECT_EQ(owner->ask("address", "address"), owners);
+    EXPECT_EQ(attacher->ask("address", "address"), attachers);
+  }
+  owner->quit();
+  attacher->quit();
+}
+
+}  // namespace
+}  // namespace kvferry::test

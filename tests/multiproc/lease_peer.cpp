@@ -1,0 +1,312 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// One process of the unlink handshake, owner or attacher, that does what stdin says and tells on
+// stdout what happens. See lease_peer.hpp for its commands.
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/lease/lease.hpp"
+#include "support/child_side.hpp"
+#include "support/lease_geometry.hpp"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace kvferry::ipc;  // NOLINT(google-build-using-namespace): a program of its own.
+using kvferry::test::hear;
+using kvferry::test::say;
+
+using Arguments = std::map<std::string, std::string>;
+
+// An arena user whose moments the test drives: each callback can be held at a gate or made to fail.
+class GatedUser final : public ArenaUser {
+ public:
+  Status on_mapped(SessionId /*session*/, Arena& arena) override {
+    {
+      const std::lock_guard lock(mutex_);
+      arena_ = &arena;
+    }
+    pass("mapped", arena.epoch(), nullptr);
+    return fails("mapped") ? KVFERRY_ERROR(kNoDeviceMemory, "on_mapped was told to fail")
+                           : Status();
+  }
+
+  Status quiesce(Epoch epoch, Deadline deadline) override {
+    if (!pass("quiesce", epoch, &deadline)) {
+      return KVFERRY_ERROR(kTimeout, "the gate stayed closed until the deadline");
+    }
+    return fails("quiesce") ? KVFERRY_ERROR(kTimeout, "quiesce was told to fail") : Status();
+  }
+
+  void on_unmapped(Epoch epoch) override {
+    pass("unmapped", epoch, nullptr);
+    const std::lock_guard lock(mutex_);
+    arena_ = nullptr;
+  }
+
+  void close_gate(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    closed_[name] = true;
+  }
+  void open_gate(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    closed_[name] = false;
+    changed_.notify_all();
+  }
+  void fail_next(const std::string& name, int count) {
+    const std::lock_guard lock(mutex_);
+    failures_[name] = count;
+  }
+  // First byte of the arena, or -1 when none is mapped.
+  int peek() {
+    const std::lock_guard lock(mutex_);
+    return arena_ == nullptr ? -1 : *static_cast<unsigned char*>(arena_->segment(0).raw());
+  }
+  void poke(int value) {
+    const std::lock_guard lock(mutex_);
+    if (arena_ != nullptr) std::memset(arena_->segment(0).raw(), value, 1);
+  }
+  std::uintptr_t address() {
+    const std::lock_guard lock(mutex_);
+    return arena_ == nullptr ? 0 : arena_->segment(0).address;
+  }
+
+ private:
+  bool pass(const std::string& name, Epoch epoch, const Deadline* deadline) {
+    std::unique_lock lock(mutex_);
+    if (!closed_[name]) return true;
+    say(fmt::format("at {} {}", name, epoch.value));
+    const auto open = [&] { return !closed_[name]; };
+    if (deadline != nullptr) return changed_.wait_until(lock, deadline->when(), open);
+    changed_.wait(lock, open);
+    return true;
+  }
+  bool fails(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    return failures_[name]-- > 0;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, bool> closed_;
+  std::map<std::string, int> failures_;
+  Arena* arena_ = nullptr;
+};
+
+std::string describe(const LeaseView& view) {
+  const auto code = [](const std::optional<Error>& error) {
+    return error ? std::string(to_string(error->code)) : std::string("-");
+  };
+  return fmt::format("view {} {} {} {} {} {} {} {} {}", to_string(view.phase), view.epoch.value,
+                     view.session.is_zero() ? "alone" : "connected",
+                     view.mapped ? "mapped" : "unmapped", view.living_leases,
+                     view.quarantined_bytes, code(view.refused), code(view.peer_refused),
+                     view.note.empty() ? "-" : view.note);
+}
+
+LeaseOptions parse_options(Arguments& arguments, const Geometry& geometry, ArenaOrder order) {
+  LeaseOptions options;
+  LeaseIdentity& me = options.identity;
+  me.instance = "test";
+  me.engine = "chat";
+  me.rank = Rank{0};
+  me.ranks = geometry.ranks;
+  me.self = arguments["self"] == "mover" ? ProcessKind::kMover : ProcessKind::kWorker;
+  me.cache_owner = arguments["owner"] == "mover" ? CacheOwner::kMover : CacheOwner::kWorker;
+  me.handles = arguments["handles"] == "legacy" ? HandleKind::kLegacy : HandleKind::kVmm;
+  me.fingerprint = geometry.fingerprint(order);
+  me.incarnation = Digest::random();
+  const auto set = [&](const char* name, std::chrono::milliseconds& value) {
+    if (!arguments[name].empty()) value = std::chrono::milliseconds(std::stoi(arguments[name]));
+  };
+  set("hello", options.timeouts.hello);
+  set("drain", options.timeouts.drain);
+  set("revoke", options.timeouts.revoke);
+  set("kill", options.timeouts.kill);
+  set("settle", options.timeouts.settle);
+  options.stable_addresses = arguments["stable"] != "no";
+  return options;
+}
+
+int count_fds() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    count += entry.path().empty() ? 0 : 1;
+  }
+  return count;
+}
+
+int count_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) ++count;
+  return count;
+}
+
+// A child of this process that does nothing: it keeps what it inherited. Only async-signal-safe
+// calls in it. Its descriptors are closed, so that only the mapping is left.
+pid_t fork_keeper() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (int fd = 0; fd < 256; ++fd) ::close(fd);
+    for (;;) ::pause();
+  }
+  return child;
+}
+
+class Peer {
+ public:
+  explicit Peer(Arguments arguments)
+      : geometry_(kvferry::test::small_geometry(
+            static_cast<std::uint32_t>(std::stoi(arguments["layers"])),
+            static_cast<std::uint32_t>(std::stoi(arguments["ranks"])))),
+        order_(arguments["many"] == "yes" ? ArenaOrder::kLayerFirstMany : ArenaOrder::kLayerFirst),
+        options_(parse_options(arguments, geometry_, order_)) {
+    auto spec = DeviceSpec::parse(arguments["device"]);
+    if (!spec) throw Exception(spec.error());
+    device_ = open_device(*spec);
+    auto dir = RuntimeDir::open(arguments["dir"], options_.identity.instance);
+    if (!dir) throw Exception(dir.error());
+    const auto changed = [](const LeaseView& view) { say(describe(view)); };
+    if (options_.identity.is_owner()) {
+      owner_ = std::make_unique<LeaseOwner>(options_, *dir, *device_, user_, changed);
+    } else {
+      attacher_ =
+          std::make_unique<LeaseAttacher>(options_, *dir, *device_, geometry_, user_, changed);
+    }
+  }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  ~Peer() {
+    owner_.reset();
+    attacher_.reset();
+    for (std::thread& call : calls_) call.join();
+  }
+
+  bool obey(const std::string& line) {
+    std::istringstream in(line);
+    std::string verb;
+    std::string name;
+    std::uint64_t epoch = 0;
+    int ms = 0;
+    in >> verb;
+    if (verb == "init") {
+      in >> ms;
+      start([this, ms] { init(ms); });
+    } else if (verb == "clear" || verb == "detach") {
+      in >> epoch >> ms;
+      start([this, verb, epoch, ms] { end_epoch(verb, Epoch{epoch}, ms); });
+    } else if (verb == "wait") {
+      in >> epoch >> ms;
+      start([this, epoch, ms] {
+        say("waiting");
+        wait(Epoch{epoch}, ms);
+      });
+    } else if (verb == "close") {
+      in >> name;
+      user_.close_gate(name);
+      say("closed " + name);
+    } else if (verb == "open") {
+      in >> name;
+      user_.open_gate(name);
+      say("opened " + name);
+    } else if (verb == "fail") {
+      in >> name >> ms;
+      user_.fail_next(name, ms);
+      say("failing " + name);
+    } else if (verb == "poke") {
+      in >> ms;
+      user_.poke(ms);
+      say("poked");
+    } else if (verb == "peek") {
+      say(fmt::format("peeked {}", user_.peek()));
+    } else if (verb == "address") {
+      say(fmt::format("address {:#x}", user_.address()));
+    } else if (verb == "resources") {
+      say(fmt::format("resources {} {}", count_fds(), count_mappings()));
+    } else if (verb == "fork") {
+      say(fmt::format("forked {}", fork_keeper()));
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  void start(std::function<void()> call) { calls_.emplace_back(std::move(call)); }
+
+  void init(int ms) {
+    const ArenaLayout layout = kvferry::test::small_layout(geometry_, order_);
+    const auto epoch = owner_->init(layout, Deadline::after(std::chrono::milliseconds(ms)));
+    say(epoch ? fmt::format("init ok {}", epoch->value)
+              : fmt::format("init error {} {}", to_string(epoch.error().code),
+                            epoch.error().message));
+  }
+
+  void end_epoch(const std::string& verb, Epoch epoch, int ms) {
+    const Deadline deadline = Deadline::after(std::chrono::milliseconds(ms));
+    const auto outcome =
+        owner_ ? owner_->clear(epoch, deadline) : attacher_->detach(epoch, deadline);
+    say(outcome
+            ? fmt::format("{} {} {} {} {}", verb, to_string(outcome->kind),
+                          outcome->quarantined_bytes, outcome->took.count() / 1000, outcome->detail)
+            : fmt::format("{} error {} {}", verb, to_string(outcome.error().code),
+                          outcome.error().message));
+  }
+
+  void wait(Epoch epoch, int ms) {
+    const Status mapped =
+        attacher_->wait_mapped(epoch, Deadline::after(std::chrono::milliseconds(ms)));
+    say(mapped ? std::string("wait ok")
+               : fmt::format("wait error {} {}", to_string(mapped.error().code),
+                             mapped.error().message));
+  }
+
+  Geometry geometry_;
+  ArenaOrder order_;
+  LeaseOptions options_;
+  std::unique_ptr<Device> device_;
+  GatedUser user_;
+  std::unique_ptr<LeaseOwner> owner_;
+  std::unique_ptr<LeaseAttacher> attacher_;
+  std::vector<std::thread> calls_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  kvferry::test::disable_core_dumps();
+  Arguments arguments{{"layers", "2"}, {"ranks", "1"}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string text(argv[i]);
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos) return 64;
+    arguments[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  init_logging(arguments["self"], LogLevel::kInfo);
+  try {
+    Peer peer(arguments);
+    say("up");
+    while (const auto line = hear()) {
+      if (!peer.obey(*line)) break;  // "quit"
+    }
+  } catch (const Exception& exception) {
+    say(fmt::format("failed {} {}", to_string(exception.error().code), exception.error().message));
+    return 3;
+  }
+  say("down");
+  return 0;
+}
