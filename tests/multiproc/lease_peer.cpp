@@ -191,9 +191,12 @@ class Peer {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
   ~Peer() {
+    {
+      std::unique_lock lock(calls_mutex_);
+      calls_ended_.wait(lock, [this] { return calls_ == 0; });
+    }
     owner_.reset();
     attacher_.reset();
-    for (std::thread& call : calls_) call.join();
   }
 
   bool obey(const std::string& line) {
@@ -246,7 +249,19 @@ class Peer {
   }
 
  private:
-  void start(std::function<void()> call) { calls_.emplace_back(std::move(call)); }
+  // Detached: a mover that exits because it cannot drain leaves no thread unjoined.
+  void start(std::function<void()> call) {
+    {
+      const std::lock_guard lock(calls_mutex_);
+      ++calls_;
+    }
+    std::thread([this, call = std::move(call)] {
+      call();
+      const std::lock_guard lock(calls_mutex_);
+      --calls_;
+      calls_ended_.notify_all();
+    }).detach();
+  }
 
   void init(int ms) {
     const ArenaLayout layout = kvferry::test::small_layout(geometry_, order_);
@@ -282,7 +297,9 @@ class Peer {
   GatedUser user_;
   std::unique_ptr<LeaseOwner> owner_;
   std::unique_ptr<LeaseAttacher> attacher_;
-  std::vector<std::thread> calls_;
+  std::mutex calls_mutex_;  // guards calls_
+  std::condition_variable calls_ended_;
+  int calls_ = 0;  // that run, each on a thread of its own
 };
 
 }  // namespace

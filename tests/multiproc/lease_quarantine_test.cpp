@@ -114,7 +114,8 @@ TEST_P(LeaseStalledWorkerTest, InitSaysThatQuarantineIsWhyThereIsNoMemory) {
 }
 
 TEST_P(LeaseQuarantineTest, AttacherThatCannotDrainDiesIfItIsAMoverAndSaysSoIfNot) {
-  auto owner = start_owner();
+  // Time to exit by itself, before the owner loses patience.
+  auto owner = start_owner({{"revoke", attacher_is_mover() ? "10000" : "400"}});
   auto attacher = start_attacher();
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);

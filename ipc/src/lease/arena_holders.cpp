@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "kvferry/ipc/lease/arena.hpp"
+
+#include <algorithm>
 
 namespace kvferry::ipc {
 

@@ -143,15 +143,21 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch, Deadline deadl
 }
 
 Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline) {
+  log_info("{}: waits at most {} ms for epoch {} or later to be mapped", tag_,
+           std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining()).count(),
+           at_least.value);
+  Status mapped = await_mapped(at_least, deadline);
+  log_info("{}: wait for epoch {} ended: {}", tag_, at_least.value,
+           mapped ? std::string("mapped") : mapped.error().to_string());
+  return mapped;
+}
+
+Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline) {
   std::unique_lock lock(view_mutex_);
   const std::uint64_t deaths = deaths_;
   const Epoch revoked = last_revoked_;
-  log_info("{}: waits for epoch {} or later to be mapped", tag_, at_least.value);
   for (;;) {
-    if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady) {
-      log_info("{}: epoch {} is mapped", tag_, view_.epoch.value);
-      return ok();
-    }
+    if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady) return ok();
     if (view_.refused) return *view_.refused;
     if (deaths_ != deaths) {
       return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
@@ -161,10 +167,11 @@ Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline) {
       return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
                            last_revoked_.value);
     }
-    if (view_changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout) {
+    if (deadline.expired()) {
       return KVFERRY_ERROR(kTimeout, "{}: epoch {} is not mapped: epoch {} {}; {}", tag_,
                            at_least.value, view_.epoch.value, to_string(view_.phase), view_.note);
     }
+    (void)view_changed_.wait_until(lock, deadline.when());
   }
 }
 

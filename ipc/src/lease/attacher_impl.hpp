@@ -61,6 +61,7 @@ class LeaseAttacher::Impl {
   };
 
   // attacher.cpp
+  Status await_mapped(Epoch at_least, Deadline deadline);
   void run_thread();
   void shut_down();
   void say_bye();

@@ -217,6 +217,8 @@ void LeaseOwner::Impl::release_arena() {
     note(released.error().to_string());
   }
   if (deaths == nullptr && released) return finish_clear(ClearKind::kCleared, {}, 0);
+  log_info("{}: epoch {} freed; waits at most {} ms for the driver to show it", tag_,
+           clear_->epoch.value, options_.timeouts.settle.count());
   clear_->stage = ClearStage::kSettling;
   clear_->stage_end = Deadline::after(options_.timeouts.settle);
   check_settled();

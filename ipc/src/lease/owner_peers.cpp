@@ -17,6 +17,7 @@ using lease::LeaseMessage;
 using lease::Slot;
 
 constexpr std::size_t kMaxStrangers = 32;
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // Packets of one connection per round, so that a flood of one peer does not hold up the others.
 constexpr int kPacketsPerRound = 16;
 
@@ -26,7 +27,12 @@ void LeaseOwner::Impl::accept_strangers() {
   for (;;) {
     auto accepted = listener_->try_accept();
     if (!accepted) {
+      // No descriptors left, say: the listener stays readable, so it is left alone for a while.
       log_warn("{}: accept: {}", tag_, accepted.error().to_string());
+      loop_.unwatch(listener_->fd());
+      loop_.after(kAcceptPause, [this] {
+        if (!shut_) loop_.watch(listener_->fd(), [this] { accept_strangers(); });
+      });
       return;
     }
     if (!accepted->has_value()) return;
