@@ -105,7 +105,7 @@ inline constexpr std::uint32_t kMaxHandlesPerPart = PacketSocket::kMaxFds;
 inline constexpr std::uint32_t kMaxHandles = 4096;
 inline constexpr std::size_t kMaxTokenBytes = 256;
 /// An encoded layout must leave room for header and handles in the first part.
-inline constexpr std::size_t kMaxLayoutBytes = PacketSocket::kMaxPacketBytes - 32 * 1024;
+inline constexpr std::size_t kMaxLayoutBytes = PacketSocket::kMaxPacketBytes - 32UL * 1024;
 
 /// A packet whose header was read. The body is not decoded yet.
 struct Incoming {

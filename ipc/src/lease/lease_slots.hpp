@@ -60,7 +60,7 @@ class SlotTable {
   /// Records the lease; the handle may leave after this. @pre no living lease in the slot.
   Lease record_lease(Slot& slot, Epoch epoch);
   /// Takes a lease back whose handle provably never left.
-  void withdraw_lease(Slot& slot) noexcept { slot.lease.reset(); }
+  static void withdraw_lease(Slot& slot) noexcept { slot.lease.reset(); }
   /// Reads the released word and ends the lease it passes.
   Release collect_release(Slot& slot);
   /// The process is proven dead: ends its lease and removes the slot.

@@ -116,8 +116,8 @@ class LeaseOwner::Impl {
   void collect_releases();
 
   // owner_clear.cpp
-  void start_clear(Epoch epoch, Deadline caller, const lease::Answer<ClearOutcome>& answer);
-  [[nodiscard]] std::optional<Result<ClearOutcome>> clear_without_work(Epoch epoch) const;
+  void start_clear(Epoch wanted, Deadline caller, const lease::Answer<ClearOutcome>& answer);
+  [[nodiscard]] std::optional<Result<ClearOutcome>> clear_without_work(Epoch wanted) const;
   Status quiesce_own(Epoch epoch, Deadline deadline);
   void advance_clear();
   void on_clear_timer();

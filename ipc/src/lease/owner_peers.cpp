@@ -252,7 +252,7 @@ void LeaseOwner::Impl::grant(Slot& slot) {
            slot.name());
   bool left = false;
   if (const Status sent = send_grant(slot, lease, left); !sent) {
-    if (!left) slots_.withdraw_lease(slot);
+    if (!left) lease::SlotTable::withdraw_lease(slot);
     drop_connection(slot, sent.error());
   }
 }
