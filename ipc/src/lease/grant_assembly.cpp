@@ -41,8 +41,9 @@ Result<std::optional<Grant>> GrantAssembly::add_part(Incoming incoming) {
     return KVFERRY_ERROR(kProtocol, "grant of lease {}: {} descriptors for {} handles",
                          part.lease.value, fds.size(), next_fd);
   }
-  if (pending_->handles.size() < pending_->layout.segment_bytes.size())
+  if (pending_->handles.size() < pending_->layout.segment_bytes.size()) {
     return std::optional<Grant>();
+  }
   return std::optional<Grant>(std::move(*pending_));
 }
 

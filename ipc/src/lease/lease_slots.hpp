@@ -62,7 +62,7 @@ class SlotTable {
   /// Takes a lease back whose handle provably never left.
   static void withdraw_lease(Slot& slot) noexcept { slot.lease.reset(); }
   /// Reads the released word and ends the lease it passes.
-  Release collect_release(Slot& slot);
+  static Release collect_release(Slot& slot);
   /// The process is proven dead: ends its lease and removes the slot.
   void remove_dead(const IncarnationId& incarnation);
 

@@ -92,10 +92,12 @@ void AttacherWords::release_up_to(LeaseId lease) {
   word(memory_.mapping, words::kReleasedOffset).store(lease.value, std::memory_order_release);
 }
 
+// NOLINTNEXTLINE(readability-make-member-function-const): it writes the shared memory.
 void AttacherWords::set_attached(LeaseId lease) noexcept {
   word(memory_.mapping, words::kAttachedOffset).store(lease.value, std::memory_order_relaxed);
 }
 
+// NOLINTNEXTLINE(readability-make-member-function-const): it writes the shared memory.
 void AttacherWords::beat() noexcept {
   const std::atomic_ref<std::uint64_t> beats = word(memory_.mapping, words::kBeatOffset);
   beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

@@ -149,7 +149,7 @@ void LeaseOwner::Impl::admit(PacketSocket socket,
     loop_.watch(slot->process.pidfd(), [this, incarnation] { on_death(incarnation); });
   } else {
     // A new connection of a living process: its earlier words are read one last time.
-    if (slots_.collect_release(*slot) == lease::SlotTable::Release::kForged) {
+    if (lease::SlotTable::collect_release(*slot) == lease::SlotTable::Release::kForged) {
       log_warn("{}: {} forged its released word; dropped", tag_, slot->name());
       close_connection(*slot);
       return;
@@ -221,7 +221,7 @@ Status LeaseOwner::Impl::on_message(Slot& slot, const Incoming& incoming) {
 
 Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
   if (min_epoch.value == 0) return KVFERRY_ERROR(kProtocol, "attach request for epoch 0");
-  if (slots_.collect_release(slot) == lease::SlotTable::Release::kForged) {
+  if (lease::SlotTable::collect_release(slot) == lease::SlotTable::Release::kForged) {
     return KVFERRY_ERROR(kProtocol, "released word above lease {}, the last one granted",
                          slot.last_lease.value);
   }
@@ -287,7 +287,7 @@ void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
   loop_.unwatch(slot->process.pidfd());
   close_connection(*slot);
   const std::string name = slot->name();
-  (void)slots_.collect_release(*slot);
+  (void)lease::SlotTable::collect_release(*slot);
   log_info("{}: {} is dead{}", tag_, name,
            slot->lease ? fmt::format(": ends lease {} on epoch {}", slot->lease->id.value,
                                      slot->lease->epoch.value)
@@ -312,7 +312,7 @@ void LeaseOwner::Impl::close_connection(Slot& slot) {
 void LeaseOwner::Impl::collect_releases() {
   slots_.for_each([this](Slot& slot) {
     const std::optional<lease::Lease> held = slot.lease;
-    switch (slots_.collect_release(slot)) {
+    switch (lease::SlotTable::collect_release(slot)) {
       case lease::SlotTable::Release::kNone: break;
       case lease::SlotTable::Release::kEnded:
         log_info("{}: {} released lease {} on epoch {}", tag_, slot.name(), held->id.value,
