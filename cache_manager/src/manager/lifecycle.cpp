@@ -354,12 +354,10 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
     order.epoch = ipc::Epoch{owner.state.epoch.value + (allocated ? 0U : 1U)};
     order.gpu_blocks = message->gpu_blocks;
     order.deadline = message->deadline;
-    if (!allocated) {
-      send_reinit(reinit, rank, owner, /*is_mover_attacher=*/false, order);
-    }
-    if (const RankPeer* attacher = engine.attacher(rank)) {
-      send_reinit(reinit, rank, *attacher, engine.config()->cache_owner == ipc::CacheOwner::kWorker,
-                  order);
+    if (allocated) {
+      reinit_attacher(reinit, rank, order);
+    } else {
+      reinit_owner(reinit, rank, owner.id, order);
     }
   }
   if (--reinit->pending == 0) {
@@ -367,19 +365,47 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
   }
 }
 
-void Lifecycle::send_reinit(const ReinitRef& reinit,
-                            std::uint32_t rank,
-                            const RankPeer& target,
-                            bool is_mover_attacher,
-                            const ipc::RankReinit& message) {
+void Lifecycle::reinit_owner(const ReinitRef& reinit,
+                             std::uint32_t rank,
+                             const ipc::IncarnationId& owner,
+                             const ipc::RankReinit& order) {
   ++reinit->pending;
   context_.calls.call(
-      target.id, ipc::MessageKind::kRankReinit, message, ipc::Deadline::at(reinit->give_up),
-      [this, reinit, rank, is_mover_attacher](const ipc::Result<ipc::Envelope>& answer) {
+      owner, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
+      [this, reinit, rank, order](const ipc::Result<ipc::Envelope>& answer) {
         if (reinit->answered) {
           return;
         }
-        if (!answer && is_mover_attacher && is_gone(answer.error().code)) {
+        if (answer) {
+          // Only now: an attacher that waits for an arena that could not be made
+          // would be deaf to everything else until its deadline.
+          reinit_attacher(reinit, rank, order);
+        } else if (!reinit->error) {
+          reinit->error = in_rank(answer.error(), reinit->engine->name(), ipc::Rank{rank});
+        }
+        if (--reinit->pending == 0) {
+          finish_reinit(reinit);
+        }
+      });
+}
+
+void Lifecycle::reinit_attacher(const ReinitRef& reinit,
+                                std::uint32_t rank,
+                                const ipc::RankReinit& order) {
+  const EngineRecord& engine = *reinit->engine;
+  if (rank >= engine.ranks().size() || engine.attacher(rank) == nullptr) {
+    return;
+  }
+  const bool is_mover = engine.config()->cache_owner == ipc::CacheOwner::kWorker;
+  ++reinit->pending;
+  context_.calls.call(
+      engine.attacher(rank)->id, ipc::MessageKind::kRankReinit, order,
+      ipc::Deadline::at(reinit->give_up),
+      [this, reinit, rank, is_mover](const ipc::Result<ipc::Envelope>& answer) {
+        if (reinit->answered) {
+          return;
+        }
+        if (!answer && is_mover && is_gone(answer.error().code)) {
           // The workers serve on without offload until another mover has attached.
           ipc::log_warn("engine {} rank {}: its mover is gone, reinit goes on without",
                         reinit->engine->name(), rank);

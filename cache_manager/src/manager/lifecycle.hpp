@@ -84,11 +84,11 @@ class Lifecycle {
   [[nodiscard]] std::uint64_t drop_host(const EngineRecord& engine);
 
   [[nodiscard]] ipc::Status check_reinit(const EngineRecord& engine) const;
-  void send_reinit(const ReinitRef& reinit,
-                   std::uint32_t rank,
-                   const RankPeer& target,
-                   bool is_mover_attacher,
-                   const ipc::RankReinit& message);
+  void reinit_owner(const ReinitRef& reinit,
+                    std::uint32_t rank,
+                    const ipc::IncarnationId& owner,
+                    const ipc::RankReinit& order);
+  void reinit_attacher(const ReinitRef& reinit, std::uint32_t rank, const ipc::RankReinit& order);
   void finish_reinit(const ReinitRef& reinit);
 
   ManagerContext& context_;

@@ -32,7 +32,7 @@ class PeerCalls {
             ipc::MessageKind kind,
             const T& body,
             ipc::Deadline deadline,
-            Answered answered) {
+            Answered&& answered) {
     send(peer, kind, ipc::encode(body), deadline, std::move(answered));
   }
   /// A reply; false when nobody waits for it (any more).

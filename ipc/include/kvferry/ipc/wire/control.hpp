@@ -82,8 +82,8 @@ class ControlServer {
   Status reply_partial(const IncarnationId& peer,
                        const Envelope& request,
                        const T& body,
-                       Error error) {
-    return send_reply(peer, request, std::move(error), encode(body));
+                       const Error& error) {
+    return send_reply(peer, request, error, encode(body));
   }
   template <typename T> Status notify(const IncarnationId& peer, MessageKind kind, const T& body) {
     Envelope envelope;
