@@ -42,7 +42,7 @@ mkdir -p "$out"
 
 rows=()
 failed=0
-used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | paste -sd+ | bc 2>/dev/null || echo '?'; }
+used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{sum += $1} END {print sum}'; }
 
 run() { # name, command...
   local name=$1; shift
