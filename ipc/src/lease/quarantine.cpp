@@ -34,9 +34,8 @@ Quarantine::~Quarantine() {
     // process ends, so it is left to that.
     log_error("lease: epoch {} stays allocated until this process ends: {} bytes kept by {}",
               item.epoch.value, item.bytes, item.holder);
-    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): kept to the process's end on
-    // purpose.
     (void)std::make_unique<Arena>(std::move(*item.arena)).release();
+    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): kept on purpose.
     for (auto& range : item.ranges) (void)range.release();
   }
 }
