@@ -147,7 +147,7 @@ TEST_F(CachingAllocatorTest, EmptiesAfterALargeReleaseOnly) {
 /// Random allocations and frees: lent ranges never overlap, keep their contents, and the counters
 /// are what they say; at the end nothing is left with the driver.
 TEST_F(CachingAllocatorTest, HoldsItsInvariantsOverRandomHistories) {
-  for (std::uint32_t seed = 0; seed < 4; ++seed) {
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {
     std::mt19937 random(seed);
     CachingAllocator allocator(*device_);
     struct Held {
@@ -159,10 +159,10 @@ TEST_F(CachingAllocatorTest, HoldsItsInvariantsOverRandomHistories) {
       const auto* bytes = static_cast<const unsigned char*>(item.buffer.address().raw());
       return bytes[0] == item.stamp && bytes[item.buffer.size_bytes() - 1] == item.stamp;
     };
-    for (int round = 0; round < 500; ++round) {
+    for (int round = 0; round < 400; ++round) {
       const auto pick = random() % 100;
       if (pick < 55) {
-        const std::uint64_t magnitude = 1ULL << (random() % 24);
+        const std::uint64_t magnitude = 1ULL << (random() % 23);
         auto buffer = allocator.allocate(1 + random() % (2 * magnitude));
         if (!buffer) {
           ASSERT_EQ(buffer.error().code, ErrorCode::kNoDeviceMemory);

@@ -136,8 +136,9 @@ Result<std::vector<Completion>> Client::wait(std::span<const JobId> jobs, Deadli
     const auto left = std::count_if(jobs.begin(), jobs.end(),
                                     [&link](JobId job) { return link.jobs().is_unfinished(job); });
     if (left == 0) break;
-    if (link.closed())
+    if (link.closed()) {
       return KVFERRY_ERROR(kCancelled, "the client is closed; {} jobs run on", left);
+    }
     if (deadline.expired()) {
       log.end("deadline");
       return KVFERRY_ERROR(kTimeout, "{} of {} jobs are unfinished; they run on, wait or cancel",

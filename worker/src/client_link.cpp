@@ -201,8 +201,9 @@ void ClientLink::reconnect(ipc::Duration after) {
 }
 
 Status ClientLink::check_connected() const {
-  if (closed_)
+  if (closed_) {
     return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", options_.engine);
+  }
   if (link_ == nullptr || !greeted_) {
     return KVFERRY_ERROR(kNoManager, "no manager on instance {}; reconnecting, retry later",
                          dir_.instance());
