@@ -3,11 +3,13 @@
 include(GoogleTest)
 find_package(GTest 1.12 CONFIG REQUIRED)
 
-# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL unit|multiproc|gpu|cli [TIMEOUT s])
+# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p])
+# PREFIX goes before the names of the cases: two binaries of one source need it, since CTest would take
+# equal names for one test.
 # One label per binary: lists in gtest_discover_tests drop the properties after them on CMake 3.25.
 # NO_PRETTY_VALUES: a parameter without a printer would put addresses into the names.
 function(kvferry_add_test)
-  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT;PREFIX" "SOURCES;LINK" ${ARGN})
   if(NOT arg_LABEL)
     message(FATAL_ERROR "test ${arg_NAME} has no LABEL")
   endif()
@@ -19,8 +21,8 @@ function(kvferry_add_test)
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   set_target_properties(${arg_NAME} PROPERTIES CXX_EXTENSIONS OFF)
   if(arg_LABEL STREQUAL "gpu")
-    gtest_discover_tests(${arg_NAME} NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} RESOURCE_LOCK gpu0)
+    gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} RESOURCE_LOCK gpu0)
   else()
-    gtest_discover_tests(${arg_NAME} NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL})
+    gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL})
   endif()
 endfunction()

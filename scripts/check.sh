@@ -45,7 +45,12 @@ import sys
 KNOWN = {"unit", "multiproc", "gpu", "cli"}
 tests = json.load(open(sys.argv[1], encoding="utf-8"))["tests"]
 wrong = 0
+names = set()
 for test in tests:
+    if test["name"] in names:
+        print(f"{test['name']}: two tests have this name")
+        wrong += 1
+    names.add(test["name"])
     properties = {p["name"]: p["value"] for p in test.get("properties", [])}
     labels = properties.get("LABELS", [])
     if len(labels) != 1 or labels[0] not in KNOWN:

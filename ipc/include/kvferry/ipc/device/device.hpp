@@ -52,9 +52,7 @@ struct DevicePtr {
   [[nodiscard]] DevicePtr operator+(std::uint64_t offset) const noexcept {
     return DevicePtr{address + static_cast<std::uintptr_t>(offset)};
   }
-  [[nodiscard]] void* raw() const noexcept {
-    return reinterpret_cast<void*>(address);
-  }
+  [[nodiscard]] void* raw() const noexcept { return reinterpret_cast<void*>(address); }
   friend constexpr auto operator<=>(const DevicePtr&, const DevicePtr&) = default;
 };
 
