@@ -53,8 +53,9 @@ std::string uptime(const Json& status) {
   constexpr std::uint64_t kHour = 60 * kMinute;
   constexpr std::uint64_t kDay = 24 * kHour;
   if (seconds >= kDay) return fmt::format("{} d {} h", seconds / kDay, seconds % kDay / kHour);
-  if (seconds >= kHour)
+  if (seconds >= kHour) {
     return fmt::format("{} h {} min", seconds / kHour, seconds % kHour / kMinute);
+  }
   if (seconds >= kMinute) return fmt::format("{} min {} s", seconds / kMinute, seconds % kMinute);
   return fmt::format("{} s", seconds);
 }

@@ -62,23 +62,13 @@ std::string place_of(const toml::node& node) {
   return fmt::format("line {}", node.source().begin.line);
 }
 
-}  // namespace
+/// Collects what the file says for one command's options.
+class ItemReader {
+ public:
+  explicit ItemReader(const CLI::App& app) : app_(app) {}
 
-std::span<const std::string_view> configurable_options() { return kConfigurable; }
-
-TomlConfig::TomlConfig(const CLI::App& app, std::string command)
-    : app_(app), command_(std::move(command)) {}
-
-std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const {
-  toml::table file;
-  try {
-    file = toml::parse(input);
-  } catch (const toml::parse_error& error) {
-    throw CLI::ConfigError(fmt::format("configuration file, line {}: {}", error.source().begin.line,
-                                       error.description()));
-  }
-  std::vector<CLI::ConfigItem> found;
-  const auto take = [&](const toml::key& key, const toml::node& value, bool strict) {
+  /// strict: the key must be an option of this command, not just of any.
+  void take(const toml::key& key, const toml::node& value, bool strict) {
     std::string name(key.str());
     std::replace(name.begin(), name.end(), '_', '-');
     const CLI::Option* option = app_.get_option_no_throw("--" + name);
@@ -96,34 +86,61 @@ std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const 
           fmt::format("configuration file, {}: '{}' is neither text, number nor true/false",
                       place_of(value), name));
     }
-    if (option == nullptr) return;
-    if (!option->get_envname().empty() &&
-        !ipc::environment(option->get_envname().c_str()).empty()) {
-      return;
-    }
+    if (option == nullptr || is_in_environment(*option)) return;
     CLI::ConfigItem item;
     item.name = name;
     item.inputs = {text};
     // The command's own table comes second and wins.
-    std::erase_if(found, [&](const CLI::ConfigItem& other) { return other.name == name; });
-    found.push_back(std::move(item));
-  };
+    std::erase_if(items_, [&](const CLI::ConfigItem& other) { return other.name == name; });
+    items_.push_back(std::move(item));
+  }
+  [[nodiscard]] std::vector<CLI::ConfigItem> result() && { return std::move(items_); }
+
+ private:
+  static bool is_in_environment(const CLI::Option& option) {
+    const std::string name = option.get_envname();
+    return !name.empty() && !ipc::environment(name.c_str()).empty();
+  }
+
+  const CLI::App& app_;
+  std::vector<CLI::ConfigItem> items_;
+};
+
+void require_command(const toml::key& key, const toml::node& value) {
+  for (const Command& command : commands()) {
+    if (command.name == key.str()) return;
+  }
+  throw CLI::ConfigError(
+      fmt::format("configuration file, {}: there is no command [{}]", place_of(value), key.str()));
+}
+
+}  // namespace
+
+std::span<const std::string_view> configurable_options() { return kConfigurable; }
+
+TomlConfig::TomlConfig(const CLI::App& app, std::string command)
+    : app_(app), command_(std::move(command)) {}
+
+std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const {
+  toml::table file;
+  try {
+    file = toml::parse(input);
+  } catch (const toml::parse_error& error) {
+    throw CLI::ConfigError(fmt::format("configuration file, line {}: {}", error.source().begin.line,
+                                       error.description()));
+  }
+  ItemReader reader(app_);
   for (const auto& [key, value] : file) {
-    if (!value.is_table()) take(key, value, false);
+    if (!value.is_table()) reader.take(key, value, false);
   }
   for (const auto& [key, value] : file) {
     const toml::table* table = value.as_table();
     if (table == nullptr) continue;
-    const auto known = commands();
-    if (std::none_of(known.begin(), known.end(),
-                     [&](const Command& command) { return command.name == key.str(); })) {
-      throw CLI::ConfigError(fmt::format("configuration file, {}: there is no command [{}]",
-                                         place_of(value), key.str()));
-    }
+    require_command(key, value);
     if (key.str() != command_) continue;
-    for (const auto& [inner_key, inner_value] : *table) take(inner_key, inner_value, true);
+    for (const auto& [inner_key, inner_value] : *table) reader.take(inner_key, inner_value, true);
   }
-  return found;
+  return std::move(reader).result();
 }
 
 }  // namespace kvferry::cli

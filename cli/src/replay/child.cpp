@@ -15,8 +15,6 @@
 #include <fstream>
 #include <string_view>
 
-extern char** environ;
-
 namespace kvferry::cli {
 namespace {
 
@@ -54,8 +52,12 @@ class SpawnSetup {
         &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   }
 
-  posix_spawn_file_actions_t actions_;
-  posix_spawnattr_t attributes_;
+  [[nodiscard]] const posix_spawn_file_actions_t* actions() const { return &actions_; }
+  [[nodiscard]] const posix_spawnattr_t* attributes() const { return &attributes_; }
+
+ private:
+  posix_spawn_file_actions_t actions_{};
+  posix_spawnattr_t attributes_{};
 };
 
 /// Ours, less the configuration file: its options have been applied and are passed on by name.
@@ -81,7 +83,7 @@ ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start) {
   argv.push_back(nullptr);
   std::vector<char*> variables = child_environment();
   pid_t pid = 0;
-  errno = posix_spawn(&pid, start.program.c_str(), &setup.actions_, &setup.attributes_, argv.data(),
+  errno = posix_spawn(&pid, start.program.c_str(), setup.actions(), setup.attributes(), argv.data(),
                       variables.data());
   if (errno != 0) {
     return KVFERRY_ERRNO("cannot start {} (log {})", start.program.string(),
@@ -99,10 +101,12 @@ ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start) {
 std::string reap_child(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0) {
-    if (errno != EINTR) return fmt::format("lost ({})", std::strerror(errno));
+    if (errno != EINTR) return KVFERRY_ERRNO("lost").message;
   }
   if (WIFSIGNALED(status)) {
-    return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    const char* description = sigdescr_np(WTERMSIG(status));
+    if (description == nullptr) description = "unknown";
+    return fmt::format("killed by signal {} ({})", WTERMSIG(status), description);
   }
   return fmt::format("exit code {}", WEXITSTATUS(status));
 }

@@ -202,6 +202,7 @@ void Engine::store_blocks(const Attempt& attempt) {
   if (!submitted) {
     ipc::log_debug("store not sent: {}", submitted.error().to_string());
     std::vector<std::uint64_t> reserved;
+    reserved.reserve(items.size());
     for (const worker::StoreItem& item : items) reserved.push_back(item.slot);
     if (const auto given_up = client_->abandon_store(reserved); !given_up) {
       ipc::log_debug("reservations not given up: {}", given_up.error().to_string());
@@ -229,8 +230,8 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
   }
   if (job.era == era_) {
     // Deeper blocks go first, so that they are the first to be evicted.
-    for (auto held = job.blocks.rbegin(); held != job.blocks.rend(); ++held) {
-      index_of(held->group).release(held->block);
+    for (std::size_t i = job.blocks.size(); i-- > 0;) {
+      index_of(job.blocks[i].group).release(job.blocks[i].block);
     }
   }
   pump_later();
@@ -239,8 +240,8 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
 void Engine::release(const Attempt& attempt) {
   if (attempt.era != era_) return;
   for (const HeldBlock& held : attempt.outputs) index_of(held.group).release(held.block);
-  for (auto held = attempt.blocks.rbegin(); held != attempt.blocks.rend(); ++held) {
-    index_of(held->group).release(held->block);
+  for (std::size_t i = attempt.blocks.size(); i-- > 0;) {
+    index_of(attempt.blocks[i].group).release(attempt.blocks[i].block);
   }
 }
 

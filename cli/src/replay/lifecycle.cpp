@@ -37,7 +37,10 @@ LifecycleDriver::~LifecycleDriver() {
 }
 
 void LifecycleDriver::start_cycle() {
-  if (phase_ != Phase::kIdle) return;
+  if (phase_ != Phase::kIdle) {
+    ++owed_;
+    return;
+  }
   phase_ = Phase::kClearing;
   send_clear();
 }
@@ -162,7 +165,9 @@ void LifecycleDriver::recover_later() {
 void LifecycleDriver::finish() {
   loop_.cancel(timer_);
   phase_ = Phase::kIdle;
-  hooks_.on_idle();
+  if (owed_ == 0) return;
+  --owed_;
+  start_cycle();
 }
 
 }  // namespace kvferry::cli

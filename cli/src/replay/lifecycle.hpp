@@ -27,7 +27,6 @@ class LifecycleDriver {
   };
   struct Hooks {
     std::function<bool()> is_ready;  ///< The engine sees a usable cache.
-    std::function<void()> on_idle;
     /// The cache could not be brought back: the run is over.
     std::function<void(const ipc::Error&)> on_hopeless;
   };
@@ -37,7 +36,7 @@ class LifecycleDriver {
   LifecycleDriver& operator=(const LifecycleDriver&) = delete;
   ~LifecycleDriver();
 
-  /// One clear, then one re-init. No effect while one runs.
+  /// One clear, then one re-init; behind the one that runs, if any.
   void start_cycle();
   [[nodiscard]] bool is_idle() const noexcept { return phase_ == Phase::kIdle; }
 
@@ -63,6 +62,7 @@ class LifecycleDriver {
   Hooks hooks_;
   std::unique_ptr<ipc::ControlLink> link_;
   Phase phase_ = Phase::kIdle;
+  std::uint64_t owed_ = 0;  ///< Cycles asked for while one ran.
   ipc::RequestId request_;
   ipc::TimePoint asked_at_{};
   ipc::TimePoint recovering_since_{};

@@ -226,7 +226,7 @@ void ReplayRun::start_engine() {
   cycles.host = config_.clear_host;
   lifecycle_.emplace(
       loop_, cycles, counters_,
-      LifecycleDriver::Hooks{[this] { return engine_->is_ready(); }, [] {},
+      LifecycleDriver::Hooks{[this] { return engine_->is_ready(); },
                              [this](const ipc::Error& error) { end(error.message); }});
   EngineOptions options;
   options.runtime_dir = dir_.path().string();

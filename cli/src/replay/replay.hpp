@@ -22,24 +22,23 @@ namespace kvferry::cli {
 struct ReplayConfig {
   std::string runtime_base;  ///< Empty: the default.
   std::string instance = "replay";
-  ipc::LogLevel log_level = ipc::LogLevel::kInfo;  ///< Of the processes.
   std::string geometry_name;
   ipc::Geometry geometry;
-  /// Device of each rank; host devices are named when the run starts.
-  ipc::DeviceKind device_kind = ipc::DeviceKind::kHost;
-  std::vector<int> cuda_ordinals;  ///< Ranks go round these.
-  std::optional<std::uint32_t> gpu_blocks;
-  std::optional<std::uint64_t> host_memory;
+  std::vector<int> cuda_ordinals;  ///< Ranks go round these; host devices have none.
   ArenaChoice arena;
-  cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
+  std::optional<std::uint64_t> host_memory;
+  std::optional<std::uint32_t> gpu_blocks;
+  std::string workload_text;      ///< "conversation, seed 0" or the trace's path.
+  std::string report_file;        ///< Empty: none.
   std::uint64_t clear_every = 0;  ///< Requests; 0: never.
-  ipc::HostPolicy clear_host = ipc::HostPolicy::kKeep;
+  double speed = 0;
   std::uint32_t decode_steps = 1;
   std::uint32_t in_flight = 16;
-  double speed = 0;
+  ipc::LogLevel log_level = ipc::LogLevel::kInfo;  ///< Of the processes.
+  ipc::DeviceKind device_kind = ipc::DeviceKind::kHost;
+  cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
+  ipc::HostPolicy clear_host = ipc::HostPolicy::kKeep;
   VerifyPolicy verify = VerifyPolicy::kSample;
-  std::string workload_text;  ///< "conversation, seed 0" or the trace's path.
-  std::string report_file;    ///< Empty: none.
 };
 
 /// Plays the trace through processes of its own and prints the summary. Returns the exit code.

@@ -128,7 +128,7 @@ std::vector<std::string> failures_of(const ReplayReport& report) {
         fmt::format("names were left behind: {}", fmt::join(report.leftover_names, ", ")));
   }
   if (!report.error && c.loads == 0) {
-    failures.push_back(
+    failures.emplace_back(
         "nothing was ever loaded back from host memory, so the run shows nothing: play more "
         "--requests, or give less --gpu-blocks or more --host-memory");
   }
