@@ -138,14 +138,16 @@ TEST_P(LeaseCyclesTest, WaitMappedEndsOnRevokeAndDeath) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   (void)attacher->expect("at mapped 1");
   (void)attacher->ask("wait 1 20000", "waiting");
+  for (int turn = 0; turn < 20; ++turn) (void)attacher->ask("peek", "peeked");  // it waits by now
   owner->tell("clear 1 5000");
   (void)owner->expect_view("revoking", [](const SeenView& v) { return v.phase == "revoking"; });
-  (void)attacher->ask("open mapped", "opened");
+  attacher->tell("open mapped");
   (void)owner->expect("clear cleared");
   EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error revoked"));
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
   EXPECT_EQ(attacher->ask("wait 2 20000", "wait "), "wait ok");
   (void)attacher->ask("wait 3 20000", "waiting");
+  for (int turn = 0; turn < 20; ++turn) (void)attacher->ask("peek", "peeked");  // it waits by now
   owner->kill_and_reap();
   EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error peer_died"));
   attacher->quit();
@@ -178,8 +180,8 @@ TEST_P(LeaseCyclesTest, TwoHundredAttacherLivesLeaveNothingInTheOwner) {
   for (int life = 0; life < 200; ++life) live_once(life);
   // A lease ends with the word; the slot and its descriptors a moment later, with the pidfd.
   auto after = resources();
-  for (int tries = 0; tries < 1000 && after.first != before.first; ++tries) after = resources();
-  EXPECT_EQ(after.first, before.first) << "descriptors";
+  for (int tries = 0; tries < 1000 && after.first > before.first; ++tries) after = resources();
+  EXPECT_LE(after.first, before.first) << "descriptors";
   constexpr int kHeapMayGrow = 8;
   EXPECT_LE(after.second, before.second + kHeapMayGrow) << "mappings";
   EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared"));

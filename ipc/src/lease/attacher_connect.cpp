@@ -19,7 +19,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstBackoff{10};
 constexpr milliseconds kLongestBackoff{1000};
 constexpr milliseconds kConnect{200};
-constexpr milliseconds kDeathLook{100};
 constexpr int kPacketsPerRound = 16;
 
 milliseconds next_backoff(milliseconds now) {
@@ -196,20 +195,40 @@ void LeaseAttacher::Impl::refuse_for_good(Error error) {
 void LeaseAttacher::Impl::lose_owner(const std::string& why) {
   if (!socket_ || owner_lost_) return;
   log_info("{}: {}", tag_, why);
-  const pid_t pid = owner_.pid();
-  if (held_ && !let_go(Deadline::after(options_.timeouts.drain), why)) {
+  const bool holds = held_ && !let_go(Deadline::after(options_.timeouts.drain), why);
+  loop_.unwatch(owner_.pidfd());
+  ProcessRef departed = std::move(owner_);
+  if (holds) {
     owner_lost_ = true;
     loop_.unwatch(socket_->fd());
-    loop_.unwatch(owner_.pidfd());
-    return;
+  } else {
+    search(why);
   }
-  // Its end of file comes before its death can be proven; holding nothing, we may look once more.
-  const bool dead = owner_.wait_death(Deadline::after(kDeathLook));
-  if (dead) {
+  follow(std::move(departed));
+}
+
+// Its end of file comes before its death can be proven: whoever waits for an epoch is told when the
+// proof is there, however long that takes.
+void LeaseAttacher::Impl::follow(ProcessRef departed) {
+  loop_.unwatch(departed_.pidfd());
+  departed_ = std::move(departed);
+  if (departed_.has_died()) return on_departed_death();
+  loop_.watch(departed_.pidfd(), [this] {
+    on_departed_death();
+    changed();
+  });
+}
+
+void LeaseAttacher::Impl::on_departed_death() {
+  loop_.unwatch(departed_.pidfd());
+  log_info("{}: owner pid {} is dead", tag_, departed_.pid());
+  if (stage_ == Stage::kSearching) note(fmt::format("owner pid {} died", departed_.pid()));
+  departed_ = ProcessRef();
+  {
     const std::lock_guard lock(view_mutex_);
     ++deaths_;
   }
-  search(dead ? fmt::format("owner pid {} died", pid) : why);
+  view_changed_.notify_all();
 }
 
 void LeaseAttacher::Impl::close_connection() {

@@ -83,6 +83,8 @@ class LeaseAttacher::Impl {
   Status on_welcome(lease::Incoming incoming);
   void on_refused(Error error);
   void lose_owner(const std::string& why);
+  void follow(ProcessRef departed);
+  void on_departed_death();
   void close_connection();
   void refuse_for_good(Error error);
   void request_epoch();
@@ -115,6 +117,7 @@ class LeaseAttacher::Impl {
   SessionId session_;
   std::optional<PacketSocket> socket_;
   ProcessRef owner_;
+  ProcessRef departed_;  ///< Last owner whose connection ended, until its death is proven.
   std::optional<lease::OwnerWordsView> owner_words_;
   std::optional<lease::AttacherWords> words_;  ///< One segment per connection.
   lease::GrantAssembly assembly_;
