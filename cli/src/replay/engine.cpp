@@ -236,7 +236,7 @@ void Engine::fail(ipc::Error error) {
 }
 
 std::string Engine::describe() const {
-  const std::size_t up = static_cast<std::size_t>(std::count_if(
+  const auto up = static_cast<std::size_t>(std::count_if(
       channels_.begin(), channels_.end(), [](const auto& channel) { return channel->is_up(); }));
   return fmt::format(
       "{} requests wait, {} are in flight ({} loads, {} stores); manager {}, cache {}, offload {}, "

@@ -37,7 +37,7 @@ ipc::Duration Progress::period() const noexcept {
   return terminal_ ? kTerminalPeriod : kPlainPeriod;
 }
 
-std::string Progress::line() const {
+std::string Progress::status_line() const {
   const double share = static_cast<double>(counters_.requests) /
                        static_cast<double>(std::max<std::uint64_t>(1, requests_));
   return fmt::format(
@@ -60,20 +60,20 @@ void Progress::update() {
     rate(counters_.bytes_to_device, to_device_before_, to_device_per_s_);
     measured_at_ = now;
   }
-  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", line(), terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", status_line(), terminal_ ? "" : "\n");
+  (void)std::fflush(stderr);
   drawn_ = terminal_;
 }
 
-void Progress::say(const std::string& text) {
+void Progress::say(const std::string& message) {
   const bool redraw = drawn_;
   finish();
-  fmt::print(stderr, "{}\n", text);
+  fmt::print(stderr, "{}\n", message);
   if (redraw) {
-    fmt::print(stderr, "{}", line());
+    fmt::print(stderr, "{}", status_line());
     drawn_ = true;
   }
-  std::fflush(stderr);
+  (void)std::fflush(stderr);
 }
 
 void Progress::finish() {

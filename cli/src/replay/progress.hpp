@@ -23,12 +23,12 @@ class Progress {
   [[nodiscard]] ipc::Duration period() const noexcept;
   void update();
   /// A line of its own, at once, above the moving one.
-  void say(const std::string& line);
+  void say(const std::string& message);
   /// Takes the moving line away.
   void finish();
 
  private:
-  [[nodiscard]] std::string line() const;
+  [[nodiscard]] std::string status_line() const;
 
   const std::uint64_t requests_;
   const ReplayCounters& counters_;

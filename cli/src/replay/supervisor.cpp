@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 
 namespace kvferry::cli {
@@ -36,8 +37,9 @@ Supervisor::Supervisor(ipc::EventLoop& loop, std::filesystem::path log_dir, Hook
     errno = error.value();
     throw ipc::Exception(KVFERRY_ERRNO("/proc/self/exe"));
   }
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw ipc::Exception(KVFERRY_ERRNO("pipe for the children"));
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0)
+    throw ipc::Exception(KVFERRY_ERRNO("pipe for the children"));
   children_end_ = ipc::UniqueFd(ends[0]);
   our_end_ = ipc::UniqueFd(ends[1]);
 }
