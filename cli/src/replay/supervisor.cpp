@@ -38,8 +38,9 @@ Supervisor::Supervisor(ipc::EventLoop& loop, std::filesystem::path log_dir, Hook
     throw ipc::Exception(KVFERRY_ERRNO("/proc/self/exe"));
   }
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0)
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
     throw ipc::Exception(KVFERRY_ERRNO("pipe for the children"));
+  }
   children_end_ = ipc::UniqueFd(ends[0]);
   our_end_ = ipc::UniqueFd(ends[1]);
 }
