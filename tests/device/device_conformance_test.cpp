@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <numeric>
@@ -22,10 +23,16 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1ULL << 20;
 
+// A host device of this process's own: cases run side by side and count free memory.
+std::string device_text() {
+  const std::string device = KVFERRY_TEST_DEVICE;
+  return device == "host" ? fmt::format("host:conformance-{}:256MiB", ::getpid()) : device;
+}
+
 class DeviceConformanceTest : public testing::TestWithParam<HandleKind> {
  protected:
   void SetUp() override {
-    auto spec = DeviceSpec::parse(KVFERRY_TEST_DEVICE);
+    auto spec = DeviceSpec::parse(device_text());
     ASSERT_TRUE(spec.has_value());
     if (spec->kind == DeviceKind::kCuda && cuda_device_count() == 0) {
       if (environment("KVFERRY_REQUIRE_GPU") == "1") {
@@ -294,7 +301,7 @@ class Peer {
     const UniqueFd other(pair[1]);
     child_ = std::make_unique<test::ChildProcess>(
         test::ChildOptions{test::sibling_program("kvferry_device_peer"),
-                           {KVFERRY_TEST_DEVICE, std::string(to_string(kind))},
+                           {device_text(), std::string(to_string(kind))},
                            {},
                            {other.get()}});
   }
