@@ -87,7 +87,7 @@ awk '
     gsub(/"([^"\\]|\\.)*"/, "\"\"", code)
     sub(/\/\/.*/, "", code)
     if ($0 ~ /(^|[^A-Za-z])(TODO|FIXME|XXX)([^A-Za-z]|$)/) report("unfinished", $0)
-    if (/NOLINT/ && !/NOLINT(NEXTLINE|BEGIN|END)\([a-z0-9.,-]+\)(: .|$)/)
+    if (/NOLINT/ && !/NOLINT(NEXTLINE|BEGIN|END)\([A-Za-z0-9.,-]+\)(: .|$)/)
       report("nolint", "write NOLINTNEXTLINE(check): reason")
     forbid("sleep", "(^|[^a-z_])(sleep_for|sleep_until|usleep|nanosleep|sleep)[ ]*\\(")
     if (folder !~ /^tests$/ || FILENAME ~ /\.hpp$/)

@@ -17,8 +17,8 @@
 namespace kvferry::test {
 namespace {
 
-using namespace ipc;         // NOLINT(google-build-using-namespace): the subject of this test.
-using namespace ipc::lease;  // NOLINT(google-build-using-namespace)
+using namespace ipc;
+using namespace ipc::lease;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 

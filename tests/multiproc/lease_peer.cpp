@@ -25,7 +25,7 @@
 
 namespace {
 
-using namespace kvferry::ipc;  // NOLINT(google-build-using-namespace): a program of its own.
+using namespace kvferry::ipc;
 using kvferry::test::hear;
 using kvferry::test::say;
 

@@ -61,7 +61,8 @@ class Arena {
   [[nodiscard]] std::uint64_t packed_bytes(GroupId group, RegionSet set) const;
   [[nodiscard]] Result<std::vector<ExportedHandle>> export_handles() const;
 
-  /// Other processes that map a segment, where the backend can tell (DeviceMemory::mapped_elsewhere).
+  /// Other processes that map a segment, where the backend can tell
+  /// (DeviceMemory::mapped_elsewhere).
   [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() const;
 
   /// Releases every segment, errors collected and never short-circuited. Pointers and tables made
