@@ -81,7 +81,8 @@ class HostStream final : public Stream {
     void run() const;
   };
   struct NotifyWork {
-    UniqueFd event_fd;
+    UniqueFd event_fd;  ///< A copy: outlives the caller's.
+    int original_fd = -1;
     void run() const;
   };
   using Work = std::variant<CopyWork, ZeroWork, PackWork, PatternWork, ChecksumWork, NotifyWork>;

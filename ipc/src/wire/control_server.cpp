@@ -316,18 +316,20 @@ class ControlServer::Impl {
     }
   }
 
-  // An empty message: the peer's connection works. The answer shows it that ours does.
+  // An empty message: the peer's connection works. The answer shows it that ours does, and that the
+  // handler knows it: so the handler comes first.
   void on_presence(Entry& entry) {
-    if (const int error = socket_.send(&entry.peer.id, {}); error != 0) {
-      malformed(KVFERRY_ERROR(kProtocol, "presence of {} not answered (errno {})", entry.peer.name,
-                              error));
-      return;
+    const Peer peer = entry.peer;  // a handler may end the entry
+    if (!entry.present) {
+      entry.present = true;
+      loop_.cancel(entry.timer);
+      log_debug("{} (process {}) is connected", peer.name, peer.pid);
+      handler_.on_peer(peer);
     }
-    if (entry.present) return;
-    entry.present = true;
-    loop_.cancel(entry.timer);
-    log_debug("{} (process {}) is connected", entry.peer.name, entry.peer.pid);
-    handler_.on_peer(entry.peer);
+    if (const int error = socket_.send(&peer.id, {}); error != 0) {
+      malformed(KVFERRY_ERROR(kProtocol, "presence of {} not answered (errno {})", peer.name,
+                              error));
+    }
   }
 
   void deliver(Entry& entry, Envelope envelope) {

@@ -297,7 +297,8 @@ TEST_F(HostDeviceProcessesTest, ProcessesThatAllocateAtOnceFillTheDeviceExactly)
   }
   std::uint64_t pieces = 0;
   for (ChildProcess& child : children) {
-    EXPECT_LE(used(), kCapacity);
+    // From outside, the one claim that is just being refused may be seen, too.
+    EXPECT_LE(used(), kCapacity + 2 * kMiB);
     const auto answer = child.read_line(soon());
     ASSERT_TRUE(answer.has_value() && answer->starts_with("ok "));
     pieces += std::stoull(answer->substr(3));
