@@ -327,8 +327,8 @@ class ControlServer::Impl {
       handler_.on_peer(peer);
     }
     if (const int error = socket_.send(&peer.id, {}); error != 0) {
-      malformed(KVFERRY_ERROR(kProtocol, "presence of {} not answered (errno {})", peer.name,
-                              error));
+      malformed(
+          KVFERRY_ERROR(kProtocol, "presence of {} not answered (errno {})", peer.name, error));
     }
   }
 
