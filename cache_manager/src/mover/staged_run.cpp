@@ -124,17 +124,17 @@ void StagedRun::wait_for_progress() {
                                 {staging_.empty() ? -1 : context_.staging.fd(), POLLIN, 0}}};
   const int ready =
       ::poll(waited.data(), waited.size(), ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
-  if (ready <= 0) {
-    // Nothing woke us: a failed device would not.
-    if (const auto state = context_.stream.query(); !state) {
-      while (!copying_.empty()) {
-        fail_chunk(copying_.front().chunk, state.error().code, state.error().message);
-        copying_.pop_front();
-      }
-      abandon_staging(state.error().code, state.error().message);
+  // Looked at after every wait: a failed device wakes nobody, and copies that are reported as done
+  // are ordered by the stream, not by the eventfd.
+  if (const auto state = context_.stream.query(); !state) {
+    while (!copying_.empty()) {
+      fail_chunk(copying_.front().chunk, state.error().code, state.error().message);
+      copying_.pop_front();
     }
+    abandon_staging(state.error().code, state.error().message);
     return;
   }
+  if (ready <= 0) return;
   if (waited[1].revents != 0) context_.stopped.drain();
   if (waited[0].revents != 0) take_copies(take_count(context_.copied.fd()));
   if (waited[2].revents != 0) take_replies();

@@ -230,6 +230,8 @@ Status TransferLane::wait_stream() {
     const int ready = ::poll(&waited, 1, Deadline::after(kDeviceCheck).poll_timeout_ms());
     if (ready > 0) {
       copied_.drain();
+      // A copy that failed shows here; and memory is ordered by the stream, not by the eventfd.
+      KVFERRY_TRY(stream_->query());
       return ipc::ok();
     }
     // Bounded by the device: it either gets there or reports a failure. A device that hangs is the

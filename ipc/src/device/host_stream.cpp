@@ -103,12 +103,7 @@ void HostStream::NotifyWork::run() const {
   const std::uint64_t one = 1;
   ssize_t count = 0;
   do {
-#if defined(__SANITIZE_THREAD__)
-    // The sanitizer takes order from descriptor numbers: the waiter reads the original.
-    count = ::write(original_fd, &one, sizeof(one));
-#else
     count = ::write(event_fd.get(), &one, sizeof(one));
-#endif
   } while (count < 0 && errno == EINTR);
   if (count < 0) log_error("host stream: notify: {}", KVFERRY_ERRNO("write eventfd").message);
 }
@@ -272,7 +267,7 @@ Status HostStream::notify(int event_fd) {
   // A copy: the number may mean another file by the time the stream gets there.
   UniqueFd copy(::fcntl(event_fd, F_DUPFD_CLOEXEC, 0));
   if (!copy.valid()) return KVFERRY_ERRNO("{}: eventfd {}", device_name_, event_fd);
-  return enqueue(NotifyWork{std::move(copy), event_fd});
+  return enqueue(NotifyWork{std::move(copy)});
 }
 
 Result<bool> HostStream::query() {

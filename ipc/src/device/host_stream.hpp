@@ -82,7 +82,6 @@ class HostStream final : public Stream {
   };
   struct NotifyWork {
     UniqueFd event_fd;  ///< A copy: outlives the caller's.
-    int original_fd = -1;
     void run() const;
   };
   using Work = std::variant<CopyWork, ZeroWork, PackWork, PatternWork, ChecksumWork, NotifyWork>;

@@ -66,6 +66,7 @@ class ArenaTest : public testing::Test {
     ASSERT_TRUE(stream.notify(done.get()).has_value());
     pollfd waiter{done.get(), POLLIN, 0};
     ASSERT_EQ(::poll(&waiter, 1, 20'000), 1);
+    ASSERT_TRUE(stream.query().has_value());  // orders memory, which the eventfd does not promise
   }
 
   std::unique_ptr<Device> device_;
