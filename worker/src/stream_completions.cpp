@@ -39,7 +39,7 @@ StreamCompletions::Slot& StreamCompletions::take_slot() {
   }
   Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
   loop_.watch(slot.signalled.fd(), [this, &slot] {
-    if (slot.signalled.drain() && slot.busy) finish(slot, ipc::ok());
+    if (slot.signalled.drain() && slot.busy) finish_through(slot);
   });
   return slot;
 }
@@ -49,12 +49,27 @@ void StreamCompletions::when_done(Done done) {
   slot.done = std::move(done);
   slot.since = ipc::MonotonicClock::now();
   slot.busy = true;
+  order_.push_back(&slot);
   ++pending_;
   if (const auto status = stream_->notify(slot.signalled.fd()); !status) {
     ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
     loop_.post([this] { on_watchdog(); });
   }
   arm_watchdog();
+}
+
+// The loop may see several signals at once, and then in any order; the stream gave them in ours.
+void StreamCompletions::finish_through(const Slot& last) {
+  std::vector<Slot*> ended;
+  while (!order_.empty()) {
+    ended.push_back(order_.front());
+    order_.pop_front();
+    if (ended.back() == &last) break;
+  }
+  for (Slot* slot : ended) {
+    slot->signalled.drain();
+    finish(*slot, ipc::ok());
+  }
 }
 
 void StreamCompletions::finish(Slot& slot, const ipc::Status& status) {
@@ -109,13 +124,13 @@ void StreamCompletions::on_watchdog() {
 void StreamCompletions::finish_all(const ipc::Status& status) {
   // All slots are free before the first call: a callee may start new work, which is not meant here.
   std::vector<Done> calls;
-  for (const auto& slot : slots_) {
+  for (Slot* slot : order_) {
     slot->signalled.drain();
-    if (!slot->busy) continue;
     slot->busy = false;
     --pending_;
     calls.push_back(std::exchange(slot->done, nullptr));
   }
+  order_.clear();
   for (const Done& done : calls) done(status);
 }
 

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,7 +32,8 @@ class StreamCompletions {
   StreamCompletions& operator=(const StreamCompletions&) = delete;
   ~StreamCompletions();
 
-  /// Calls done, from the loop, once everything enqueued before has ended.
+  /// Calls done, from the loop, once everything enqueued before has ended; in the order of the
+  /// calls.
   void when_done(Done done);
   [[nodiscard]] ipc::Stream& stream() noexcept { return *stream_; }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
@@ -46,6 +48,7 @@ class StreamCompletions {
 
   Slot& take_slot();
   void finish(Slot& slot, const ipc::Status& status);
+  void finish_through(const Slot& last);
   void finish_all(const ipc::Status& status);
   void arm_watchdog();
   void on_watchdog();
@@ -54,6 +57,7 @@ class StreamCompletions {
   const std::string name_;
   Failed on_device_failed_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::deque<Slot*> order_;  ///< Busy slots, oldest first: the stream signals them in this order.
   /// After the slots: what is left in it when it ends may still signal them.
   std::unique_ptr<ipc::Stream> stream_;
   std::size_t pending_ = 0;
