@@ -60,6 +60,11 @@ void StreamCompletions::when_done(Done done) {
 
 // The loop may see several signals at once, and then in any order; the stream gave them in ours.
 void StreamCompletions::finish_through(const Slot& last) {
+  // Work that failed shows here; and the stream is what orders the memory, not the eventfd.
+  if (!stream_->query()) {
+    on_watchdog();
+    return;
+  }
   std::vector<Slot*> ended;
   while (!order_.empty()) {
     ended.push_back(order_.front());
