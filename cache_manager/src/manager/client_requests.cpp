@@ -148,9 +148,10 @@ void ClientRequests::answer_waiting_hellos() {
       // State comes as events, the first one included: nothing may change for long after a hello.
       const ipc::Status sent = context_.server.notify(
           waiting.peer.id, ipc::MessageKind::kEngineState, client->engine->view());
-      if (!sent)
+      if (!sent) {
         ipc::log_warn("engine state not sent to {}: {}", waiting.peer.name,
                       sent.error().to_string());
+      }
     }
   }
   waiting_hellos_.insert(waiting_hellos_.end(), std::make_move_iterator(left.begin()),

@@ -58,7 +58,7 @@ class MoverProcess {
   }
 
  private:
-  TransferEngine::Options engine_options(const MoverConfig& config) {
+  static TransferEngine::Options engine_options(const MoverConfig& config) {
     auto dir = ipc::RuntimeDir::open(config.rank.runtime_dir, config.rank.instance);
     if (!dir) throw ipc::Exception(std::move(dir).error());
     TransferEngine::Options options;

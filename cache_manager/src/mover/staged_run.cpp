@@ -47,8 +47,9 @@ StagedRun::StagedRun(Context context,
   const ipc::StagingRing& ring = job.arena->arena->layout().staging;
   chunks_ = plan_staged(job.arena->parts, items, ring.slot_bytes, limits);
   // Each lane has its half of the ring, so that loads and stores never wait for each other's slots.
-  for (std::uint32_t slot = context_.lane; slot < ring.slots; slot += 2)
+  for (std::uint32_t slot = context_.lane; slot < ring.slots; slot += 2) {
     free_slots_.push_back(slot);
+  }
 }
 
 void StagedRun::run() {

@@ -4,7 +4,7 @@
 
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/kernels/block_copy.hpp"
 
 #include <poll.h>
@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -238,23 +237,18 @@ class CudaStream final : public Stream {
     return ok();
   }
 
-  void drain_bounded() noexcept {
+  void drain_bounded() {
     const auto state = query();
     if (!state || *state) return;
-    try {
-      auto ended = std::make_unique<EventFd>();
-      if (!notify(ended->fd())) return;
-      pollfd waited{ended->fd(), POLLIN, 0};
-      if (::poll(&waited, 1, Deadline::after(kDestroyDrain).poll_timeout_ms()) <= 0) {
-        log_error("cuda:{}: a stream still runs after {} s and is abandoned", context_->ordinal(),
-                  kDestroyDrain.count());
-        // The host function still holds the descriptor's number: it stays open for good, so that no
-        // other file gets it.
-        static_cast<void>(ended.release());
-      }
-    } catch (const std::exception& error) {
-      log_warn("stream not drained: {}", error.what());
-    }
+    UniqueFd ended(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!ended.valid() || !notify(ended.get())) return;
+    pollfd waited{ended.get(), POLLIN, 0};
+    if (::poll(&waited, 1, Deadline::after(kDestroyDrain).poll_timeout_ms()) > 0) return;
+    log_error("cuda:{}: a stream still runs after {} s and is abandoned", context_->ordinal(),
+              kDestroyDrain.count());
+    // The host function still holds the descriptor's number: it stays open for good, so that no
+    // other file gets it.
+    static_cast<void>(ended.release());
   }
 
   ContextPtr context_;

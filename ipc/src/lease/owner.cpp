@@ -88,6 +88,7 @@ LeaseOwner::Impl::~Impl() {
     // when this process ends.
     log_error("{}: epoch {} stays mapped until this process ends", tag_, epoch().value);
     (void)std::make_unique<Arena>(std::move(*arena_)).release();
+    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): kept on purpose.
     for (auto& range : ranges_) (void)range.release();
   }
 }
