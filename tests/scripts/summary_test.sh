@@ -21,7 +21,7 @@ set_tests_properties(skips PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
 add_test(NAME disabled COMMAND ${CMAKE_COMMAND} -E true)
 set_tests_properties(disabled PROPERTIES DISABLED ON)
 END
-cmake -S "$project" -B "$project/build" > /dev/null
+cmake -G Ninja -S "$project" -B "$project/build" > /dev/null
 ctest --test-dir "$project/build" --output-junit "$project/junit.xml" > /dev/null 2>&1 && exit 1
 
 # shellcheck source=../../scripts/common.sh
