@@ -86,6 +86,21 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
     print("%-28s %s" % (os.path.basename(path)[:-5], " ".join("%9s" % report.get(k) for k in keys)),
           "clear p50/p99/max %s" % "/".join("%.1f" % report["clear_ms"][q] for q in ("p50", "p99", "max")),
           "reinit %s ms" % "/".join("%.1f" % report["reinit_ms"][q] for q in ("p50", "p99", "max")))
+
+# Free memory around every clear: as the ranks said, and as the driver told a process beside them.
+MIB = 1 << 20
+print("\n%-28s %5s %-8s %10s %21s %21s %s" % ("MiB free at each clear", "clear", "device", "arena", "before: said / seen", "after: said / seen", "difference after"))
+for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
+    try:
+        report = json.load(open(path))
+    except ValueError:
+        continue
+    for number, clear in enumerate(report.get("clear_memory", []), 1):
+        for d in clear["devices"]:
+            print("%-28s %5d %-8s %10.1f %10.1f %10.1f %10.1f %10.1f %d B%s" % (
+                os.path.basename(path)[:-5], number, d["device"], d["arena_bytes"] / MIB,
+                d["free_before"] / MIB, d["seen_free_before"] / MIB, d["free_after"] / MIB, d["seen_free_after"] / MIB,
+                d["seen_free_after"] - d["free_after"], " (a process ended or started)" if clear["disturbed"] else ""))
 PY
 printf '%s\n' "${rows[@]}"
 if ((failed)); then

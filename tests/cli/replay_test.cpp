@@ -42,6 +42,17 @@ TEST_P(ReplaySetupTest, ServesVerifiesAndLeavesNothingWithClearsUnderTraffic) {
   EXPECT_EQ(report["clears"], 150 / 40);
   EXPECT_EQ(report["clears"], report["reinits"]);
   EXPECT_GT(report["clear_ms"]["p50"], 0);
+  ASSERT_EQ(report["clear_memory"].size(), 150U / 40);
+  for (const json& clear : report["clear_memory"]) {
+    for (const json& device : clear["devices"]) {
+      EXPECT_GT(device["arena_bytes"], 0) << clear;
+      EXPECT_GE(device["seen_free_after"].get<std::int64_t>() -
+                    device["seen_free_before"].get<std::int64_t>(),
+                device["arena_bytes"].get<std::int64_t>())
+          << clear;
+      EXPECT_EQ(device["free_after"], device["seen_free_after"]) << clear;
+    }
+  }
   EXPECT_EQ(report["restarts"], 0);
   EXPECT_GT(report["bytes_to_host"], 0);
   EXPECT_GT(report["bytes_to_device"], 0);

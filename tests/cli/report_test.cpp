@@ -108,6 +108,29 @@ TEST(ReportTest, EveryKindOfFailureIsNamed) {
   EXPECT_THAT(failures_of(report), ElementsAre("interrupted"));
 }
 
+TEST(ReportTest, AClearThatGaveBackLessThanTheArenaIsAFailureUnlessItSaidSo) {
+  constexpr std::uint64_t kArena = 64ULL << 20;
+  ReplayReport report = good();
+  report.counters.clears = 3;
+  const DeviceClear whole{"host:d", 100, 100 + kArena, 100, 100 + kArena, kArena};
+  const DeviceClear part{"host:d", 100, 100 + kArena / 2, 100, 100 + kArena, kArena};
+  report.clear_memory.push_back({{whole}, false, false});
+  EXPECT_THAT(failures_of(report), IsEmpty());
+  EXPECT_EQ(summarize_clears(report.clear_memory).given_back, kArena);
+  EXPECT_EQ(summarize_clears(report.clear_memory).largest_difference, 0U);
+  report.clear_memory.push_back({{part}, true, false});
+  EXPECT_THAT(failures_of(report), IsEmpty()) << "a quarantine was reported";
+  EXPECT_EQ(summarize_clears(report.clear_memory).largest_difference, kArena / 2);
+  report.clear_memory.push_back({{part}, false, true});
+  EXPECT_THAT(failures_of(report), IsEmpty()) << "another process took memory meanwhile";
+  report.clear_memory.push_back({{whole, part}, false, false});
+  EXPECT_THAT(failures_of(report), ElementsAre(HasSubstr("1 of 3 clears gave back less")));
+  EXPECT_THAT(summarize(report), HasSubstr("device memory given back"));
+  EXPECT_EQ(
+      to_json(report)["clear_memory"][3]["devices"][1]["seen_free_after"].get<std::uint64_t>(),
+      100 + kArena / 2);
+}
+
 TEST(ReportTest, TheSummaryIsAligned) {
   const std::string text = summarize(good());
   EXPECT_THAT(text, HasSubstr("hit rate"));

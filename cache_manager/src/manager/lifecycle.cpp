@@ -102,6 +102,7 @@ void Lifecycle::start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Du
                             .outcome = {},
                             .error = {},
                             .attacher_note = {},
+                            .attacher_free_after = 0,
                             .attacher_open = false,
                             .attacher_failed = false});
     const RankPeer* owner = engine.owner(rank);
@@ -167,6 +168,8 @@ void Lifecycle::on_clear_answer(const ClearRef& clear,
     if (is_owner) {
       rank.outcome = *reply;
       limit_attacher(clear, index);
+    } else {
+      rank.attacher_free_after = reply->free_after;
     }
   } else if (is_owner) {
     rank.error = in_rank(reply.error(), rank.engine, rank.rank);
@@ -223,6 +226,7 @@ std::optional<ipc::Error> Lifecycle::collect_outcomes(Clear& clear, ipc::ClearRe
     outcome.rank = rank.rank;
     if (rank.outcome) {
       outcome.outcome = *rank.outcome;
+      outcome.outcome.free_after = std::max(outcome.outcome.free_after, rank.attacher_free_after);
       if (!rank.attacher_note.empty()) {
         outcome.outcome.detail += fmt::format(
             "{}attacher: {}", outcome.outcome.detail.empty() ? "" : "; ", rank.attacher_note);

@@ -35,7 +35,8 @@ class Lifecycle {
     std::optional<ipc::RankClearReply> outcome;  ///< The owner's.
     std::optional<ipc::Error> error;
     std::string attacher_note;
-    bool attacher_open = false;  ///< Asked, and its answer is waited for.
+    std::uint64_t attacher_free_after = 0;  ///< It may be the last one that gives memory back.
+    bool attacher_open = false;             ///< Asked, and its answer is waited for.
     bool attacher_failed = false;
   };
   struct Clear {

@@ -23,8 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono_literals::operator""ms;
 
-/// What the driver rounds and caches on its own behalf while other processes come and go.
-constexpr std::uint64_t kDriverNoiseBytes = 4ULL << 20;
 constexpr ipc::Duration kLookAgain = 50ms;
 constexpr std::string_view kMemfdName = "/memfd:kvferry";
 
@@ -66,11 +64,12 @@ DeviceProbe::DeviceProbe(const std::vector<ipc::DeviceSpec>& devices) {
   std::set<int> seen;
   for (const ipc::DeviceSpec& spec : devices) {
     if (spec.kind == ipc::DeviceKind::kHost) {
-      host_names_.push_back(spec.host_name);
+      host_.push_back({spec.to_string(), spec.host_name, spec.host_capacity_bytes});
       continue;
     }
     if (!seen.insert(spec.ordinal).second) continue;
     CudaDevice opened;
+    opened.spec = spec.to_string();
     opened.device = ipc::open_device(spec);
     const auto memory = opened.device->memory_info();
     if (!memory) throw ipc::Exception(memory.error());
@@ -81,10 +80,23 @@ DeviceProbe::DeviceProbe(const std::vector<ipc::DeviceSpec>& devices) {
   }
 }
 
+ipc::Result<std::vector<DeviceFree>> DeviceProbe::free_now() const {
+  std::vector<DeviceFree> found;
+  for (const HostDevice& host : host_) {
+    KVFERRY_ASSIGN(const std::uint64_t used, ipc::host_device_used_bytes(host.name));
+    found.push_back({host.spec, host.capacity - std::min(used, host.capacity)});
+  }
+  for (const CudaDevice& cuda : cuda_) {
+    KVFERRY_ASSIGN(const ipc::MemoryInfo memory, cuda.device->memory_info());
+    found.push_back({cuda.spec, memory.free_bytes});
+  }
+  return found;
+}
+
 ipc::Result<std::uint64_t> DeviceProbe::taken_bytes() const {
   std::uint64_t taken = 0;
-  for (const std::string& name : host_names_) {
-    KVFERRY_ASSIGN(const std::uint64_t used, ipc::host_device_used_bytes(name));
+  for (const HostDevice& host : host_) {
+    KVFERRY_ASSIGN(const std::uint64_t used, ipc::host_device_used_bytes(host.name));
     taken += used;
   }
   for (const CudaDevice& cuda : cuda_) {

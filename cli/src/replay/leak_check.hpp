@@ -17,6 +17,15 @@
 
 namespace kvferry::cli {
 
+/// What a driver rounds and caches on its own behalf while other processes come and go.
+inline constexpr std::uint64_t kDriverNoiseBytes = 4ULL << 20;
+
+/// Free memory of one device.
+struct DeviceFree {
+  std::string device;  ///< As DeviceSpec::to_string().
+  std::uint64_t free_bytes = 0;
+};
+
 /// Looks from outside whether the devices have all their memory back. Opens CUDA devices before any
 /// child starts and keeps them open, so that its own context counts on both sides.
 class DeviceProbe {
@@ -26,18 +35,27 @@ class DeviceProbe {
 
   /// Free memory of the CUDA devices together, as seen now; 0 for host devices.
   [[nodiscard]] std::uint64_t smallest_free_bytes() const noexcept { return smallest_free_; }
+  /// Free memory of each distinct device now, in the order in which ranks first name them. A pure
+  /// observation, at any time.
+  [[nodiscard]] ipc::Result<std::vector<DeviceFree>> free_now() const;
   /// Bytes that are still taken. The driver gives memory of ended processes back a moment later:
   /// waits for it until the deadline. @pre all children have ended.
   [[nodiscard]] ipc::Result<std::uint64_t> leaked_bytes(ipc::Deadline deadline) const;
 
  private:
+  struct HostDevice {
+    std::string spec;
+    std::string name;
+    std::uint64_t capacity = 0;
+  };
   struct CudaDevice {
+    std::string spec;
     std::unique_ptr<ipc::Device> device;
     std::uint64_t free_before = 0;
   };
   [[nodiscard]] ipc::Result<std::uint64_t> taken_bytes() const;
 
-  std::vector<std::string> host_names_;
+  std::vector<HostDevice> host_;
   std::vector<CudaDevice> cuda_;
   std::uint64_t smallest_free_ = 0;
 };

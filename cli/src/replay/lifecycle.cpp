@@ -28,8 +28,13 @@ double ms_since(ipc::TimePoint start) {
 LifecycleDriver::LifecycleDriver(ipc::EventLoop& loop,
                                  Options options,
                                  ReplayCounters& counters,
+                                 ClearMemoryLog& memory,
                                  Hooks hooks)
-    : loop_(loop), options_(std::move(options)), counters_(counters), hooks_(std::move(hooks)) {}
+    : loop_(loop),
+      options_(std::move(options)),
+      counters_(counters),
+      memory_(memory),
+      hooks_(std::move(hooks)) {}
 
 LifecycleDriver::~LifecycleDriver() {
   loop_.cancel(timer_);
@@ -82,6 +87,7 @@ void LifecycleDriver::send_clear() {
   ipc::ClearRequest request;
   request.engine = options_.engine;
   request.host = options_.host;
+  memory_.before_clear();
   if (const auto sent = ask(ipc::MessageKind::kClear, request); !sent) recover(sent.error());
 }
 
@@ -124,6 +130,7 @@ void LifecycleDriver::on_reply(const ipc::Envelope& reply) {
     if (held) ++counters_.quarantined;
     ++counters_.clears;
     counters_.clear_ms.push_back(ms_since(asked_at_));
+    if (clear) memory_.after_clear(*clear, held);
     phase_ = Phase::kReiniting;
     send_reinit();
     return;

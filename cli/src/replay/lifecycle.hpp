@@ -5,6 +5,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "replay/clear_memory.hpp"
 #include "replay/counters.hpp"
 
 #include <cstdint>
@@ -31,7 +32,11 @@ class LifecycleDriver {
     std::function<void(const ipc::Error&)> on_hopeless;
   };
 
-  LifecycleDriver(ipc::EventLoop& loop, Options options, ReplayCounters& counters, Hooks hooks);
+  LifecycleDriver(ipc::EventLoop& loop,
+                  Options options,
+                  ReplayCounters& counters,
+                  ClearMemoryLog& memory,
+                  Hooks hooks);
   LifecycleDriver(const LifecycleDriver&) = delete;
   LifecycleDriver& operator=(const LifecycleDriver&) = delete;
   ~LifecycleDriver();
@@ -59,6 +64,7 @@ class LifecycleDriver {
   ipc::EventLoop& loop_;
   const Options options_;
   ReplayCounters& counters_;
+  ClearMemoryLog& memory_;
   Hooks hooks_;
   std::unique_ptr<ipc::ControlLink> link_;
   Phase phase_ = Phase::kIdle;

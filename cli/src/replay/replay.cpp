@@ -75,6 +75,7 @@ class ReplayRun {
   ipc::ArenaOptions arena_;
   std::vector<ipc::DeviceSpec> devices_;
   std::optional<DeviceProbe> device_probe_;
+  std::optional<ClearMemoryLog> clear_memory_;
   HostMemoryProbe host_probe_;
   std::vector<pid_t> children_;
   std::optional<Progress> progress_;
@@ -120,6 +121,8 @@ void ReplayRun::decide_sizes() {
     }
     device_probe_.emplace(devices_);
   }
+  clear_memory_.emplace(*device_probe_, devices_,
+                        must(ipc::plan_arena(config_.geometry, arena_)).total_bytes());
   report_.requests_given = trace_.requests.size();
   report_.skipped_lines = trace_.skipped_lines;
   report_.device = cuda ? devices_.front().to_string() : "host";
@@ -225,7 +228,7 @@ void ReplayRun::start_engine() {
   cycles.engine = kEngineName;
   cycles.host = config_.clear_host;
   lifecycle_.emplace(
-      loop_, cycles, counters_,
+      loop_, cycles, counters_, *clear_memory_,
       LifecycleDriver::Hooks{[this] { return engine_->is_ready(); },
                              [this](const ipc::Error& error) { end(error.message); }});
   EngineOptions options;
@@ -298,6 +301,7 @@ void ReplayRun::take_down() {
   if (supervisor_->ended_unreplaced()) dir_.remove_stale_names(config_.instance);
   supervisor_.reset();
   report_.counters = counters_;
+  report_.clear_memory = clear_memory_->clears();
   const auto leaked = device_probe_->leaked_bytes(
       ipc::Deadline::after(interrupted_ ? kInterruptedSettle : kDeviceSettle));
   if (leaked) {
@@ -316,7 +320,11 @@ ReplayReport ReplayRun::run() {
   Supervisor::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_hopeless = [this](const ipc::Error& error) { end(error.message); };
-  hooks.on_started = [this](pid_t pid) { children_.push_back(pid); };
+  hooks.on_started = [this](pid_t pid) {
+    children_.push_back(pid);
+    clear_memory_->note_process_change();
+  };
+  hooks.on_death = [this] { clear_memory_->note_process_change(); };
   supervisor_.emplace(loop_, dir_.logs(), std::move(hooks));
   play();
   take_down();

@@ -37,6 +37,27 @@ std::string times_text(const std::vector<double>& values) {
                      percentile(values, 0.99), percentile(values, 1.0));
 }
 
+Json to_json(const ClearMemory& clear) {
+  Json devices = Json::array();
+  for (const DeviceClear& device : clear.devices) {
+    devices.push_back(Json{{"device", device.device},
+                           {"arena_bytes", device.arena_bytes},
+                           {"free_before", device.reported_before},
+                           {"free_after", device.reported_after},
+                           {"seen_free_before", device.seen_before},
+                           {"seen_free_after", device.seen_after}});
+  }
+  return Json{{"devices", std::move(devices)},
+              {"quarantined", clear.quarantined},
+              {"disturbed", clear.disturbed}};
+}
+
+Json clears_to_json(const std::vector<ClearMemory>& clears) {
+  Json list = Json::array();
+  for (const ClearMemory& clear : clears) list.push_back(to_json(clear));
+  return list;
+}
+
 }  // namespace
 
 double percentile(std::vector<double> values, double share) {
@@ -75,6 +96,7 @@ Json to_json(const ReplayReport& report) {
             {"quarantined", c.quarantined},
             {"clear_ms", times(c.clear_ms)},
             {"reinit_ms", times(c.reinit_ms)},
+            {"clear_memory", clears_to_json(report.clear_memory)},
             {"leaked_device_bytes", report.leaked_device_bytes},
             {"leaked_host_bytes", report.leaked_host_bytes},
             {"leftover_names", report.leftover_names.size()},
@@ -115,6 +137,12 @@ std::vector<std::string> failures_of(const ReplayReport& report) {
   if (c.blocks_corrupt > 0) {
     failures.push_back(
         fmt::format("{} of {} verified blocks were corrupt", c.blocks_corrupt, c.blocks_verified));
+  }
+  if (const auto short_clears = summarize_clears(report.clear_memory).short_clears;
+      short_clears > 0) {
+    failures.push_back(fmt::format(
+        "{} of {} clears gave back less device memory than the arena took, seen from outside",
+        short_clears, c.clears));
   }
   if (report.leaked_device_bytes > 0) {
     failures.push_back(fmt::format("{} of device memory did not come back",
@@ -161,6 +189,10 @@ std::string summarize(const ReplayReport& report) {
   row("blocks corrupt", count(c.blocks_corrupt));
   if (c.clears + c.reinits > 0) {
     row("clears", count(c.clears), times_text(c.clear_ms));
+    const ClearMemorySummary memory = summarize_clears(report.clear_memory);
+    row("  device memory given back", ipc::format_size(memory.given_back),
+        fmt::format("seen from outside; free memory that ranks report differs by {} at most",
+                    ipc::format_size(memory.largest_difference)));
     row("re-inits", count(c.reinits), times_text(c.reinit_ms));
   }
   const auto optional_row = [&](std::string name, std::uint64_t value, std::string note) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/result.hpp"
+#include "replay/clear_memory.hpp"
 #include "replay/counters.hpp"
 
 #include <nlohmann/json_fwd.hpp>
@@ -20,6 +21,7 @@ struct ReplayReport {
   ReplayCounters counters;
   std::uint64_t requests_given = 0;
   std::uint64_t skipped_lines = 0;
+  std::vector<ClearMemory> clear_memory;
   std::uint64_t leaked_device_bytes = 0;
   std::uint64_t leaked_host_bytes = 0;
   std::vector<std::string> leftover_names;

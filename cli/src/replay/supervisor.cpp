@@ -90,6 +90,7 @@ void Supervisor::on_death(Child& child) {
     ipc::log_debug("{} (pid {}) ended: {}", child.spec.name, pid, how);
     return;
   }
+  hooks_.on_death();
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   child.deaths.push_back(now);
   while (now - child.deaths.front() > kLoopWindow) child.deaths.pop_front();

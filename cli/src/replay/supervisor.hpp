@@ -36,6 +36,7 @@ class Supervisor {
     /// A child keeps dying: the run is over. The error holds the end of its log.
     std::function<void(const ipc::Error&)> on_hopeless;
     std::function<void(pid_t)> on_started;
+    std::function<void()> on_death;  ///< Of a child that nobody asked to end.
   };
 
   /// Throws Exception when the pipe or the program's path cannot be had.
