@@ -31,6 +31,15 @@ std::optional<ipc::Error> mismatch_of(const ClientRecord& client, const EngineRe
   return std::nullopt;
 }
 
+ipc::Digest root_of(const ipc::EngineHello& hello) {
+  ipc::ModelIdentity identity;
+  identity.name_space = hello.name_space;
+  identity.model = hello.model;
+  identity.fingerprint = hello.fingerprint;
+  identity.weights = hello.weights;
+  return identity.root();
+}
+
 }  // namespace
 
 template <typename T>
@@ -100,9 +109,14 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
     context_.refuse(peer, request, named.error());
     return;
   }
-  if (const ClientRecord* before = context_.directory.client(peer.id);
-      before != nullptr && before->engine->name() != decoded->engine) {
-    end_client(peer.id, /*with_sequences=*/true);
+  const ipc::Digest root = root_of(*decoded);
+  if (const ClientRecord* before = context_.directory.client(peer.id)) {
+    if (before->engine->name() != decoded->engine) {
+      end_client(peer.id, /*with_sequences=*/true);
+    } else if (before->root != root) {
+      // Slots that were reserved for one identity must not be filled by another.
+      context_.index.drop_client(peer.id);
+    }
   }
   EngineRecord& engine = context_.directory.open(decoded->engine);
   ClientRecord client;
@@ -110,19 +124,14 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   client.engine = &engine;
   client.fingerprint = decoded->fingerprint;
   client.ranks = decoded->ranks;
-  ipc::ModelIdentity identity;
-  identity.name_space = decoded->name_space;
-  identity.model = decoded->model;
-  identity.fingerprint = decoded->fingerprint;
-  identity.weights = decoded->weights;
-  client.root = identity.root();
+  client.root = root;
   if (const auto mismatch = mismatch_of(client, engine)) {
     context_.refuse(peer, request, *mismatch);
     context_.drop_if_unused(decoded->engine);
     return;
   }
   context_.directory.prune_roots(
-      decoded->engine, [this](const ipc::Digest& root) { return context_.index.has_root(root); });
+      decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   context_.directory.set_client(std::move(client));
   ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
                 peer.pid, decoded->engine, decoded->model, decoded->name_space);
@@ -280,10 +289,11 @@ void ClientRequests::drop_sequence(const ClientRecord& client, const ipc::Envelo
   if (!take(client, request, "DropSequence", message)) {
     return;
   }
-  if (!context_.sequences.drop(client.engine->id(), message.sequence)) {
-    context_.refuse(client.peer, request,
-                    KVFERRY_ERROR(kNotFound, "engine {} has no swapped-out sequence {}",
-                                  client.engine->name(), message.sequence));
+  if (!context_.sequences.drop({client.engine->id(), client.peer.id, message.sequence})) {
+    context_.refuse(
+        client.peer, request,
+        KVFERRY_ERROR(kNotFound, "client {} of engine {} has no swapped-out sequence {}",
+                      client.peer.name, client.engine->name(), message.sequence));
     return;
   }
   context_.reply(client.peer, request, ipc::Empty{});

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "manager/engine_directory.hpp"
+#include "manager/host_tier.hpp"
 #include "manager/job_table.hpp"
 #include "manager/peer_calls.hpp"
 #include "manager/prefix_index.hpp"
@@ -28,6 +29,7 @@ struct ManagerContext {
   HostPool& pool;
   PrefixIndex& index;
   SequenceStore& sequences;
+  HostTier& host;
   JobTable& jobs;
   /// To be called after anything about an engine's ranks or operation changed: derives its state,
   /// tells its clients, sends or ends its queued jobs.
@@ -49,10 +51,12 @@ struct ManagerContext {
       log_unsent(peer, server.reply_error(peer.id, request, std::move(error)));
     }
   }
-  /// Forgets an engine that nobody belongs to any more, once its jobs are over, too.
+  /// Forgets an engine that nobody belongs to any more, once its jobs are over, too. A client that
+  /// only lost its connection comes back for its sequences.
   void drop_if_unused(const std::string& name) const {
     const EngineRecord* engine = directory.find(name);
-    if (engine == nullptr || jobs.unfinished(engine->id()) > 0) {
+    if (engine == nullptr || jobs.unfinished(engine->id()) > 0 ||
+        sequences.has_engine(engine->id())) {
       return;
     }
     const std::uint32_t id = engine->id();

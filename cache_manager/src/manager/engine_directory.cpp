@@ -69,7 +69,7 @@ ClientRecord* EngineDirectory::client(const ipc::IncarnationId& peer) {
 }
 
 ClientRecord& EngineDirectory::set_client(ClientRecord record) {
-  roots_[record.engine->name()].insert(record.root);
+  roots_[record.engine->name()].emplace(record.root, record.fingerprint);
   const ipc::IncarnationId id = record.peer.id;
   return clients_.insert_or_assign(id, std::move(record)).first->second;
 }
@@ -89,8 +89,20 @@ std::vector<ClientRecord*> EngineDirectory::clients_of(const EngineRecord& engin
   return found;
 }
 
-const std::set<ipc::Digest>& EngineDirectory::roots(const std::string& engine) {
+const std::map<ipc::Digest, ipc::Digest>& EngineDirectory::roots(const std::string& engine) {
   return roots_[engine];
+}
+
+bool EngineDirectory::shares_root(const ipc::Digest& root, const EngineRecord& engine) const {
+  return std::any_of(roots_.begin(), roots_.end(), [&](const auto& used) {
+    const auto record = engines_.find(used.first);
+    const auto at = used.second.find(root);
+    if (record == engines_.end() || record->second.get() == &engine || at == used.second.end()) {
+      return false;
+    }
+    const auto& config = record->second->config();
+    return !config || config->fingerprint == at->second;
+  });
 }
 
 void EngineDirectory::prune_roots(const std::string& engine,
@@ -99,7 +111,8 @@ void EngineDirectory::prune_roots(const std::string& engine,
   if (at == roots_.end()) {
     return;
   }
-  std::erase_if(at->second, [&](const ipc::Digest& root) {
+  std::erase_if(at->second, [&](const auto& item) {
+    const ipc::Digest& root = item.first;
     return !used(root) && std::none_of(clients_.begin(), clients_.end(), [&](const auto& client) {
       return client.second.root == root;
     });

@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -66,9 +65,12 @@ class EngineDirectory {
   EngineRecord* remove_client(const ipc::IncarnationId& peer);
   [[nodiscard]] std::vector<ClientRecord*> clients_of(const EngineRecord& engine);
 
-  /// Model roots that clients of an engine have used and that may still hold blocks. They outlive
-  /// the engine's record: a clear must find them after everybody has restarted.
-  [[nodiscard]] const std::set<ipc::Digest>& roots(const std::string& engine);
+  /// Model roots that clients of an engine have used and that may still hold blocks, with their
+  /// fingerprints. They outlive the engine's record: a clear must find them after everybody has
+  /// restarted.
+  [[nodiscard]] const std::map<ipc::Digest, ipc::Digest>& roots(const std::string& engine);
+  /// Whether a living engine other than this one has used the root and may do so again.
+  [[nodiscard]] bool shares_root(const ipc::Digest& root, const EngineRecord& engine) const;
   void prune_roots(const std::string& engine, const std::function<bool(const ipc::Digest&)>& used);
 
   /// The next generation of any engine; never repeated, not by a restarted manager either.
@@ -80,7 +82,7 @@ class EngineDirectory {
   std::map<std::string, std::unique_ptr<EngineRecord>> engines_;
   std::unordered_map<ipc::IncarnationId, EngineRecord*> rank_peers_;
   std::map<ipc::IncarnationId, ClientRecord> clients_;
-  std::map<std::string, std::set<ipc::Digest>> roots_;
+  std::map<std::string, std::map<ipc::Digest, ipc::Digest>> roots_;
   std::uint32_t next_engine_ = 1;
 };
 

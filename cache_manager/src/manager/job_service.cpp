@@ -194,7 +194,8 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
     return;
   }
   job.sequence = swap->sequence;
-  job.sequence_life = context_.sequences.open(job.engine, swap->sequence, client.peer.id);
+  job.sequence_life =
+      context_.sequences.open(job.sequence_key(), client.engine->config()->fingerprint);
   accept(client, request, std::move(job));
 }
 
@@ -216,10 +217,17 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     taken.group = item.group;
     taken.block = item.block;
     taken.sequence_index = item.index;
-    taken.host = context_.sequences.find(job.engine, swap->sequence, item.group, item.index);
+    taken.host = context_.sequences.find(job.sequence_key(), item.group, item.index);
     if (taken.host == nullptr) {
       taken.result = code_of(ipc::ErrorCode::kNotFound);
       job.message = "some blocks of the sequence are not swapped out";
+    } else if (context_.pool.shape(taken.host->slot()) !=
+               client.engine->config()->shapes[item.group.value]) {
+      // Sequences of another geometry are dropped when it changes: reading one as this geometry's
+      // would read its neighbours.
+      taken.host = nullptr;
+      taken.result = code_of(ipc::ErrorCode::kGeometryMismatch);
+      job.message = "the sequence was swapped out with another geometry";
     }
     job.items.push_back(std::move(taken));
   }
@@ -242,7 +250,7 @@ void JobService::commit_store(Job& job) {
 
 void JobService::commit_swap_out(Job& job) {
   for (JobItem& item : job.items) {
-    if (item.result == 0 && !context_.sequences.put(job.engine, job.sequence, job.sequence_life,
+    if (item.result == 0 && !context_.sequences.put(job.sequence_key(), job.sequence_life,
                                                     item.group, item.sequence_index, item.host)) {
       item.result = code_of(ipc::ErrorCode::kRevoked);
       if (job.message.empty()) {
@@ -250,7 +258,7 @@ void JobService::commit_swap_out(Job& job) {
       }
     }
   }
-  context_.sequences.drop_if_empty(job.engine, job.sequence);
+  context_.sequences.drop_if_empty(job.sequence_key());
 }
 
 void JobService::finished(Job& job) {

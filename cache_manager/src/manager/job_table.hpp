@@ -8,6 +8,7 @@
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/hazard_tracker.hpp"
 #include "manager/host_pool.hpp"
+#include "manager/sequence_store.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -49,6 +50,7 @@ struct Job {
   std::uint64_t bytes = 0;
   bool orphaned = false;  ///< The client is gone: nobody is answered.
 
+  [[nodiscard]] SequenceKey sequence_key() const noexcept { return {engine, client, sequence}; }
   [[nodiscard]] bool to_host() const noexcept {
     return kind == JobKind::kStore || kind == JobKind::kSwapOut;
   }

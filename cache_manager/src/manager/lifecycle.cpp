@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -200,22 +199,6 @@ void Lifecycle::limit_attacher(const ClearRef& clear, std::size_t index) {
   });
 }
 
-std::uint64_t Lifecycle::drop_host(const EngineRecord& engine) {
-  std::set<ipc::IncarnationId> own;
-  for (const ClientRecord* client : context_.directory.clients_of(engine)) {
-    own.insert(client->peer.id);
-  }
-  std::uint64_t dropped = 0;
-  for (const ipc::Digest& root : context_.directory.roots(engine.name())) {
-    // Foreign: a living client of another engine that shares the model. Jobs of clients that are
-    // gone count as ours.
-    dropped += context_.index.drop_root(root, [&](const ipc::IncarnationId& client) {
-      return !own.contains(client) && context_.directory.client(client) != nullptr;
-    });
-  }
-  return dropped;
-}
-
 // What each rank reached; the first error, which tells how many more there are.
 std::optional<ipc::Error> Lifecycle::collect_outcomes(Clear& clear, ipc::ClearReply& reply) {
   std::optional<ipc::Error> first;
@@ -256,7 +239,7 @@ void Lifecycle::finish_clear(const ClearRef& clear) {
   for (EngineRecord* engine : clear->engines) {
     // Whatever became of the ranks: no tier is left out because another one failed.
     if (clear->host == ipc::HostPolicy::kDrop) {
-      reply.host_blocks_dropped += drop_host(*engine);
+      reply.host_blocks_dropped += context_.host.drop_prefixes(*engine);
     }
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();

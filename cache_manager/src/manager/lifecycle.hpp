@@ -82,7 +82,6 @@ class Lifecycle {
   [[nodiscard]] static std::optional<ipc::Error> collect_outcomes(Clear& clear,
                                                                   ipc::ClearReply& reply);
   void finish_clear(const ClearRef& clear);
-  [[nodiscard]] std::uint64_t drop_host(const EngineRecord& engine);
 
   [[nodiscard]] ipc::Status check_reinit(const EngineRecord& engine) const;
   void reinit_owner(const ReinitRef& reinit,

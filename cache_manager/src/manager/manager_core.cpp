@@ -39,6 +39,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       pool_(pool),
       started_(ipc::MonotonicClock::now()),
       index_(pool),
+      host_(directory_, index_, sequences_),
       server_(loop, server_options(dir, pool, pool_fd), *this),
       calls_(loop, server_),
       jobs_(pool,
@@ -68,6 +69,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                .pool = pool,
                .index = index_,
                .sequences = sequences_,
+               .host = host_,
                .jobs = jobs_,
                .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); }},
       job_service_(context_),
@@ -112,7 +114,13 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   if (peer.kind == ipc::ProcessKind::kEngine) {
     ipc::log_info("engine client {} (pid {}) is dead", peer.name, peer.pid);
     clients_.end_client(peer.id, /*with_sequences=*/true);
-    sequences_.drop_owner(peer.id);
+    std::vector<std::string> names;
+    for (const auto& [name, record] : directory_.engines()) {
+      names.push_back(name);
+    }
+    for (const std::string& name : names) {
+      context_.drop_if_unused(name);
+    }
   }
   if (engine != nullptr) {
     ipc::log_warn("engine {}: {} {} (pid {}) is dead", engine->name(), ipc::to_string(peer.kind),
@@ -215,6 +223,7 @@ void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& enve
     return;
   }
   EngineRecord& engine = directory_.open(hello->engine);
+  const bool is_first = !engine.config();
   if (ipc::Status admitted = engine.admit(peer, *hello); !admitted) {
     ipc::log_warn("{} (pid {}) refused: {}", peer.name, peer.pid, admitted.error().to_string());
     context_.refuse(peer, envelope, admitted.error());
@@ -228,6 +237,9 @@ void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& enve
   ipc::log_info("engine {}: rank {} of {} has {} {} (pid {}), geometry {}, device {}",
                 engine.name(), hello->rank.value, hello->geometry.ranks, ipc::to_string(peer.kind),
                 peer.name, peer.pid, hello->geometry.name, hello->device);
+  if (is_first) {
+    host_.drop_other_geometries(engine);
+  }
   clients_.compare_clients(engine);
   context_.reply(peer, envelope, ipc::Empty{});
   engine_changed(engine);

@@ -68,6 +68,7 @@ class ManagerCore : private ipc::ControlHandler {
   EngineDirectory directory_;
   PrefixIndex index_;
   SequenceStore sequences_;  ///< After the pool: its blocks go back there.
+  HostTier host_;
   ipc::ControlServer server_;
   PeerCalls calls_;
   JobTable jobs_;

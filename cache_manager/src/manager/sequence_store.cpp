@@ -4,24 +4,21 @@
 
 namespace kvferry::cache_manager {
 
-SequenceStore::Life SequenceStore::open(std::uint32_t engine,
-                                        std::uint64_t handle,
-                                        const ipc::IncarnationId& owner) {
-  Sequence& sequence = sequences_[{engine, handle}];
+SequenceStore::Life SequenceStore::open(const SequenceKey& key, const ipc::Digest& fingerprint) {
+  Sequence& sequence = sequences_[key];
   if (sequence.life == 0) {
     sequence.life = next_life_++;
-    sequence.owner = owner;
+    sequence.fingerprint = fingerprint;
   }
   return sequence.life;
 }
 
-bool SequenceStore::put(std::uint32_t engine,
-                        std::uint64_t handle,
+bool SequenceStore::put(const SequenceKey& key,
                         Life life,
                         ipc::GroupId group,
                         std::uint32_t index,
                         HostBlockRef block) {
-  const auto at = sequences_.find({engine, handle});
+  const auto at = sequences_.find(key);
   if (at == sequences_.end() || at->second.life != life) {
     return false;
   }
@@ -29,11 +26,10 @@ bool SequenceStore::put(std::uint32_t engine,
   return true;
 }
 
-HostBlockRef SequenceStore::find(std::uint32_t engine,
-                                 std::uint64_t handle,
+HostBlockRef SequenceStore::find(const SequenceKey& key,
                                  ipc::GroupId group,
                                  std::uint32_t index) const {
-  const auto at = sequences_.find({engine, handle});
+  const auto at = sequences_.find(key);
   if (at == sequences_.end()) {
     return nullptr;
   }
@@ -41,19 +37,29 @@ HostBlockRef SequenceStore::find(std::uint32_t engine,
   return block == at->second.blocks.end() ? nullptr : block->second;
 }
 
-void SequenceStore::drop_if_empty(std::uint32_t engine, std::uint64_t handle) {
-  const auto at = sequences_.find({engine, handle});
+void SequenceStore::drop_if_empty(const SequenceKey& key) {
+  const auto at = sequences_.find(key);
   if (at != sequences_.end() && at->second.blocks.empty()) {
     sequences_.erase(at);
   }
 }
 
-bool SequenceStore::drop(std::uint32_t engine, std::uint64_t handle) {
-  return sequences_.erase({engine, handle}) > 0;
-}
+bool SequenceStore::drop(const SequenceKey& key) { return sequences_.erase(key) > 0; }
 
 void SequenceStore::drop_owner(const ipc::IncarnationId& owner) {
-  std::erase_if(sequences_, [&](const auto& item) { return item.second.owner == owner; });
+  std::erase_if(sequences_, [&](const auto& item) { return item.first.owner == owner; });
+}
+
+std::size_t SequenceStore::drop_other_geometries(std::uint32_t engine,
+                                                 const ipc::Digest& fingerprint) {
+  return std::erase_if(sequences_, [&](const auto& item) {
+    return item.first.engine == engine && item.second.fingerprint != fingerprint;
+  });
+}
+
+bool SequenceStore::has_engine(std::uint32_t engine) const {
+  const auto at = sequences_.lower_bound({engine, ipc::IncarnationId{}, 0});
+  return at != sequences_.end() && at->first.engine == engine;
 }
 
 std::size_t SequenceStore::blocks() const noexcept {

@@ -5,14 +5,25 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "manager/host_pool.hpp"
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <utility>
 
 namespace kvferry::cache_manager {
 
-/// Swapped-out blocks of running sequences, addressed by their owner's handle: never found by a
-/// prefix, untouched by clears and by weight updates, gone with a drop or with their owner.
+/// Names a swapped-out sequence: the handle is its owner's, and two clients of one engine may well
+/// use the same number.
+struct SequenceKey {
+  std::uint32_t engine = 0;
+  ipc::IncarnationId owner;
+  std::uint64_t handle = 0;
+  friend constexpr auto operator<=>(const SequenceKey&, const SequenceKey&) = default;
+};
+
+/// Swapped-out blocks of running sequences: found by their owner only, never by a prefix, untouched
+/// by clears and by weight updates, gone with a drop, with their owner or with their geometry.
 /// @threading one thread.
 class SequenceStore {
  public:
@@ -20,37 +31,37 @@ class SequenceStore {
   using Life = std::uint64_t;
 
   /// The handle's current life, started when there is none.
-  [[nodiscard]] Life open(std::uint32_t engine,
-                          std::uint64_t handle,
-                          const ipc::IncarnationId& owner);
+  [[nodiscard]] Life open(const SequenceKey& key, const ipc::Digest& fingerprint);
   /// Replaces the block at that place; false when the life is over.
-  bool put(std::uint32_t engine,
-           std::uint64_t handle,
+  bool put(const SequenceKey& key,
            Life life,
            ipc::GroupId group,
            std::uint32_t index,
            HostBlockRef block);
   /// Null when nothing is stored there.
-  [[nodiscard]] HostBlockRef find(std::uint32_t engine,
-                                  std::uint64_t handle,
+  [[nodiscard]] HostBlockRef find(const SequenceKey& key,
                                   ipc::GroupId group,
                                   std::uint32_t index) const;
   /// Forgets a handle under which nothing is stored (a swap-out that failed).
-  void drop_if_empty(std::uint32_t engine, std::uint64_t handle);
+  void drop_if_empty(const SequenceKey& key);
   /// False when there is no such sequence.
-  bool drop(std::uint32_t engine, std::uint64_t handle);
+  bool drop(const SequenceKey& key);
   void drop_owner(const ipc::IncarnationId& owner);
+  /// Ends the engine's sequences of every other geometry: no arena will ever fit them. Counts
+  /// sequences.
+  std::size_t drop_other_geometries(std::uint32_t engine, const ipc::Digest& fingerprint);
+  [[nodiscard]] bool has_engine(std::uint32_t engine) const;
   [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
   [[nodiscard]] std::size_t blocks() const noexcept;
 
  private:
   struct Sequence {
     Life life = 0;
-    ipc::IncarnationId owner;
+    ipc::Digest fingerprint;
     std::map<std::pair<std::uint32_t, std::uint32_t>, HostBlockRef> blocks;  ///< (group, index).
   };
 
-  std::map<std::pair<std::uint32_t, std::uint64_t>, Sequence> sequences_;
+  std::map<SequenceKey, Sequence> sequences_;
   Life next_life_ = 1;
 };
 

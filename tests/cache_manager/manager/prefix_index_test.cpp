@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/prefix_index.hpp"
 
-#include "manager/sequence_store.hpp"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -244,36 +242,6 @@ TEST_F(PrefixIndexTest, DroppedRootKeepsForeignPinsAndReaders) {
   EXPECT_FALSE(index_.commit(filling)) << "a store that ends after the drop stays invisible";
   EXPECT_EQ(pool_.stats().blocks, 3U) << "reader and copier keep their slots";
   EXPECT_TRUE(index_.has_root(root_));
-}
-
-TEST(SequenceStoreTest, BlocksOfALateSwapOutDoNotComeBackAfterADrop) {
-  HostPool pool(kPool);
-  PrefixIndex index(pool);
-  SequenceStore sequences;
-  const ipc::IncarnationId owner = digest(1);
-  const SequenceStore::Life life = sequences.open(1, 42, owner);
-  EXPECT_TRUE(sequences.put(1, 42, life, ipc::GroupId{0}, 0, index.allocate(shape_of())));
-  EXPECT_NE(sequences.find(1, 42, ipc::GroupId{0}, 0), nullptr);
-  EXPECT_TRUE(sequences.drop(1, 42));
-  EXPECT_FALSE(sequences.drop(1, 42));
-  EXPECT_FALSE(sequences.put(1, 42, life, ipc::GroupId{0}, 1, index.allocate(shape_of())));
-  EXPECT_NE(sequences.open(1, 42, owner), life);
-  EXPECT_EQ(pool.stats().blocks, 0U);
-}
-
-TEST(SequenceStoreTest, DeadOwnersSequencesGo) {
-  HostPool pool(kPool);
-  PrefixIndex index(pool);
-  SequenceStore sequences;
-  const SequenceStore::Life mine = sequences.open(1, 1, digest(1));
-  const SequenceStore::Life theirs = sequences.open(1, 2, digest(2));
-  EXPECT_TRUE(sequences.put(1, 1, mine, ipc::GroupId{0}, 0, index.allocate(shape_of())));
-  EXPECT_TRUE(sequences.put(1, 2, theirs, ipc::GroupId{0}, 0, index.allocate(shape_of())));
-  sequences.drop_owner(digest(1));
-  EXPECT_EQ(sequences.find(1, 1, ipc::GroupId{0}, 0), nullptr);
-  EXPECT_NE(sequences.find(1, 2, ipc::GroupId{0}, 0), nullptr);
-  EXPECT_EQ(sequences.blocks(), 1U);
-  EXPECT_EQ(pool.stats().blocks, 1U);
 }
 
 }  // namespace

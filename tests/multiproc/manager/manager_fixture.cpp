@@ -56,9 +56,12 @@ std::unique_ptr<ScriptedPeer> ManagerTest::peer(ipc::ProcessKind kind, const std
   return std::make_unique<ScriptedPeer>(dir_.string(), kind, name);
 }
 
-ChildProcess ManagerTest::peer_child(const std::string& kind, std::uint32_t rank) {
-  return ChildProcess(ChildOptions{.program = sibling_program("kvferry_peer_child"),
-                                   .arguments = {dir_.string(), kind, std::to_string(rank)}});
+ChildProcess ManagerTest::peer_child(const std::string& kind,
+                                     std::uint32_t rank,
+                                     std::uint32_t ranks) {
+  return ChildProcess(ChildOptions{
+      .program = sibling_program("kvferry_peer_child"),
+      .arguments = {dir_.string(), kind, std::to_string(rank), std::to_string(ranks)}});
 }
 
 void ManagerTest::add_worker(std::uint32_t rank) {
@@ -75,13 +78,13 @@ void ManagerTest::add_mover(std::uint32_t rank) {
   movers_[rank]->report_mapped(rank, 1);
 }
 
-ipc::EngineHello ManagerTest::client_hello() {
+ipc::EngineHello ManagerTest::client_hello(std::uint32_t ranks) {
   ipc::EngineHello hello;
   hello.engine = "chat";
   hello.model = "tiny";
   hello.weights = ipc::Digest::from_words(1, 1);
-  hello.ranks = 2;
-  hello.fingerprint = tiny_geometry().fingerprint(ipc::ArenaOrder::kLayerFirst);
+  hello.ranks = ranks;
+  hello.fingerprint = tiny_geometry(ranks).fingerprint(ipc::ArenaOrder::kLayerFirst);
   return hello;
 }
 

@@ -25,14 +25,16 @@ class ManagerTest : public testing::Test {
   /// Starts the manager; true once it answers.
   void start_manager(std::chrono::milliseconds job_deadline = std::chrono::seconds(30));
   [[nodiscard]] std::unique_ptr<ScriptedPeer> peer(ipc::ProcessKind kind, const std::string& name);
-  [[nodiscard]] ChildProcess peer_child(const std::string& kind, std::uint32_t rank);
+  [[nodiscard]] ChildProcess peer_child(const std::string& kind,
+                                        std::uint32_t rank,
+                                        std::uint32_t ranks = 2);
 
   /// Workers and movers of both ranks, mapped at epoch 1, and a client that knows the generation.
   void start_engine();
   void add_worker(std::uint32_t rank);
   void add_mover(std::uint32_t rank);
   void connect_client();
-  [[nodiscard]] static ipc::EngineHello client_hello();
+  [[nodiscard]] static ipc::EngineHello client_hello(std::uint32_t ranks = 2);
   /// Waits for the client's state event that satisfies both.
   [[nodiscard]] bool wait_state(ipc::CachePhase phase, bool offload_ready);
 

@@ -8,7 +8,7 @@
 
 namespace kvferry::test {
 
-ipc::Geometry tiny_geometry() {
+ipc::Geometry tiny_geometry(std::uint32_t ranks) {
   ipc::RegionSpec key;
   key.kind = ipc::RegionKind::kKey;
   key.block_bytes = 4096;
@@ -27,13 +27,16 @@ ipc::Geometry tiny_geometry() {
   ipc::Geometry geometry;
   geometry.name = "tiny";
   geometry.tokens_per_block = 16;
-  geometry.ranks = 2;
+  geometry.ranks = ranks;
   geometry.groups = {main, last};
   return geometry;
 }
 
-ScriptedPeer::ScriptedPeer(const std::string& runtime_dir, ipc::ProcessKind kind, std::string name)
-    : kind_(kind) {
+ScriptedPeer::ScriptedPeer(const std::string& runtime_dir,
+                           ipc::ProcessKind kind,
+                           std::string name,
+                           const ipc::IncarnationId& id)
+    : id_(id), kind_(kind) {
   auto dir = ipc::RuntimeDir::open(runtime_dir, "default");
   if (!dir) {
     throw ipc::Exception(dir.error());

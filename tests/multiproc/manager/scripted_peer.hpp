@@ -17,7 +17,7 @@
 namespace kvferry::test {
 
 /// A small model: one full group and one state group, sharded over two ranks.
-[[nodiscard]] ipc::Geometry tiny_geometry();
+[[nodiscard]] ipc::Geometry tiny_geometry(std::uint32_t ranks = 2);
 inline constexpr std::uint32_t kTinyBlocks = 16;  ///< Device blocks of each group.
 
 /// A peer of a real manager over a real control link that says exactly what a test tells it to.
@@ -25,7 +25,10 @@ inline constexpr std::uint32_t kTinyBlocks = 16;  ///< Device blocks of each gro
 class ScriptedPeer {
  public:
   /// Throws ipc::Exception when the manager does not answer.
-  ScriptedPeer(const std::string& runtime_dir, ipc::ProcessKind kind, std::string name);
+  ScriptedPeer(const std::string& runtime_dir,
+               ipc::ProcessKind kind,
+               std::string name,
+               const ipc::IncarnationId& id = ipc::Digest::random());
 
   [[nodiscard]] const ipc::IncarnationId& id() const noexcept { return id_; }
   [[nodiscard]] ipc::ControlLink& link() noexcept { return *link_; }
@@ -93,7 +96,7 @@ class ScriptedPeer {
   void take_arrived();
   [[nodiscard]] std::optional<ipc::Envelope> take_kept(ipc::MessageKind kind);
 
-  ipc::IncarnationId id_ = ipc::Digest::random();
+  ipc::IncarnationId id_;
   std::unique_ptr<ipc::ControlLink> link_;
   std::deque<ipc::Envelope> kept_;
   ipc::ProcessKind kind_;

@@ -163,7 +163,9 @@ class Client {
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items);
   /// Higher priority goes first among loads; loads go before stores.
   [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items, std::uint8_t priority);
-  /// A running sequence by its owner's handle: survives a weights update, is never indexed.
+  /// A running sequence by its owner's handle: survives clears, weights updates and reconnects, is
+  /// never indexed. Handles are this client's own: another client's 7 is another sequence. It ends
+  /// with drop_sequence(), with the client, and when the engine is started with another geometry.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
   [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);
