@@ -6,7 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace kvferry::worker {
@@ -15,6 +18,63 @@ namespace {
 using ipc::Deadline;
 using ipc::Status;
 using std::chrono_literals::operator""s;
+
+/// A real stream whose notifications stay on their way until they are let through, as those of a
+/// driver that calls back from a thread of its own may.
+class LateStream final : public ipc::Stream {
+ public:
+  explicit LateStream(std::unique_ptr<ipc::Stream> stream) : stream_(std::move(stream)) {}
+
+  [[nodiscard]] Status notify(int event_fd) override {
+    late_.push_back(event_fd);
+    return ipc::ok();
+  }
+  void let_through() {
+    for (const int fd : std::exchange(late_, {})) {
+      EXPECT_TRUE(stream_->notify(fd).has_value());
+    }
+  }
+  [[nodiscard]] ipc::Result<bool> query() override { return stream_->query(); }
+
+  [[nodiscard]] Status copy(ipc::CopyDirection direction,
+                            std::span<const ipc::CopyOp> ops,
+                            ipc::CopyMode mode) override {
+    return stream_->copy(direction, ops, mode);
+  }
+  [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
+    return stream_->zero(target, size_bytes);
+  }
+  [[nodiscard]] Status gather(const ipc::RegionTable& table,
+                              std::span<const std::uint32_t> ids,
+                              ipc::DevicePtr packed,
+                              std::uint64_t stride) override {
+    return stream_->gather(table, ids, packed, stride);
+  }
+  [[nodiscard]] Status scatter(const ipc::RegionTable& table,
+                               std::span<const std::uint32_t> ids,
+                               ipc::DevicePtr packed,
+                               std::uint64_t stride) override {
+    return stream_->scatter(table, ids, packed, stride);
+  }
+  [[nodiscard]] Status fill_pattern(const ipc::RegionTable& table,
+                                    std::span<const kernels::SeededBlock> blocks) override {
+    return stream_->fill_pattern(table, blocks);
+  }
+  [[nodiscard]] Status verify_pattern(const ipc::RegionTable& table,
+                                      std::span<const kernels::SeededBlock> blocks,
+                                      ipc::PinnedBuffer& results) override {
+    return stream_->verify_pattern(table, blocks, results);
+  }
+  [[nodiscard]] Status checksum(const ipc::RegionTable& table,
+                                std::span<const std::uint32_t> ids,
+                                ipc::PinnedBuffer& results) override {
+    return stream_->checksum(table, ids, results);
+  }
+
+ private:
+  std::unique_ptr<ipc::Stream> stream_;
+  std::vector<int> late_;
+};
 
 class StreamCompletionsTest : public ::testing::Test {
  protected:
@@ -56,6 +116,27 @@ TEST_F(StreamCompletionsTest, CalleesMayStartNewWorkInTheFreedSlot) {
   };
   completions_.when_done(again);
   EXPECT_TRUE(run_until([&] { return left == 0; }));
+}
+
+TEST_F(StreamCompletionsTest, ASignalThatIsLateEndsNoNewWork) {
+  auto owned =
+      std::make_unique<LateStream>(device_->make_stream(ipc::StreamPriority::kNormal).value());
+  LateStream& stream = *owned;
+  StreamCompletions late(loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); });
+  bool first_done = false;
+  late.when_done([&](const Status&) { first_done = true; });
+  // A round of the watchdog: the stream is idle, and yet the slot's signal is to come.
+  bool looked = false;
+  loop_.after(std::chrono::milliseconds(700), [&] { looked = true; });
+  ASSERT_TRUE(run_until([&] { return looked; }));
+  EXPECT_FALSE(first_done);
+  stream.let_through();
+  ASSERT_TRUE(run_until([&] { return first_done; }));
+  bool second_done = false;
+  late.when_done([&](const Status&) { second_done = true; });
+  EXPECT_FALSE(second_done);
+  stream.let_through();
+  EXPECT_TRUE(run_until([&] { return second_done; }));
 }
 
 }  // namespace

@@ -49,10 +49,12 @@ void StreamCompletions::when_done(Done done) {
   slot.done = std::move(done);
   slot.since = ipc::MonotonicClock::now();
   slot.busy = true;
+  slot.unasked = false;
   order_.push_back(&slot);
   ++pending_;
   if (const auto status = stream_->notify(slot.signalled.fd()); !status) {
     ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
+    slot.unasked = true;
     loop_.post([this] { on_watchdog(); });
   }
   arm_watchdog();
@@ -108,8 +110,8 @@ void StreamCompletions::on_watchdog() {
     return;
   }
   if (*idle) {
-    // Everything has ended, the notifications included; what is still busy was notified meanwhile.
-    finish_all(ipc::ok());
+    finish_signalled();
+    if (pending_ > 0) arm_watchdog();
     return;
   }
   if (!hang_reported_) {
@@ -124,6 +126,17 @@ void StreamCompletions::on_watchdog() {
     }
   }
   arm_watchdog();
+}
+
+// The work has ended, but a slot is free only once its signal is in: one that came later would end
+// the new work in it.
+void StreamCompletions::finish_signalled() {
+  std::vector<Slot*> ended;
+  while (!order_.empty() && (order_.front()->unasked || order_.front()->signalled.drain())) {
+    ended.push_back(order_.front());
+    order_.pop_front();
+  }
+  for (Slot* slot : ended) finish(*slot, ipc::ok());
 }
 
 void StreamCompletions::finish_all(const ipc::Status& status) {

@@ -44,11 +44,13 @@ class StreamCompletions {
     Done done;
     ipc::TimePoint since;
     bool busy = false;
+    bool unasked = false;  ///< The stream refused to notify: no signal will come.
   };
 
   Slot& take_slot();
   void finish(Slot& slot, const ipc::Status& status);
   void finish_through(const Slot& last);
+  void finish_signalled();
   void finish_all(const ipc::Status& status);
   void arm_watchdog();
   void on_watchdog();

@@ -144,8 +144,15 @@ void HostStream::run() {
       const Work work = std::move(queue_.front());
       queue_.pop_front();
       running_ = true;
-      // Before a notification can be seen, so that query() says true to those whom it wakes.
-      if (queue_.empty() && std::holds_alternative<NotifyWork>(work)) running_ = false;
+      if (const auto* notification = std::get_if<NotifyWork>(&work)) {
+        // One step under the lock: whom it wakes finds the stream idle, and who finds the stream
+        // idle finds every eventfd written. Between the two an owner of the eventfd could use it
+        // for new work, which the late write would then end.
+        notification->run();
+        running_ = false;
+        has_room_.notify_all();
+        continue;
+      }
       lock.unlock();
       has_room_.notify_all();
       std::visit([](const auto& item) { item.run(); }, work);

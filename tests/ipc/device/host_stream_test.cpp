@@ -8,9 +8,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -143,6 +146,22 @@ TEST_F(HostStreamTest, NotifiesAfterTheWorkBeforeIt) {
   ASSERT_TRUE(wait_event(event.get()));
   EXPECT_TRUE(stream_->query().value());
   EXPECT_EQ(bytes(*memory_)[8 * kMiB - 1], 9);
+}
+
+TEST_F(HostStreamTest, IsNotIdleBeforeTheLastNotificationIsWritten) {
+  // Full, and so the write waits until somebody reads.
+  const UniqueFd event(::eventfd(0, EFD_CLOEXEC));
+  std::uint64_t count = UINT64_MAX - 1;
+  ASSERT_EQ(::write(event.get(), &count, sizeof(count)), sizeof(count));
+  ASSERT_TRUE(stream_->notify(event.get()).has_value());
+  auto idle = std::async(std::launch::async, [this] {
+    while (!stream_->query().value()) std::this_thread::yield();
+  });
+  EXPECT_EQ(idle.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  ASSERT_EQ(::read(event.get(), &count, sizeof(count)), sizeof(count));
+  idle.wait();
+  ASSERT_EQ(::read(event.get(), &count, sizeof(count)), sizeof(count));
+  EXPECT_EQ(count, 1U);
 }
 
 TEST_F(HostStreamTest, ANotificationReachesTheEventThatWasNamed) {
