@@ -113,7 +113,7 @@ int clear_command(const Arguments& arguments) {
   add_choice<ipc::HostPolicy>(*app, "--host", request.host,
                               {{"drop", ipc::HostPolicy::kDrop}, {"keep", ipc::HostPolicy::kKeep}},
                               "What happens to the blocks in host memory");
-  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  add_milliseconds(*app, "--deadline", request.deadline, "How long to wait for its outcome");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry clear", common.log_level);
   const auto reply = ask<ipc::ClearReply>(common, ipc::MessageKind::kClear, request,

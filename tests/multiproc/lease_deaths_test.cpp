@@ -24,7 +24,7 @@ class LeaseDeathsTest : public LeaseEveryWay {
     ASSERT_EQ(owner.ask("init 5000", "init"), fmt::format("init ok {}", epoch));
     auto next = start_attacher();
     next->expect_mapped(static_cast<std::uint64_t>(epoch));
-    EXPECT_THAT(owner.ask(fmt::format("clear {} 5000", epoch), "clear"),
+    EXPECT_THAT(owner.ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared"));
     EXPECT_EQ(used_bytes(), 0U);
     next->quit();
@@ -51,7 +51,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledBetweenGrantAndImport) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   (void)owner->expect_view("granted", [](const SeenView& v) { return v.leases == 1; });
   attacher->kill_and_reap();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared_peer_dead 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
   EXPECT_EQ(used_bytes(), 0U);
   expect_serves_on(*owner, 2);
   remove_names_of_the_killed();
@@ -64,7 +64,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileItsUserPreparesTheEpoch) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   (void)attacher->expect("at mapped 1");
   attacher->kill_and_reap();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared_peer_dead 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
   EXPECT_EQ(used_bytes(), 0U);
   expect_serves_on(*owner, 2);
 }
@@ -79,7 +79,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileMappedAndTheNextTakesTheSameEpoch) {
   auto next = start_attacher();
   next->expect_mapped(1);
   EXPECT_EQ(next->ask("peek", "peeked"), "peeked 5") << "the owner's memory outlives an attacher";
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared_peer_dead 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
   next->quit();
   EXPECT_EQ(used_bytes(), 0U);
   expect_serves_on(*owner, 2);
@@ -118,9 +118,9 @@ TEST_P(LeaseDeathsTest, AttacherKilledAfterTheReleaseIsAnOrdinaryClear) {
   auto attacher = start_attacher();
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
-  EXPECT_THAT(attacher->ask("detach 1 5000", "detach"), StartsWith("detach cleared"));
+  EXPECT_THAT(attacher->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   attacher->kill_and_reap();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   EXPECT_EQ(used_bytes(), 0U);
   expect_serves_on(*owner, 2);
 }
@@ -152,7 +152,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileReadyAttacherLetsGoAndTakesTheNextSessio
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
-  EXPECT_THAT(next->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(next->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   attacher->quit();
   next->quit();
 }
@@ -163,7 +163,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileRevoking) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)attacher->ask("close quiesce", "closed");
-  owner->tell("clear 1 5000");
+  owner->tell("clear 1 20000");
   (void)attacher->expect("at quiesce 1");
   owner->kill_and_reap();
   EXPECT_GT(used_bytes(), 0U) << "still mapped by the attacher";
@@ -183,7 +183,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledBetweenItsOwnDrainAndRevoking) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)owner->ask("close unmapped", "closed");
-  owner->tell("clear 1 5000");
+  owner->tell("clear 1 20000");
   (void)owner->expect("at unmapped 1");
   owner->kill_and_reap();
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
@@ -200,7 +200,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledAfterCleared) {
   auto attacher = start_attacher();
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->kill_and_reap();
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
@@ -234,7 +234,7 @@ TEST_P(LeaseDeathsTest, WordsWorkWithoutSoPeerpidfd) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->kill_and_reap();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared_peer_dead 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
   expect_serves_on(*owner, 2);
 }
 

@@ -249,7 +249,7 @@ TEST_F(LeaseRawTest, ForgedReleaseWordEndsNoLease) {
   ASSERT_TRUE(send(again, LeaseMessage::kHello, HelloBody{identity_}, {&fd, 1}));
   EXPECT_EQ(refusal(again), ErrorCode::kProtocol);
   expect_serves(*owner, 1);
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
   owner->quit();
 }
 
@@ -269,7 +269,7 @@ TEST_F(LeaseRawTest, GrantLostWithItsConnectionIsAcknowledgedByTheNextOne) {
   EXPECT_EQ(welcome.last_lease, LeaseId{1});
   EXPECT_EQ(owner->view().leases, 1U) << "a closed socket is no proof";
   words.release_up_to(welcome.last_lease);
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->quit();
 }
 
@@ -282,7 +282,7 @@ TEST_F(LeaseRawTest, ClosedSocketOfALivingHolderIsNoDeath) {
     (void)greet(socket, words);
     EXPECT_EQ(take_grant(socket), LeaseId{1});
   }
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"),
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"),
               AllOf(StartsWith("clear quarantined"), HasSubstr(std::to_string(::getpid()))));
   owner->quit();
 }
@@ -307,7 +307,7 @@ TEST_F(LeaseRawTest, RequestBeforeTheReleaseAndForeignMessagesAreDropped) {
   ASSERT_TRUE(send(zero, LeaseMessage::kAttach, AttachBody{Epoch{0}}));
   expect_closed(zero);
   expect_serves(*owner, 1);
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->quit();
 }
 

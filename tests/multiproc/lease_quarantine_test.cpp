@@ -60,7 +60,7 @@ TEST_P(LeaseQuarantineTest, StoppedAttacherNeverHoldsUpAClear) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->stop();
-  const std::string outcome = owner->ask("clear 1 5000", "clear");
+  const std::string outcome = owner->ask("clear 1 20000", "clear");
   if (attacher_is_mover()) {
     EXPECT_THAT(outcome, StartsWith("clear cleared_peer_dead 0"));
     EXPECT_EQ(attacher->process().wait(soon()), ChildExit::killed_by(SIGKILL));
@@ -75,7 +75,7 @@ TEST_P(LeaseQuarantineTest, StoppedAttacherNeverHoldsUpAClear) {
     attacher->resume();
     (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
     attacher->expect_mapped(2);
-    EXPECT_THAT(owner->ask("clear 2 5000", "clear"), StartsWith("clear cleared 0"));
+    EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear cleared 0"));
     EXPECT_EQ(used_bytes(), 0U);
     attacher->quit();
   }
@@ -88,7 +88,7 @@ TEST_P(LeaseStalledWorkerTest, QuarantineEndsWithTheDeathOfItsHolder) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->stop();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
   attacher->kill_and_reap();
   (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
   EXPECT_EQ(used_bytes(), 0U);
@@ -102,7 +102,7 @@ TEST_P(LeaseStalledWorkerTest, InitSaysThatQuarantineIsWhyThereIsNoMemory) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->stop();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
   EXPECT_THAT(owner->ask("init 5000", "init"),
               AllOf(StartsWith("init error quarantined"), HasSubstr("worker pid")));
   attacher->resume();
@@ -120,7 +120,7 @@ TEST_P(LeaseQuarantineTest, AttacherThatCannotDrainDiesIfItIsAMoverAndSaysSoIfNo
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)attacher->ask("close quiesce", "closed");
-  const std::string outcome = owner->ask("clear 1 5000", "clear");
+  const std::string outcome = owner->ask("clear 1 20000", "clear");
   if (attacher_is_mover()) {
     EXPECT_THAT(outcome, StartsWith("clear cleared_peer_dead 0"));
     EXPECT_EQ(attacher->process().wait(soon()), ChildExit::exited(ipc::kCannotDrainExit));
@@ -144,17 +144,17 @@ TEST_P(LeaseQuarantineTest, OwnerThatCannotDrainFreesNothing) {
   attacher->expect_mapped(1);
   (void)owner->ask("close quiesce", "closed");
   if (owner_ == "mover") {
-    owner->tell("clear 1 5000");
+    owner->tell("clear 1 20000");
     EXPECT_EQ(owner->process().wait(soon()), ChildExit::exited(ipc::kCannotDrainExit));
     (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
     EXPECT_EQ(used_bytes(), 0U);
     owner = start_owner();
   } else {
-    EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear error timeout"));
+    EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear error timeout"));
     EXPECT_EQ(owner->view().phase, "ready");
     EXPECT_TRUE(attacher->view().mapped);
     (void)owner->ask("open quiesce", "opened");
-    EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+    EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
     EXPECT_EQ(used_bytes(), 0U);
   }
   owner->quit();
@@ -170,7 +170,7 @@ TEST_P(LeaseQuarantineTest, ForkedChildThatKeepsTheMappingIsNamed) {
   ASSERT_GT(child.pid(), 0);
   attacher->kill_and_reap();
   // Its pidfd is readable, its lease is over, and yet the memory is held.
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"),
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"),
               AllOf(StartsWith("clear quarantined"), HasSubstr("child of dead"),
                     HasSubstr(fmt::format("process {}", child.pid()))));
   EXPECT_GT(used_bytes(), 0U);
@@ -190,7 +190,7 @@ TEST_P(LeaseStalledWorkerTest, TwoLivingAttachersOneQuarantinedOneServed) {
   auto replacement = start_attacher();
   replacement->expect_mapped(1);
   for (int epoch = 1; epoch <= 5; ++epoch) {
-    const std::string outcome = owner->ask(fmt::format("clear {} 5000", epoch), "clear");
+    const std::string outcome = owner->ask(fmt::format("clear {} 20000", epoch), "clear");
     EXPECT_THAT(outcome, StartsWith(epoch == 1 ? "clear quarantined" : "clear cleared"));
     ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch + 1));
     replacement->expect_mapped(static_cast<std::uint64_t>(epoch) + 1);
@@ -210,14 +210,14 @@ TEST_P(LeaseStalledWorkerTest, OwnerKilledWithMemoryInQuarantine) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->stop();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
   owner->kill_and_reap();
   EXPECT_GT(used_bytes(), 0U) << "the stalled attacher pins it";
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
   attacher->resume();
   attacher->expect_mapped(1);
-  EXPECT_THAT(next->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(next->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   EXPECT_EQ(used_bytes(), 0U);
   attacher->quit();
   next->quit();
@@ -229,10 +229,10 @@ TEST_P(LeaseQuarantineTest, StoppedOwnerHoldsUpNoDetach) {
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   owner->stop();
-  EXPECT_THAT(attacher->ask("detach 1 5000", "detach"), StartsWith("detach cleared"));
+  EXPECT_THAT(attacher->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   EXPECT_FALSE(attacher->view().mapped);
   owner->resume();
-  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->quit();
   attacher->quit();
 }

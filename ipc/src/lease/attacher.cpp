@@ -14,8 +14,6 @@ namespace {
 
 constexpr auto kBelt = std::chrono::milliseconds(250);
 constexpr auto kBye = std::chrono::seconds(1);
-// What a detach may take beyond the user's quiesce(): calls into the driver and the scheduler.
-constexpr auto kSlack = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -108,20 +106,22 @@ void LeaseAttacher::Impl::say_bye() {
 
 Result<ClearOutcome> LeaseAttacher::Impl::detach(Epoch epoch, Deadline deadline) {
   const lease::Answer<ClearOutcome> answer;
-  loop_.post([this, answer, epoch, deadline] {
-    auto result = detach_now(epoch, deadline);
+  loop_.post([this, answer, epoch] {
+    auto result = detach_now(epoch);
     changed();  // before the answer: the caller finds the new view
     answer.set(std::move(result));
   });
-  // quiesce() keeps the deadline; this one only guards against a user that does not, and against a
-  // drain that was under way already.
-  auto result =
-      answer.wait(Deadline::after(deadline.remaining() + options_.timeouts.drain + kSlack));
+  auto result = answer.wait(deadline);
   if (result) return std::move(*result);
-  return KVFERRY_ERROR(kTimeout, "{}: epoch {} is still being drained", tag_, epoch.value);
+  return KVFERRY_ERROR(
+      kTimeout,
+      "{}: epoch {} is still being drained at its caller's deadline and the detach "
+      "goes on; ask again for its outcome",
+      tag_, epoch.value);
 }
 
-Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch, Deadline deadline) {
+// The drain has a deadline of its own: a caller in a hurry must not end a mover that is healthy.
+Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch) {
   if (epoch.value == 0 || epoch.value > words::kMaxEpoch) {
     return KVFERRY_ERROR(kInvalidArgument, "{}: there is no epoch {}", tag_, epoch.value);
   }
@@ -132,8 +132,7 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch, Deadline deadl
   // A grant under way of an epoch that is now too small is given back when it comes.
   next_epoch_ = std::max(next_epoch_, Epoch{epoch.value + 1});
   if (held_ && held_->arena.epoch() <= epoch) {
-    const Deadline drained = deadline.earlier(Deadline::after(options_.timeouts.drain));
-    KVFERRY_TRY(let_go(drained, "asked to by this process"));
+    KVFERRY_TRY(let_go(Deadline::after(options_.timeouts.drain), "asked to by this process"));
     go_on();
   }
   outcome.after = device_.memory_info().value_or(MemoryInfo{});

@@ -65,7 +65,7 @@ class LeaseAttacher::Impl {
   void run_thread();
   void shut_down();
   void say_bye();
-  Result<ClearOutcome> detach_now(Epoch epoch, Deadline deadline);
+  Result<ClearOutcome> detach_now(Epoch epoch);
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
   void belt();

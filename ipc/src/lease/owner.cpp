@@ -77,8 +77,8 @@ void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
 
 LeaseOwner::Impl::~Impl() {
   const LeaseView now = view();
-  if (now.phase == LeasePhase::kReady) {
-    const auto ended = clear(now.epoch, Deadline::after(options_.timeouts.revoke));
+  if (now.phase == LeasePhase::kReady || now.phase == LeasePhase::kRevoking) {
+    const auto ended = clear(now.epoch, Deadline::after(longest_clear()));
     if (!ended) log_error("{}: shutdown: {}", tag_, ended.error().to_string());
   }
   loop_.post([this] { shut_down(); });
@@ -200,20 +200,23 @@ void LeaseOwner::Impl::abandon_arena(Epoch epoch) {
 Result<ClearOutcome> LeaseOwner::Impl::clear(Epoch epoch, Deadline deadline) {
   const lease::Answer<ClearOutcome> answer;
   loop_.post([this, answer, epoch, deadline] {
-    start_clear(epoch, deadline, answer);
+    start_clear(epoch, answer);
     tick();
   });
-  // The clear itself keeps the deadlines; this one only guards against a user whose quiesce() does
-  // not. A terabyte of pinned memory bounds the kill's share.
+  auto result = answer.wait(deadline);
+  if (result) return std::move(*result);
+  return KVFERRY_ERROR(kTimeout,
+                       "{}: clear of epoch {} still runs at its caller's deadline and goes on; ask "
+                       "again for its outcome",
+                       tag_, epoch.value);
+}
+
+// A terabyte of pinned memory bounds the kill's share.
+Duration LeaseOwner::Impl::longest_clear() const {
   constexpr int kMostPinnedGib = 1024;
   const auto& times = options_.timeouts;
-  const Deadline hard = Deadline::after(deadline.remaining() + times.kill +
-                                        kMostPinnedGib * times.kill_per_pinned_gib + times.settle +
-                                        times.drain + kSlack);
-  auto result = answer.wait(hard);
-  if (result) return std::move(*result);
-  return KVFERRY_ERROR(kTimeout, "{}: clear of epoch {} still runs; it may yet succeed", tag_,
-                       epoch.value);
+  return times.drain + times.revoke + times.kill + kMostPinnedGib * times.kill_per_pinned_gib +
+         2 * times.settle + kSlack;
 }
 
 LeaseView LeaseOwner::Impl::view() const {

@@ -47,32 +47,34 @@ std::optional<Result<ClearOutcome>> LeaseOwner::Impl::clear_without_work(Epoch w
     return KVFERRY_ERROR(kStaleEpoch, "{}: epoch {} was cleared more than {} clears ago", tag_,
                          wanted.value, kOutcomesKept);
   }
-  if (clear_) {
-    return KVFERRY_ERROR(kBusy, "{}: a clear of epoch {} runs already", tag_, wanted.value);
-  }
   return std::nullopt;
 }
 
-void LeaseOwner::Impl::start_clear(Epoch wanted,
-                                   Deadline caller,
-                                   const lease::Answer<ClearOutcome>& answer) {
+// Its stages have deadlines of their own: how long a caller waits says nothing about how long a
+// healthy peer may drain.
+void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcome>& answer) {
   if (auto known = clear_without_work(wanted)) return answer.set(std::move(*known));
+  if (clear_) {
+    log_info("{}: the clear of epoch {} that runs answers another request, too", tag_,
+             wanted.value);
+    clear_->answers.push_back(answer);
+    return;
+  }
   KVFERRY_CHECK(phase() == LeasePhase::kReady && arena_, "a clear of an epoch that is not ready");
   const TimePoint started = MonotonicClock::now();
   const MemoryInfo before = device_.memory_info().value_or(MemoryInfo{});
   // Nothing of ours may touch the arena once others are asked to let go, or it could not be freed.
-  const Deadline drained = caller.earlier(Deadline::after(options_.timeouts.drain));
-  if (Status idle = quiesce_own(wanted, drained); !idle) {
+  if (Status idle = quiesce_own(wanted, Deadline::after(options_.timeouts.drain)); !idle) {
     note(idle.error().to_string());
     return answer.set(std::move(idle).error());
   }
   user_.on_unmapped(wanted);
   accepted_ = false;
-  const Deadline end = caller.earlier(Deadline::at(started + options_.timeouts.revoke));
+  // From now on, not from the start: our own drain takes nothing from the others'.
+  const Deadline end = Deadline::after(options_.timeouts.revoke);
   clear_.emplace(ClearRun{.epoch = wanted,
                           .started = started,
-                          .caller = caller,
-                          .answer = answer,
+                          .answers = {answer},
                           .before = before,
                           .stage_end = end,
                           .bytes = arena_->total_bytes()});
@@ -297,7 +299,7 @@ void LeaseOwner::Impl::finish_clear(ClearKind kind,
            std::chrono::duration_cast<std::chrono::milliseconds>(outcome.took).count(),
            to_string(kind), outcome.detail);
   changed();  // before the answer: the caller finds the new view
-  run.answer.set(std::move(outcome));
+  for (const auto& answer : run.answers) answer.set(outcome);
 }
 
 }  // namespace kvferry::ipc

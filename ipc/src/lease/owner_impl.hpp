@@ -62,8 +62,7 @@ class LeaseOwner::Impl {
   struct ClearRun {
     Epoch epoch;
     TimePoint started;
-    Deadline caller;
-    lease::Answer<ClearOutcome> answer;
+    std::vector<lease::Answer<ClearOutcome>> answers;  ///< Of everybody who asked for it.
     MemoryInfo before;
     ClearStage stage = ClearStage::kWaiting;
     Deadline stage_end;
@@ -80,6 +79,7 @@ class LeaseOwner::Impl {
   Status prepare_arena();
   void abandon_arena(Epoch epoch);
   void shut_down();
+  [[nodiscard]] Duration longest_clear() const;
   void move_to(LeasePhase phase, Epoch epoch, std::string_view why);
   void note(std::string text) { note_ = std::move(text); }
   void changed();
@@ -116,7 +116,7 @@ class LeaseOwner::Impl {
   void collect_releases();
 
   // owner_clear.cpp
-  void start_clear(Epoch wanted, Deadline caller, const lease::Answer<ClearOutcome>& answer);
+  void start_clear(Epoch wanted, const lease::Answer<ClearOutcome>& answer);
   [[nodiscard]] std::optional<Result<ClearOutcome>> clear_without_work(Epoch wanted) const;
   Status quiesce_own(Epoch epoch, Deadline deadline);
   void advance_clear();

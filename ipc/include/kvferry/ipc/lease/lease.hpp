@@ -75,8 +75,8 @@ struct LeaseIdentity {
 
 struct LeaseTimeouts {
   std::chrono::milliseconds hello{5000};
-  std::chrono::milliseconds drain{3000};   ///< Attacher: quiesce.
-  std::chrono::milliseconds revoke{5000};  ///< Owner: start of a clear until all leases ended.
+  std::chrono::milliseconds drain{3000};   ///< Either side: its own user's quiesce().
+  std::chrono::milliseconds revoke{5000};  ///< Owner: Revoking published until all leases ended.
   std::chrono::milliseconds kill{2000};    ///< Owner: SIGKILL of a mover until its death is proven.
   std::chrono::milliseconds kill_per_pinned_gib{50};  ///< Added to kill, per GiB it holds.
   std::chrono::milliseconds settle{1000};             ///< Memory back at the driver after a death.
@@ -140,8 +140,9 @@ class LeaseOwner {
   /// mapped or while a clear runs; kNoDeviceMemory (kQuarantined when quarantine is the reason).
   [[nodiscard]] Result<Epoch> init(const ArenaLayout& layout, Deadline deadline);
   /// Ends the epoch: quiesce, Revoking, wait, free, Cleared. The same outcome again when that epoch
-  /// is already cleared; kStaleEpoch for one that never was; kBusy while another clear runs. Always
-  /// returns by the deadline (plus kill and settle time where a mover had to be ended).
+  /// is already cleared, and of a clear of it that runs already; kStaleEpoch for one that never
+  /// was. The deadline is the caller's alone: kTimeout when it passes first, while the clear goes
+  /// on within its own time-outs and its outcome can be asked for again.
   [[nodiscard]] Result<ClearOutcome> clear(Epoch epoch, Deadline deadline);
   [[nodiscard]] LeaseView view() const;
 
@@ -166,8 +167,9 @@ class LeaseAttacher {
   ~LeaseAttacher();
 
   /// Let go of the epoch now, without being asked by the owner; ok when not mapped. A mover that
-  /// cannot drain by the deadline exits (its death is the acknowledgement); a worker reports
-  /// kTimeout and stays mapped.
+  /// cannot drain within `drain` exits (its death is the acknowledgement); a worker reports
+  /// kTimeout and stays mapped. The deadline is the caller's alone: kTimeout when it passes first,
+  /// while the detach goes on.
   [[nodiscard]] Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
   /// Ok once the epoch (or a later one) is mapped; wakes on death, revoke and the deadline.
   [[nodiscard]] Status wait_mapped(Epoch at_least, Deadline deadline);
