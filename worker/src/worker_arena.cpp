@@ -138,7 +138,7 @@ Status WorkerArena::quiesce(Epoch epoch, Deadline deadline) {
     at_start = users_;
   }
   for (const auto& listener : listeners_) listener();
-  if (at_start > 0) {
+  if (at_start > 0 && !deadline.expired()) {
     ipc::log_info("quiesce: epoch={} waits for {} launches of this worker, deadline in {} ms",
                   epoch.value, at_start, deadline.poll_timeout_ms());
   }

@@ -145,6 +145,12 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
                          lease::kMaxLayoutBytes);
   }
   collect_releases();
+  if (quarantine_.holds_own_user()) {
+    return KVFERRY_ERROR(kQuarantined,
+                         "{}: no next epoch while the last one is in use here: {}; wait until that "
+                         "work ends, or restart this process",
+                         tag_, quarantine_.describe());
+  }
   const Epoch next{epoch().value + 1};
   KVFERRY_CHECK(next.value <= words::kMaxEpoch, "epochs are used up");
   const bool stable = options_.stable_addresses && me.handles == HandleKind::kVmm;

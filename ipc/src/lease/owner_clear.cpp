@@ -63,12 +63,14 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
   KVFERRY_CHECK(phase() == LeasePhase::kReady && arena_, "a clear of an epoch that is not ready");
   const TimePoint started = MonotonicClock::now();
   const MemoryInfo before = device_.memory_info().value_or(MemoryInfo{});
-  // Nothing of ours may touch the arena once others are asked to let go, or it could not be freed.
-  if (Status idle = quiesce_own(wanted, Deadline::after(options_.timeouts.drain)); !idle) {
-    note(idle.error().to_string());
-    return answer.set(std::move(idle).error());
+  // Our own work ends first, as a rule. Where it does not, the others are asked to let go all the
+  // same: admission here has ended for good, so that an epoch left at Ready would be a dead one.
+  std::string own_work;
+  if (const Status idle = quiesce_own(wanted, Deadline::after(options_.timeouts.drain)); idle) {
+    user_.on_unmapped(wanted);
+  } else {
+    own_work = idle.error().message;
   }
-  user_.on_unmapped(wanted);
   accepted_ = false;
   // From now on, not from the start: our own drain takes nothing from the others'.
   const Deadline end = Deadline::after(options_.timeouts.revoke);
@@ -77,7 +79,8 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
                           .answers = {answer},
                           .before = before,
                           .stage_end = end,
-                          .bytes = arena_->total_bytes()});
+                          .bytes = arena_->total_bytes(),
+                          .own_work = std::move(own_work)});
   move_to(LeasePhase::kRevoking, wanted, "clear");
   const auto holders = slots_.holding(wanted);
   for (Slot* slot : holders) {
@@ -101,10 +104,21 @@ Status LeaseOwner::Impl::quiesce_own(Epoch epoch, Deadline deadline) {
               tag_, epoch.value, idle.error().to_string());
     ::_exit(kCannotDrainExit);
   }
-  return KVFERRY_ERROR(kTimeout,
-                       "{}: epoch {} is still in use by this worker ({}); nothing was freed; clear "
-                       "again once its work has ended, or restart it",
-                       tag_, epoch.value, idle.error().to_string());
+  log_error("{}: epoch {} is still in use by this worker: {}", tag_, epoch.value,
+            idle.error().to_string());
+  return idle;
+}
+
+// Asked once more, without a wait: its drain time is used up.
+bool LeaseOwner::Impl::own_user_let_go() {
+  if (clear_->own_work.empty()) return true;
+  if (const Status idle = user_.quiesce(clear_->epoch, Deadline::after(Duration::zero())); !idle) {
+    return false;
+  }
+  log_info("{}: this worker's work on epoch {} has ended after all", tag_, clear_->epoch.value);
+  clear_->own_work.clear();
+  user_.on_unmapped(clear_->epoch);
+  return true;
 }
 
 void LeaseOwner::Impl::set_stage(ClearStage stage, Deadline end) {
@@ -180,6 +194,7 @@ void LeaseOwner::Impl::end_movers() {
 // All leases have ended. After a death one thing is left to rule out: a forked child of the dead
 // process that keeps the mapping.
 void LeaseOwner::Impl::free_arena() {
+  if (!own_user_let_go()) return quarantine_arena({});
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
   if (deaths == nullptr) {
     release_arena();
@@ -252,8 +267,19 @@ void LeaseOwner::Impl::check_settled() {
 }
 
 void LeaseOwner::Impl::quarantine_arena(std::string holder) {
+  const bool own_user = !own_user_let_go();
+  if (own_user) {
+    holder += fmt::format("{}this worker's own work, which did not end ({})",
+                          holder.empty() ? "" : ", ", clear_->own_work);
+  }
   lease::QuarantineItem item{.epoch = clear_->epoch, .bytes = clear_->bytes, .holder = holder};
-  if (options_.identity.handles == HandleKind::kVmm) {
+  if (own_user) {
+    // Our own work still uses the mapping: it stays, and so do its addresses.
+    item.own_user = true;
+    item.settle = slots_.deaths(clear_->epoch) != nullptr;
+    item.ranges = std::exchange(ranges_, {});
+    item.arena.emplace(std::move(*arena_));
+  } else if (options_.identity.handles == HandleKind::kVmm) {
     // Reference-counted: our references go now, the rest comes back when the peer lets go.
     item.baseline_bytes = free_bytes();
     item.settle = slots_.deaths(clear_->epoch) != nullptr;

@@ -69,6 +69,7 @@ class LeaseOwner::Impl {
     TimerId timer = 0;
     std::uint64_t bytes = 0;
     std::uint64_t free_before_release = 0;
+    std::string own_work = {};        ///< Why our own user did not let go; empty: it did.
     std::vector<pid_t> holders = {};  ///< Seen mapping the memory just before our release.
   };
 
@@ -119,6 +120,7 @@ class LeaseOwner::Impl {
   void start_clear(Epoch wanted, const lease::Answer<ClearOutcome>& answer);
   [[nodiscard]] std::optional<Result<ClearOutcome>> clear_without_work(Epoch wanted) const;
   Status quiesce_own(Epoch epoch, Deadline deadline);
+  bool own_user_let_go();
   void advance_clear();
   void on_clear_timer();
   void set_stage(ClearStage stage, Deadline end);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace kvferry::ipc::lease {
@@ -102,6 +103,10 @@ std::vector<Epoch> Quarantine::reap(const std::function<bool(Epoch)>& living,
     for (QuarantineItem& other : items_) other.baseline_bytes += bytes;
   }
   return ended;
+}
+
+bool Quarantine::holds_own_user() const noexcept {
+  return std::any_of(items_.begin(), items_.end(), [](const auto& item) { return item.own_user; });
 }
 
 std::uint64_t Quarantine::bytes() const noexcept {

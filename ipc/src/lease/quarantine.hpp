@@ -53,6 +53,8 @@ class Quarantine {
   std::vector<Epoch> reap(const std::function<bool(Epoch)>& living,
                           const std::function<bool(Epoch)>& died,
                           std::uint64_t arena_bytes);
+  /// Our own user still works on an earlier epoch, and it uses one at a time.
+  [[nodiscard]] bool holds_own_user() const noexcept;
   [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   [[nodiscard]] std::string describe() const;
