@@ -3,6 +3,7 @@
 #include "kvferry/worker/client.hpp"
 
 #include "ipc/os/temp_dir.hpp"
+#include "kvferry/ipc/os/name_watch.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "worker/scripted_manager.hpp"
 
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <future>
 #include <optional>
 
 namespace kvferry::worker {
@@ -61,13 +63,13 @@ class ClientTest : public ::testing::Test {
   void script(MessageKind kind, ScriptedManager::Script script) {
     manager_->run([&](ScriptedManager& manager) { manager.scripts[kind] = script; });
   }
-  Result<std::unique_ptr<Client>> connect() {
+  Result<std::unique_ptr<Client>> connect(Deadline deadline = Deadline::after(10s)) {
     ClientOptions options;
     options.runtime_dir = temp_.path().string();
     options.engine = "chat";
     options.ranks = 2;
     options.identity.model = "m";
-    return Client::connect(options, Deadline::after(10s));
+    return Client::connect(options, deadline);
   }
   std::unique_ptr<Client> connect_ready() {
     auto client = connect();
@@ -106,8 +108,28 @@ class ClientTest : public ::testing::Test {
   std::vector<Completion> done_;
 };
 
-TEST_F(ClientTest, ConnectFailsWithoutAManager) {
-  EXPECT_EQ(connect().error().code, ErrorCode::kNoManager);
+TEST_F(ClientTest, ConnectWaitsForAManagerToItsDeadline) {
+  const auto refused = connect(Deadline::after(100ms));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kNoManager);
+  EXPECT_THAT(refused.error().message, testing::HasSubstr("kvferry manager --instance default"));
+}
+
+TEST_F(ClientTest, ConnectFindsAManagerThatComesLater) {
+  dir_.reset();  // The client makes it again, which shows that it has begun.
+  auto begun = ipc::NameWatch::open(temp_ / "default");
+  ASSERT_TRUE(begun) << begun.error().to_string();
+  auto connected = std::async(std::launch::async, [this] { return connect(); });
+  const Deadline deadline = Deadline::after(20s);
+  while (!begun->drain() && !deadline.expired()) {
+    pollfd entry{begun->fd(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_timeout_ms());
+  }
+  dir_ = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
+  start_manager();
+  const auto client = connected.get();
+  ASSERT_TRUE(client) << client.error().to_string();
+  EXPECT_TRUE((*client)->wait_ready(true, Deadline::after(10s)));
 }
 
 TEST_F(ClientTest, ConnectReturnsTheManagersRefusal) {

@@ -75,8 +75,10 @@ Bytes ClientLink::hello() const {
 }
 
 Status ClientLink::connect(Deadline deadline) {
-  KVFERRY_ASSIGN(auto link, ipc::ControlLink::connect(link_options(), deadline));
-  adopt(std::move(link));
+  auto link = ipc::ControlLink::connect(link_options(), deadline);
+  if (!link && link.error().code == ipc::ErrorCode::kNoManager) link = await_manager(deadline);
+  if (!link) return std::move(link).error();
+  adopt(*std::move(link));
   KVFERRY_ASSIGN(const RequestId id, send(MessageKind::kEngineHello, hello(),
                                           {MessageKind::kEngineHello, true, {}, {}}));
   while (true) {
@@ -96,6 +98,26 @@ Status ClientLink::connect(Deadline deadline) {
                            dir_.instance(), options_.engine);
     }
     wait(deadline);
+  }
+}
+
+Result<std::unique_ptr<ipc::ControlLink>> ClientLink::await_manager(Deadline deadline) const {
+  ipc::log_info("client: engine {} waits for a manager on instance {}, deadline in {} ms",
+                options_.engine, dir_.instance(), deadline.poll_timeout_ms());
+  Reconnector reconnector(link_options(), ipc::Duration::zero());
+  while (true) {
+    if (auto link = reconnector.take()) {
+      ipc::log_info("client: engine {} found its manager", options_.engine);
+      return link;
+    }
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kNoManager,
+                           "no manager came on instance {} ({}) by the deadline; start one with "
+                           "'kvferry manager --instance {}'",
+                           dir_.instance(), dir_.path().native(), dir_.instance());
+    }
+    pollfd entry{reconnector.fd(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_timeout_ms());
   }
 }
 

@@ -27,7 +27,8 @@ class ClientLink {
   ClientLink& operator=(const ClientLink&) = delete;
   ~ClientLink();
 
-  /// The first connection: errors are returned, nothing is retried in the background.
+  /// The first connection: waits for a manager; other errors are returned, nothing is retried in
+  /// the background.
   [[nodiscard]] Status connect(Deadline deadline);
   /// Says bye. Nothing reconnects afterwards.
   void close();
@@ -82,6 +83,7 @@ class ClientLink {
 
   [[nodiscard]] ipc::ControlLink::Options link_options() const;
   [[nodiscard]] ipc::Bytes hello() const;
+  [[nodiscard]] Result<std::unique_ptr<ipc::ControlLink>> await_manager(Deadline deadline) const;
   [[nodiscard]] Status check_connected() const;
   [[nodiscard]] Result<ipc::RequestId> send(ipc::MessageKind kind,
                                             ipc::Bytes body,

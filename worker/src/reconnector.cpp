@@ -3,12 +3,16 @@
 #include "reconnector.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/name_watch.hpp"
 
 #include <poll.h>
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace kvferry::worker {
@@ -21,10 +25,26 @@ constexpr ipc::Duration kFirstPause = 10ms;
 constexpr ipc::Duration kLongestPause = 500ms;
 constexpr ipc::Duration kAttempt = 2s;
 
-/// True when cancelled.
-bool pause(const ipc::EventFd& cancelled, ipc::Duration length) {
-  pollfd entry{cancelled.fd(), POLLIN, 0};
-  return ::poll(&entry, 1, ipc::Deadline::after(length).poll_timeout_ms()) > 0;
+enum class Woken : std::uint8_t { kTime, kAppeared, kCancelled };
+
+/// Until the time has passed, the watched name has appeared or the other end is not wanted any
+/// more.
+Woken pause(const ipc::EventFd& cancelled,
+            std::optional<ipc::NameWatch>& watch,
+            ipc::Duration length) {
+  const ipc::Deadline deadline = ipc::Deadline::after(length);
+  while (true) {
+    std::array<pollfd, 2> entries{pollfd{cancelled.fd(), POLLIN, 0},
+                                  pollfd{watch ? watch->fd() : -1, POLLIN, 0}};
+    const int ready = ::poll(entries.data(), entries.size(), deadline.poll_timeout_ms());
+    if (ready > 0 && entries[0].revents != 0) return Woken::kCancelled;
+    if (ready > 0 && watch) {
+      const bool appeared = watch->drain();
+      if (watch->is_over()) watch.reset();
+      if (appeared) return Woken::kAppeared;
+    }
+    if (deadline.expired()) return Woken::kTime;
+  }
 }
 }  // namespace
 
@@ -52,7 +72,15 @@ std::unique_ptr<ipc::ControlLink> Reconnector::take() {
 
 void Reconnector::run(ipc::Duration wait) {
   ipc::Duration next = kFirstPause;
-  while (!pause(cancelled_, wait)) {
+  std::optional<ipc::NameWatch> watch;
+  while (true) {
+    if (!watch) {
+      // Before the attempt: a manager that comes between attempt and watch would be missed.
+      if (auto opened = ipc::NameWatch::open(options_.registry_path)) watch = *std::move(opened);
+    }
+    const Woken woken = pause(cancelled_, watch, wait);
+    if (woken == Woken::kCancelled) return;
+    if (woken == Woken::kAppeared) next = kFirstPause;
     auto link = ipc::ControlLink::connect(options_, ipc::Deadline::after(kAttempt));
     if (link) {
       const std::lock_guard lock(mutex_);

@@ -11,7 +11,8 @@
 
 namespace kvferry::worker {
 
-/// Tries to reach a manager until it succeeds, backing off between attempts. Works on a thread of
+/// Tries to reach a manager until it succeeds: at once when its socket appears, and backing off
+/// between attempts for what no appearance tells. Works on a thread of
 /// its own, which exists only while there is no manager: a manager that is stopped in the middle of
 /// its greeting must not hold up an engine's poll().
 /// @threading one thread. @lifetime the destructor ends the attempt within its time-out.

@@ -41,7 +41,7 @@ LeaseAttacher::Impl::Impl(LeaseOptions options,
                                   to_string(options_.identity.cache_owner)));
   }
   // Before the first look: an owner that comes between look and watch would be missed.
-  auto watch = lease::NameWatch::open(owner_path_);
+  auto watch = NameWatch::open(owner_path_);
   if (!watch) throw Exception(std::move(watch).error());
   name_watch_.emplace(std::move(watch).value());
   loop_.watch(name_watch_->fd(), [this] {

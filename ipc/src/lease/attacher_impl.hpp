@@ -4,11 +4,11 @@
 
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/name_watch.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "lease/grant_assembly.hpp"
 #include "lease/lease_messages.hpp"
 #include "lease/lease_words.hpp"
-#include "lease/name_watch.hpp"
 #include "lease/posted_call.hpp"
 #include "lease/rendezvous.hpp"
 
@@ -121,7 +121,7 @@ class LeaseAttacher::Impl {
   std::optional<lease::OwnerWordsView> owner_words_;
   std::optional<lease::AttacherWords> words_;  ///< One segment per connection.
   lease::GrantAssembly assembly_;
-  std::optional<lease::NameWatch> name_watch_;
+  std::optional<NameWatch> name_watch_;
   std::chrono::milliseconds search_backoff_{};
   std::chrono::milliseconds import_backoff_{};
   bool search_logged_ = false;

@@ -128,8 +128,9 @@ struct ClientStats {
 /// @lifetime close() or the destructor gives up all pins and reservations; running jobs finish.
 class Client {
  public:
-  /// kNoManager, kVersionMismatch, kGeometryMismatch (fingerprint or ranks differ from the
-  /// registered workers'), kTimeout. Does not wait for workers: see wait_ready().
+  /// Waits for a manager until the deadline (kNoManager), but not for workers: see wait_ready().
+  /// At once: kVersionMismatch, kGeometryMismatch (fingerprint or ranks differ from the registered
+  /// workers'), kPermission (runtime directory), kTimeout (a manager that does not answer).
   [[nodiscard]] static Result<std::unique_ptr<Client>> connect(ClientOptions options,
                                                                Deadline deadline);
   Client(const Client&) = delete;

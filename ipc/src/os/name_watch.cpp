@@ -1,21 +1,25 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "lease/name_watch.hpp"
+#include "kvferry/ipc/os/name_watch.hpp"
 
 #include <sys/inotify.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
-namespace kvferry::ipc::lease {
+namespace kvferry::ipc {
 
 Result<NameWatch> NameWatch::open(const std::filesystem::path& path) {
   UniqueFd fd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   if (!fd.valid()) return KVFERRY_ERRNO("inotify_init1");
   const std::string directory = path.parent_path().native();
-  if (::inotify_add_watch(fd.get(), directory.c_str(), IN_CREATE | IN_MOVED_TO | IN_ONLYDIR) < 0) {
+  constexpr std::uint32_t kEvents = IN_CREATE | IN_MOVED_TO | IN_MOVE_SELF | IN_ONLYDIR;
+  if (::inotify_add_watch(fd.get(), directory.c_str(), kEvents) < 0) {
+    if (errno == ENOENT) return KVFERRY_ERROR(kNotFound, "{} is not there", directory);
     return KVFERRY_ERRNO("inotify_add_watch of {}", directory);
   }
   return NameWatch(std::move(fd), path.filename().native());
@@ -35,10 +39,12 @@ bool NameWatch::drain() {
       // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): the kernel's NUL-padded name.
       const auto* name = reinterpret_cast<const char*>(buffer.data() + at);
       if ((event.mask & IN_Q_OVERFLOW) != 0) seen = true;
+      // IN_IGNORED: the kernel dropped the watch, for the directory is gone.
+      if ((event.mask & (IN_IGNORED | IN_MOVE_SELF)) != 0) over_ = true;
       if (event.len > 0 && name_ == name) seen = true;
       at += event.len;
     }
   }
 }
 
-}  // namespace kvferry::ipc::lease
+}  // namespace kvferry::ipc
