@@ -158,6 +158,11 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return kExitDone;
+  } catch (const CLI::ConfigError& error) {
+    fmt::print(stderr, "{}: configuration file {}: {}\n'{} --help' lists the options\n",
+               app.get_name(), app.get_config_ptr()->as<std::string>(), error.what(),
+               app.get_name());
+    return kExitUsage;
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
                app.get_name());

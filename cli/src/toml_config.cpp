@@ -76,15 +76,13 @@ class ItemReader {
         strict ? option != nullptr
                : std::find(kConfigurable.begin(), kConfigurable.end(), name) != kConfigurable.end();
     if (!known) {
-      throw CLI::ConfigError(fmt::format("configuration file, {}: there is no option '{}'{}",
-                                         place_of(value), name,
+      throw CLI::ConfigError(fmt::format("{}: there is no option '{}'{}", place_of(value), name,
                                          strict ? fmt::format(" of {}", app_.get_name()) : ""));
     }
     const std::string text = text_of(value);
     if (text.empty()) {
       throw CLI::ConfigError(
-          fmt::format("configuration file, {}: '{}' is neither text, number nor true/false",
-                      place_of(value), name));
+          fmt::format("{}: '{}' is neither text, number nor true/false", place_of(value), name));
     }
     if (option == nullptr || is_in_environment(*option)) return;
     CLI::ConfigItem item;
@@ -110,8 +108,7 @@ void require_command(const toml::key& key, const toml::node& value) {
   for (const Command& command : commands()) {
     if (command.name == key.str()) return;
   }
-  throw CLI::ConfigError(
-      fmt::format("configuration file, {}: there is no command [{}]", place_of(value), key.str()));
+  throw CLI::ConfigError(fmt::format("{}: there is no command [{}]", place_of(value), key.str()));
 }
 
 }  // namespace
@@ -126,8 +123,8 @@ std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const 
   try {
     file = toml::parse(input);
   } catch (const toml::parse_error& error) {
-    throw CLI::ConfigError(fmt::format("configuration file, line {}: {}", error.source().begin.line,
-                                       error.description()));
+    throw CLI::ConfigError(
+        fmt::format("line {}: {}", error.source().begin.line, error.description()));
   }
   ItemReader reader(app_);
   for (const auto& [key, value] : file) {

@@ -89,7 +89,8 @@ TEST_F(RunDirTest, RemovesWhatAKilledReplayLeftAndNothingElse) {
 TEST_F(RunDirTest, NamesWhatIsLeftAndRemovesOnlyWhatNobodyHolds) {
   const RunDir dir = make();
   const fs::path instance = dir.path() / "replay";
-  ASSERT_TRUE(ipc::RuntimeDir::open(dir.path().native(), "replay"));
+  const auto open = ipc::RuntimeDir::open(dir.path().native(), "replay");
+  ASSERT_TRUE(open);
   EXPECT_THAT(dir.leftovers("replay"), IsEmpty());
   // A killed process leaves name and lock file, and the kernel drops its lock.
   leave_socket(instance / "registry");

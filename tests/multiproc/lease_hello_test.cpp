@@ -312,7 +312,8 @@ TEST_F(LeaseRawTest, RequestBeforeTheReleaseAndForeignMessagesAreDropped) {
 }
 
 TEST_F(LeaseRawTest, OwnerThatBreaksTheProtocolIsDroppedAndTheNextOneIsFound) {
-  ASSERT_TRUE(RuntimeDir::open(dir_.path().native(), "test"));
+  const auto instance = RuntimeDir::open(dir_.path().native(), "test");
+  ASSERT_TRUE(instance);
   auto attacher = start_attacher();
   {
     auto listener = PacketListener::listen(dir_ / "test/chat.0.lease");

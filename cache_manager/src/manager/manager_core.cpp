@@ -27,6 +27,15 @@ ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
   return options;
 }
 
+// Operators come and go with every look at the status.
+void log_peer(const ipc::Peer& peer, std::string_view what) {
+  if (peer.kind == ipc::ProcessKind::kOperator) {
+    ipc::log_debug("{} (pid {}) {}", peer.name, peer.pid, what);
+  } else {
+    ipc::log_info("{} (pid {}) {}", peer.name, peer.pid, what);
+  }
+}
+
 }  // namespace
 
 ManagerCore::ManagerCore(ipc::EventLoop& loop,
@@ -90,7 +99,7 @@ void ManagerCore::on_peer(const ipc::Peer& peer) {
     engine->set_connected(peer.id, true);
     engine_changed(*engine);
   }
-  ipc::log_info("{} {} (pid {}) connected", ipc::to_string(peer.kind), peer.name, peer.pid);
+  log_peer(peer, "connected");
 }
 
 void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
@@ -279,7 +288,7 @@ void ManagerCore::on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& 
 }
 
 void ManagerCore::on_bye(const ipc::Peer& peer) {
-  ipc::log_info("{} {} (pid {}) says bye", ipc::to_string(peer.kind), peer.name, peer.pid);
+  log_peer(peer, "says bye");
   if (peer.kind == ipc::ProcessKind::kEngine) {
     clients_.end_client(peer.id, /*with_sequences=*/true);
   } else if (EngineRecord* engine = directory_.engine_of(peer.id)) {

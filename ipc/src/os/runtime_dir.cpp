@@ -2,12 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/runtime_dir.hpp"
 
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "os/socket_address.hpp"
 #include "os/syscall.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,6 +26,10 @@ constexpr mode_t kPrivateMode = 0700;
 constexpr mode_t kOthersMask = 0077;
 constexpr mode_t kOthersWriteMask = 0022;
 constexpr std::size_t kMaxInstanceChars = 32;
+
+/// The last one to leave holds the directory alone for the two calls that it takes to remove it.
+constexpr Duration kLeaving = std::chrono::seconds(2);
+constexpr Duration kLookAgain = std::chrono::milliseconds(1);
 
 enum class DirKind { kBase, kInstance };
 
@@ -72,6 +80,7 @@ Status check_directory(const std::filesystem::path& path, const struct stat& inf
 }
 
 // Created directories get their mode whatever the umask is; others are checked, never changed.
+// kNotFound when somebody removed it right then.
 Status make_directory(const std::filesystem::path& path, DirKind kind) {
   const bool created = ::mkdir(path.c_str(), kPrivateMode) == 0;
   if (!created && errno != EEXIST) {
@@ -87,6 +96,9 @@ Status make_directory(const std::filesystem::path& path, DirKind kind) {
   const UniqueFd fd(
       retry_interrupted([&] { return ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC); }));
   struct stat info {};
+  if (!fd.valid() && errno == ENOENT) {
+    return KVFERRY_ERROR(kNotFound, "{} was removed meanwhile", path.native());
+  }
   if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
     return KVFERRY_ERRNO("open directory {}", path.native());
   }
@@ -113,9 +125,81 @@ Status make_parents(const std::filesystem::path& path) {
   return ok();
 }
 
+Status look_at_directory(const std::filesystem::path& path, DirKind kind) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) {
+      return KVFERRY_ERROR(kNotFound, "{} is not there", path.native());
+    }
+    return KVFERRY_ERRNO("stat {}", path.native());
+  }
+  return check_directory(path, info, kind);
+}
+
+// Of the directory that has the name now, not of one that had it.
+bool is_named(int fd, const std::filesystem::path& path) {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
 }  // namespace
 
-Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view instance) {
+class RuntimeDir::Hold {
+ public:
+  /// kNotFound when the directory was removed meanwhile: make it again.
+  static Result<std::shared_ptr<const Hold>> take(const std::filesystem::path& path) {
+    const Deadline deadline = Deadline::after(kLeaving);
+    while (true) {
+      UniqueFd fd(retry_interrupted(
+          [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }));
+      if (!fd.valid()) {
+        if (errno == ENOENT) return KVFERRY_ERROR(kNotFound, "{} is not there", path.native());
+        return KVFERRY_ERRNO("open directory {}", path.native());
+      }
+      if (::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) {
+        if (!is_named(fd.get(), path)) continue;
+        return std::make_shared<const Hold>(std::move(fd), path);
+      }
+      if (errno != EWOULDBLOCK && errno != EINTR) {
+        return KVFERRY_ERRNO("lock directory {}", path.native());
+      }
+      if (deadline.expired()) {
+        return KVFERRY_ERROR(kBusy, "{} is being removed by another process, for over {} ms now",
+                             path.native(), kLeaving / kLookAgain);
+      }
+      ::poll(nullptr, 0, Deadline::after(kLookAgain).poll_timeout_ms());
+    }
+  }
+
+  Hold(UniqueFd fd, std::filesystem::path path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  ~Hold() {
+    // Alone, and it still has the name: nobody can take it or be in it meanwhile.
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 || !is_named(fd_.get(), path_)) return;
+    if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
+    try {
+      log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
+    } catch (...) {
+      // Out of memory: an empty directory stays.
+    }
+  }
+
+ private:
+  UniqueFd fd_;
+  std::filesystem::path path_;
+};
+
+Result<std::shared_ptr<const RuntimeDir::Hold>> RuntimeDir::make_and_hold(
+    const std::filesystem::path& path) {
+  KVFERRY_TRY(make_directory(path, DirKind::kInstance));
+  return Hold::take(path);
+}
+
+Result<RuntimeDir> RuntimeDir::name(std::string_view base, std::string_view instance) {
   if (!is_instance_name(instance)) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "instance name \"{}\" must be 1 to {} characters of [A-Za-z0-9._-]",
@@ -135,10 +219,32 @@ Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view inst
   dir.path_ = base_path / dir.instance_;
   // The longest fixed name; names of ranks are checked when their socket is made.
   KVFERRY_TRY(make_socket_address(dir.registry_socket()));
+  return dir;
+}
 
-  KVFERRY_TRY(make_parents(base_path));
-  KVFERRY_TRY(make_directory(base_path, DirKind::kBase));
-  KVFERRY_TRY(make_directory(dir.path_, DirKind::kInstance));
+Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view instance) {
+  KVFERRY_ASSIGN(RuntimeDir dir, name(base, instance));
+  const std::filesystem::path base_path = dir.path_.parent_path();
+  // Each round is one process that left, the last one in there, after we had looked.
+  constexpr int kMaxRounds = 100;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    KVFERRY_TRY(make_parents(base_path));
+    KVFERRY_TRY(make_directory(base_path, DirKind::kBase));
+    auto hold = make_and_hold(dir.path_);
+    if (hold) {
+      dir.hold_ = *std::move(hold);
+      return dir;
+    }
+    if (hold.error().code != ErrorCode::kNotFound) return std::move(hold).error();
+  }
+  return KVFERRY_ERROR(kBusy, "{} was removed {} times while it was being opened",
+                       dir.path_.native(), kMaxRounds);
+}
+
+Result<RuntimeDir> RuntimeDir::find(std::string_view base, std::string_view instance) {
+  KVFERRY_ASSIGN(RuntimeDir dir, name(base, instance));
+  KVFERRY_TRY(look_at_directory(dir.path_.parent_path(), DirKind::kBase));
+  KVFERRY_TRY(look_at_directory(dir.path_, DirKind::kInstance));
   return dir;
 }
 

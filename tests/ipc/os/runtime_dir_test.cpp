@@ -110,6 +110,70 @@ TEST(RuntimeDirTest, RefusesBadInstanceNamesAndLongPaths) {
   EXPECT_FALSE(std::filesystem::exists(temp / std::string(100, 'd')));
 }
 
+TEST(RuntimeDirTest, TheLastOneToLetGoRemovesItWhenItIsEmpty) {
+  const test::ShortTempDir temp;
+  auto one = RuntimeDir::open(temp.path().native(), "one");
+  auto two = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(one && two);
+  auto copy = std::make_optional(*one);
+  one = KVFERRY_ERROR(kCancelled, "let go");
+  two = KVFERRY_ERROR(kCancelled, "let go");
+  EXPECT_TRUE(std::filesystem::exists(temp / "one")) << "a copy still uses it";
+  copy.reset();
+  EXPECT_FALSE(std::filesystem::exists(temp / "one"));
+  one = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(one) << one.error().to_string();
+  std::ofstream(temp / "one" / "left");
+  one = KVFERRY_ERROR(kCancelled, "let go");
+  EXPECT_TRUE(std::filesystem::exists(temp / "one" / "left"));
+}
+
+TEST(RuntimeDirTest, ASuccessorOfTheSameNameIsNotRemoved) {
+  const test::ShortTempDir temp;
+  auto old = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(old);
+  std::filesystem::rename(temp / "one", temp / "elsewhere");
+  const auto next = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(next);
+  old = KVFERRY_ERROR(kCancelled, "let go");
+  EXPECT_TRUE(std::filesystem::exists(temp / "one"));
+}
+
+TEST(RuntimeDirTest, OpeningAndLeavingAtOnceNeverFails) {
+  const test::ShortTempDir temp;
+  std::vector<std::thread> threads;
+  std::atomic<int> failed = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) {
+        const auto dir = RuntimeDir::open(temp.path().native(), "one");
+        if (!dir || !std::filesystem::exists(dir->path())) ++failed;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_FALSE(std::filesystem::exists(temp / "one"));
+}
+
+TEST(RuntimeDirTest, FindCreatesNothingAndChecksAsOpenDoes) {
+  const test::ShortTempDir temp;
+  EXPECT_EQ(RuntimeDir::find((temp / "base").native(), "one").error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(RuntimeDir::find(temp.path().native(), "one").error().code, ErrorCode::kNotFound);
+  EXPECT_TRUE(std::filesystem::is_empty(temp.path()));
+  const auto dir = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(dir);
+  {
+    const auto found = RuntimeDir::find(temp.path().native(), "one");
+    ASSERT_TRUE(found) << found.error().to_string();
+    EXPECT_EQ(found->registry_socket(), dir->registry_socket());
+  }
+  ASSERT_TRUE(std::filesystem::exists(temp / "one"));
+  ASSERT_EQ(::chmod((temp / "one").c_str(), 0755), 0);
+  EXPECT_EQ(RuntimeDir::find(temp.path().native(), "one").error().code, ErrorCode::kPermission);
+  ASSERT_EQ(::chmod((temp / "one").c_str(), 0700), 0);
+}
+
 TEST(NameLockTest, RefusesASecondHolderAndNamesTheFirst) {
   const test::ShortTempDir temp;
   std::optional<NameLock> lock = *NameLock::acquire(temp / "name");

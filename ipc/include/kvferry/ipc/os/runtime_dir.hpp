@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/unique_fd.hpp"
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -14,12 +15,17 @@ namespace kvferry::ipc {
 /// The directory of one instance: DIR/INSTANCE, mode 0700, owned by this user. DIR is the
 /// --runtime-dir option, else $KVFERRY_RUNTIME_DIR, else $XDG_RUNTIME_DIR/kvferry, else
 /// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
+/// @lifetime whoever opened it holds a shared lock on DIR/INSTANCE; the last one on this host to
+/// let go removes it if it is empty. So keep this object longer than the names made in it.
 class RuntimeDir {
  public:
   /// Creates what is missing. Errors: kInvalidArgument for a bad instance name
   /// ([A-Za-z0-9._-]{1,32}) or a path too long for a socket, kPermission for a foreign owner or a
   /// wider mode (named, never changed), kSystem for a read-only or full file system.
   [[nodiscard]] static Result<RuntimeDir> open(std::string_view base, std::string_view instance);
+  /// For those who only look: creates and holds nothing. kNotFound when it is not there, else as
+  /// open().
+  [[nodiscard]] static Result<RuntimeDir> find(std::string_view base, std::string_view instance);
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   [[nodiscard]] const std::string& instance() const noexcept { return instance_; }
@@ -32,8 +38,17 @@ class RuntimeDir {
                                                   std::string_view kind) const;
 
  private:
+  /// The directory's descriptor and our lock on it.
+  class Hold;
+
+  [[nodiscard]] static Result<std::shared_ptr<const Hold>> make_and_hold(
+      const std::filesystem::path& path);
+  [[nodiscard]] static Result<RuntimeDir> name(std::string_view base, std::string_view instance);
+
   std::filesystem::path path_;
   std::string instance_;
+  /// Shared, because the copies of one process let go together.
+  std::shared_ptr<const Hold> hold_;
 };
 
 /// "A lock before bind": an OFD lock on NAME.lock that the kernel drops when its holder dies. Held
