@@ -49,8 +49,11 @@ int manager_command(const Arguments& arguments) {
       "  kvferry manager --instance chat --host-memory 64GiB",
       common);
   add_size(*app, "--host-memory", host_memory, "Host memory for blocks, all engines together");
+  add_milliseconds(*app, "--queue-deadline", config.queue_deadline,
+                   "A copy job that could not be started for so long ends as timeout");
   add_milliseconds(*app, "--job-deadline", config.job_deadline,
-                   "A mover that keeps a copy job for longer is ended and replaced");
+                   "A mover that answers nothing for so long has its copy jobs cancelled; one that "
+                   "does not even give them up in as long again is ended");
   app->add_option("--max-jobs", config.max_jobs_per_engine,
                   "Unfinished jobs of one engine beyond which it is told to retry")
       ->type_name("N")

@@ -19,16 +19,21 @@ std::uint64_t first_job_id() {
                                         .count());
 }
 
+// The answer of a mover that took a job out of its queue because it was told to.
+bool was_never_started(const ipc::MoverJobDone& done) {
+  return done.copied.count() == 0 &&
+         std::all_of(done.results.begin(), done.results.end(), [](std::uint8_t result) {
+           return result == static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled);
+         });
+}
+
 }  // namespace
 
-JobTable::JobTable(HostPool& pool,
-                   Ports ports,
-                   std::uint32_t max_jobs_per_engine,
-                   std::chrono::milliseconds job_deadline)
+JobTable::JobTable(HostPool& pool, Ports ports, const Limits& limits)
     : pool_(pool),
       ports_(std::move(ports)),
-      max_jobs_(max_jobs_per_engine),
-      job_deadline_(job_deadline),
+      limits_(limits),
+      watch_(limits.job_deadline),
       next_id_(first_job_id()) {}
 
 ipc::Status JobTable::can_accept(std::uint32_t engine,
@@ -39,9 +44,9 @@ ipc::Status JobTable::can_accept(std::uint32_t engine,
                          "job {} of this client is not finished: give each job an id of its own",
                          client_job.value);
   }
-  if (unfinished(engine) >= max_jobs_) {
+  if (unfinished(engine) >= limits_.max_jobs_per_engine) {
     return KVFERRY_ERROR(kBusy, "{} jobs of this engine are unfinished, the most are {}: retry",
-                         unfinished(engine), max_jobs_);
+                         unfinished(engine), limits_.max_jobs_per_engine);
   }
   return ipc::ok();
 }
@@ -54,6 +59,7 @@ void JobTable::submit(Job job) {
   by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
   ++unfinished_[entry.job.engine];
   ++counters_[entry.job.engine].queued;
+  set_deadline(entry, ports_.now() + limits_.queue_deadline);
 
   std::vector<Claim> claims;
   claims.reserve(entry.job.items.size() * 2);
@@ -75,7 +81,7 @@ void JobTable::submit(Job job) {
 
 void JobTable::make_runnable(Entry& entry) {
   entry.state = State::kRunnable;
-  runnable_[entry.job.engine].emplace(-static_cast<int>(entry.job.priority), entry.job.id.value);
+  runnable_[{entry.job.engine, entry.job.to_host()}].add(entry.job.id, entry.job.priority);
 }
 
 void JobTable::pump(std::uint32_t engine) {
@@ -84,17 +90,21 @@ void JobTable::pump(std::uint32_t engine) {
 }
 
 void JobTable::send_runnable(std::uint32_t engine) {
-  auto& runnable = runnable_[engine];
-  while (!runnable.empty() && running_[engine] < kWindow) {
-    const ipc::JobId id{runnable.begin()->second};
-    runnable.erase(runnable.begin());
-    Entry& entry = entries_.at(id);
-    ipc::Result<std::vector<RankTarget>> targets = ports_.targets(engine, entry.job.generation);
-    if (!targets) {
-      end_unsent(entry, targets.error());
-      continue;
+  for (const bool to_host : {false, true}) {
+    const Lane lane{engine, to_host};
+    while (running_[lane] < kWindow) {
+      const std::optional<ipc::JobId> id = runnable_[lane].take();
+      if (!id) {
+        break;
+      }
+      Entry& entry = entries_.at(*id);
+      ipc::Result<std::vector<RankTarget>> targets = ports_.targets(engine, entry.job.generation);
+      if (!targets) {
+        end_unsent(entry, targets.error());
+        continue;
+      }
+      start(entry, *targets);
     }
-    start(entry, *targets);
   }
 }
 
@@ -103,7 +113,9 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   entry.state = State::kRunning;
   --counters_[job.engine].queued;
   ++counters_[job.engine].running;
-  ++running_[job.engine];
+  ++running_[{job.engine, job.to_host()}];
+  entry.sent = ports_.now();
+  set_deadline(entry, entry.sent + kPatience * limits_.job_deadline);
   const auto ranks = static_cast<std::uint32_t>(targets.size());
   entry.parts.resize(ranks);
   bool any_open = false;
@@ -146,13 +158,11 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     }
     part.open = true;
     any_open = true;
+    watch_.sent(lane_of(entry, part), entry.sent);
   }
   if (!any_open) {
     finish(entry);
-    return;
   }
-  entry.deadline = ipc::MonotonicClock::now() + job_deadline_;
-  deadlines_.emplace(entry.deadline, job.id);
 }
 
 void JobTable::fail_items(Job& job,
@@ -171,6 +181,7 @@ void JobTable::fail_items(Job& job,
 
 void JobTable::close_part(Entry& entry, Part& part) {
   part.open = false;
+  watch_.closed(lane_of(entry, part));
   if (std::none_of(entry.parts.begin(), entry.parts.end(),
                    [](const Part& other) { return other.open; })) {
     finish(entry);
@@ -192,6 +203,9 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
     count_stale(engine);
     return ipc::ok();
   }
+  if (!entry.gives_up || !was_never_started(done)) {
+    watch_.answered(lane_of(entry, *part), ports_.now());
+  }
   ipc::Status status;
   if (done.results.size() != part->items.size() ||
       std::any_of(done.results.begin(), done.results.end(),
@@ -204,6 +218,10 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
       JobItem& item = entry.job.items[part->items[i]];
       if (item.result == 0) {
         item.result = done.results[i];
+        if (entry.gives_up &&
+            item.result == static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled)) {
+          item.result = static_cast<std::uint8_t>(ipc::ErrorCode::kTimeout);
+        }
       }
     }
     if (entry.job.message.empty()) {
@@ -251,13 +269,8 @@ bool JobTable::cancel(const ipc::IncarnationId& client, ipc::JobId client_job) {
   }
   Entry& entry = entries_.at(at->second);
   if (entry.state == State::kRunning) {
-    for (const Part& part : entry.parts) {
-      if (part.open) {
-        ports_.cancel(part.target.mover, entry.job.id);
-      }
-    }
+    ask_to_cancel(entry);
   } else {
-    runnable_[entry.job.engine].erase({-static_cast<int>(entry.job.priority), entry.job.id.value});
     end_unsent(entry, KVFERRY_ERROR(kCancelled, "cancelled before it was started"));
     settle();
   }
@@ -276,11 +289,11 @@ void JobTable::end_unsent(Entry& entry, const ipc::Error& error) {
   if (error.code == ipc::ErrorCode::kStaleEpoch) {
     count_stale(entry.job.engine);
   }
+  runnable_[{entry.job.engine, entry.job.to_host()}].remove(entry.job.id, entry.job.priority);
   finish(entry);
 }
 
 void JobTable::fail_queued(std::uint32_t engine, const ipc::Error& error) {
-  runnable_[engine].clear();
   for (auto& [id, entry] : entries_) {
     if (entry.job.engine == engine && entry.state != State::kRunning) {
       end_unsent(entry, error);
@@ -326,11 +339,11 @@ void JobTable::settle() {
     JobCounters& counters = counters_[engine];
     if (entry.state == State::kRunning) {
       --counters.running;
-      --running_[engine];
-      deadlines_.erase({entry.deadline, id});
+      --running_[{engine, job.to_host()}];
     } else {
       --counters.queued;
     }
+    deadlines_.erase({entry.deadline, id});
     const auto has_result = [&job](ipc::ErrorCode code) {
       return std::any_of(job.items.begin(), job.items.end(), [code](const JobItem& item) {
         return item.result == static_cast<std::uint8_t>(code);
@@ -360,24 +373,6 @@ void JobTable::settle() {
       send_runnable(other);
     }
   }
-}
-
-std::optional<ipc::TimePoint> JobTable::next_deadline() const {
-  return deadlines_.empty() ? std::nullopt : std::optional(deadlines_.begin()->first);
-}
-
-std::vector<ipc::IncarnationId> JobTable::take_overdue(ipc::TimePoint now) {
-  std::set<ipc::IncarnationId> movers;
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const ipc::JobId id = deadlines_.begin()->second;
-    deadlines_.erase(deadlines_.begin());
-    for (const Part& part : entries_.at(id).parts) {
-      if (part.open) {
-        movers.insert(part.target.mover);
-      }
-    }
-  }
-  return {movers.begin(), movers.end()};
 }
 
 JobCounters JobTable::counters(std::uint32_t engine) const {

@@ -8,6 +8,8 @@
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/hazard_tracker.hpp"
 #include "manager/host_pool.hpp"
+#include "manager/job_queue.hpp"
+#include "manager/mover_watch.hpp"
 #include "manager/sequence_store.hpp"
 
 #include <cstdint>
@@ -78,12 +80,24 @@ struct JobCounters {
 /// Client jobs from submission to their one answer. A job waits until its places are free, is sent
 /// to the mover of every rank, and ends when each of them has answered or is proven untouchable
 /// (dead, and its worker's staging agent quiet): only then are its places given on.
+///
+/// Nothing waits for ever. A job that could not be sent in time ends as kTimeout at once. One that
+/// was sent and whose mover gets no further is cancelled there, and ends as kTimeout when the mover
+/// has given it up; a mover that does not even do that is stuck, unless its worker is stopped. A
+/// job that a mover keeps although it answers others is treated so after kPatience deadlines.
 /// @threading one thread; ports may not call back into the table.
 class JobTable {
  public:
-  /// A mover gets at most this many jobs of an engine at once; the others wait here, in order of
-  /// priority.
+  /// A mover gets at most this many jobs of an engine and a direction at once; the others wait here
+  /// (JobQueue). Loads and stores do not wait for each other.
   static constexpr std::uint32_t kWindow = 64;
+  static constexpr int kPatience = 8;
+
+  struct Limits {
+    std::uint32_t max_jobs_per_engine = 1024;
+    std::chrono::milliseconds queue_deadline{60'000};  ///< Submission until it is sent.
+    std::chrono::milliseconds job_deadline{30'000};    ///< A mover's last answer until its next.
+  };
 
   struct Ports {
     /// The ranks' movers when the engine runs this generation and offload is ready, else the error
@@ -95,12 +109,12 @@ class JobTable {
     std::function<void(const ipc::IncarnationId& mover, ipc::JobId)> cancel;
     /// The job is over and nothing touches its blocks; called once per job.
     std::function<void(Job&)> finished;
+    /// Whether the worker is known to stand still, so that a mover has to wait for it.
+    std::function<bool(const ipc::IncarnationId& worker)> is_stopped;
+    std::function<ipc::TimePoint()> now = [] { return ipc::MonotonicClock::now(); };
   };
 
-  JobTable(HostPool& pool,
-           Ports ports,
-           std::uint32_t max_jobs_per_engine,
-           std::chrono::milliseconds job_deadline);
+  JobTable(HostPool& pool, Ports ports, const Limits& limits);
   JobTable(const JobTable&) = delete;
   JobTable& operator=(const JobTable&) = delete;
   ~JobTable() = default;
@@ -134,8 +148,11 @@ class JobTable {
   /// Sends what may be sent: after any change of what targets() says.
   void pump(std::uint32_t engine);
   [[nodiscard]] std::optional<ipc::TimePoint> next_deadline() const;
-  /// The movers that keep a job beyond its deadline, each once.
-  [[nodiscard]] std::vector<ipc::IncarnationId> take_overdue(ipc::TimePoint now);
+  /// Ends or cancels what is overdue. Gives the movers that are stuck, each once: their jobs end
+  /// when they are proven untouchable.
+  [[nodiscard]] std::vector<ipc::IncarnationId> expire();
+  /// The mover is dead: no deadline counts for it any more.
+  void mover_died(const ipc::IncarnationId& mover) { watch_.forget(mover); }
 
   [[nodiscard]] JobCounters counters(std::uint32_t engine) const;
   void count_stale(std::uint32_t engine) { ++counters_[engine].stale; }
@@ -156,17 +173,21 @@ class JobTable {
     Job job;
     State state = State::kWaiting;
     std::vector<Part> parts;
-    ipc::TimePoint deadline{};
-    bool over = false;  ///< In over_.
+    ipc::TimePoint sent{};
+    ipc::TimePoint deadline{};  ///< In deadlines_: to be sent, then to be answered.
+    bool gives_up = false;      ///< Cancelled because it took too long.
+    bool over = false;          ///< In over_.
   };
-  /// Highest priority first, then submission order.
-  using RunnableKey = std::pair<int, std::uint64_t>;
+  using Lane = std::pair<std::uint32_t, bool>;  ///< Engine, to the host.
   using ClientKey = std::pair<ipc::IncarnationId, ipc::JobId>;
 
   static void fail_items(Job& job,
                          const std::vector<std::uint32_t>& items,
                          ipc::ErrorCode code,
                          const std::string& message);
+  static MoverLane lane_of(const Entry& entry, const Part& part) {
+    return {part.target.mover, entry.job.to_host()};
+  }
   void make_runnable(Entry& entry);
   void start(Entry& entry, const std::vector<RankTarget>& targets);
   void close_part(Entry& entry, Part& part);
@@ -174,16 +195,21 @@ class JobTable {
   void finish(Entry& entry);
   void send_runnable(std::uint32_t engine);
   void settle();
+  void set_deadline(Entry& entry, ipc::TimePoint when);
+  void ask_to_cancel(const Entry& entry);
+  /// Ends deadlines that only a stopped worker has let pass.
+  [[nodiscard]] bool spare(const ipc::IncarnationId& mover, ipc::TimePoint now);
+  void expire_lane(const MoverLane& lane, ipc::TimePoint now);
 
   HostPool& pool_;
   Ports ports_;
-  std::uint32_t max_jobs_;
-  std::chrono::milliseconds job_deadline_;
+  Limits limits_;
+  MoverWatch watch_;
   HazardTracker hazards_;
   std::map<ipc::JobId, Entry> entries_;
   std::map<ClientKey, ipc::JobId> by_client_;
-  std::map<std::uint32_t, std::set<RunnableKey>> runnable_;
-  std::map<std::uint32_t, std::uint32_t> running_;
+  std::map<Lane, JobQueue> runnable_;
+  std::map<Lane, std::uint32_t> running_;
   std::map<std::uint32_t, std::uint32_t> unfinished_;
   std::set<std::pair<ipc::TimePoint, ipc::JobId>> deadlines_;
   std::map<std::uint32_t, JobCounters> counters_;

@@ -67,9 +67,15 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                                     sent.error().to_string());
                    }
                  },
-             .finished = [this](Job& job) { job_finished(job); }},
-            config.max_jobs_per_engine,
-            config.job_deadline),
+             .finished = [this](Job& job) { job_finished(job); },
+             .is_stopped =
+                 [this](const ipc::IncarnationId& worker) {
+                   const ipc::ProcessRef* process = server_.process(worker);
+                   return process != nullptr && process->is_stopped();
+                 }},
+            {.max_jobs_per_engine = config.max_jobs_per_engine,
+             .queue_deadline = config.queue_deadline,
+             .job_deadline = config.job_deadline}),
       context_{.config = config_,
                .loop = loop,
                .server = server_,
@@ -137,6 +143,7 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
     engine->remove(peer.id);
     engine_changed(*engine);
   }
+  jobs_.mover_died(peer.id);
   deaths_.worker_died(peer.id);
   deaths_.mover_died(peer.id);
   calls_.on_peer_died(peer.id);
@@ -367,28 +374,27 @@ void ManagerCore::after_event() {
 
 void ManagerCore::arm_deadline() {
   const std::optional<ipc::TimePoint> next = jobs_.next_deadline();
-  if (next == armed_) {
+  // Answers move deadlines on all the time: a timer that fires too early arms itself again.
+  if (!next || (armed_ && *armed_ <= *next)) {
     return;
   }
   loop_.cancel(deadline_timer_);
   armed_ = next;
-  if (next) {
-    deadline_timer_ = loop_.at(*next, [this] {
-      armed_.reset();
-      kill_overdue();
-      after_event();
-    });
-  }
+  deadline_timer_ = loop_.at(*next, [this] {
+    armed_.reset();
+    kill_stuck();
+    after_event();
+  });
 }
 
 // Movers are ours to end. Their jobs go on being unfinished until the kernel proves the death.
-void ManagerCore::kill_overdue() {
-  for (const ipc::IncarnationId& mover : jobs_.take_overdue(ipc::MonotonicClock::now())) {
+void ManagerCore::kill_stuck() {
+  for (const ipc::IncarnationId& mover : jobs_.expire()) {
     const ipc::ProcessRef* process = server_.process(mover);
     if (process == nullptr) {
       continue;
     }
-    ipc::log_warn("mover {} (pid {}) kept a job longer than {} ms: killed", mover.hex(),
+    ipc::log_warn("mover {} (pid {}) did not give up overdue jobs in {} ms: killed", mover.hex(),
                   process->pid(), config_.job_deadline.count());
     if (const ipc::Status killed = process->signal(SIGKILL); !killed) {
       ipc::log_warn("mover {} could not be killed: {}", mover.hex(), killed.error().to_string());

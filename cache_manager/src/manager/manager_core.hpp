@@ -58,7 +58,7 @@ class ManagerCore : private ipc::ControlHandler {
   /// After every event: deadlines and the end of the stop depend on the jobs.
   void after_event();
   void arm_deadline();
-  void kill_overdue();
+  void kill_stuck();
   void finish_stop();
 
   const ManagerConfig config_;

@@ -21,10 +21,13 @@ template <typename T> T value_or_throw(ipc::Result<T> result) {
 }
 
 void check_config(const ManagerConfig& config) {
-  if (config.max_jobs_per_engine == 0 || config.job_deadline.count() <= 0) {
+  if (config.max_jobs_per_engine == 0 || config.queue_deadline.count() <= 0 ||
+      config.job_deadline.count() <= 0) {
     throw ipc::Exception(KVFERRY_ERROR(
-        kInvalidArgument, "{} jobs per engine and a job deadline of {} ms: both must be positive",
-        config.max_jobs_per_engine, config.job_deadline.count()));
+        kInvalidArgument,
+        "{} jobs per engine, a queue deadline of {} ms and a job deadline of {} ms: all must be "
+        "positive",
+        config.max_jobs_per_engine, config.queue_deadline.count(), config.job_deadline.count()));
   }
 }
 

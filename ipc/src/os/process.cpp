@@ -26,9 +26,14 @@ constexpr int kPeerPidfdOption = SO_PEERPIDFD;
 constexpr int kPeerPidfdOption = 77;  // Linux 6.5; absent from older C library headers.
 #endif
 
-// Field 22 of /proc/PID/stat. The command in field 2 may hold blanks and brackets, so fields are
-// counted from the last closing bracket.
-Result<std::uint64_t> read_start_time(pid_t pid) {
+struct ProcessStat {
+  char state = '?';
+  std::uint64_t start_time = 0;
+};
+
+// Fields 3 and 22 of /proc/PID/stat. The command in field 2 may hold blanks and brackets, so fields
+// are counted from the last closing bracket.
+Result<ProcessStat> read_stat(pid_t pid) {
   const std::string path = fmt::format("/proc/{}/stat", pid);
   const UniqueFd fd(retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!fd.valid()) {
@@ -48,6 +53,9 @@ Result<std::uint64_t> read_start_time(pid_t pid) {
     return KVFERRY_ERROR(kSystem, "{} has no command field: \"{}\"", path, text);
   }
   text.remove_prefix(bracket + 1);
+  ProcessStat stat;
+  constexpr std::size_t kStateAt = 1;  // after a blank
+  if (text.size() > kStateAt) stat.state = text[kStateAt];
   constexpr int kFieldsFromBracket = 20;  // state is field 3, the start time field 22
   for (int field = 0; field < kFieldsFromBracket; ++field) {
     const std::size_t blank = text.find(' ');
@@ -56,12 +64,16 @@ Result<std::uint64_t> read_start_time(pid_t pid) {
     }
     text.remove_prefix(blank + 1);
   }
-  std::uint64_t start_time = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), start_time);
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), stat.start_time);
   if (parsed.ec != std::errc{}) {
     return KVFERRY_ERROR(kSystem, "{}: field 22 is no number", path);
   }
-  return start_time;
+  return stat;
+}
+
+Result<std::uint64_t> read_start_time(pid_t pid) {
+  KVFERRY_ASSIGN(const ProcessStat stat, read_stat(pid));
+  return stat.start_time;
 }
 
 Result<UniqueFd> open_pidfd(pid_t pid) {
@@ -159,6 +171,12 @@ bool ProcessRef::has_died() const noexcept { return valid() && is_dead(pidfd_.ge
 
 bool ProcessRef::wait_death(Deadline deadline) const noexcept {
   return valid() && poll_until(pidfd_.get(), POLLIN, deadline) > 0;
+}
+
+bool ProcessRef::is_stopped() const {
+  if (!valid()) return false;
+  const auto stat = read_stat(pid_);
+  return stat && stat->start_time == start_time_ && (stat->state == 'T' || stat->state == 't');
 }
 
 Status ProcessRef::signal(int signal_number) const {

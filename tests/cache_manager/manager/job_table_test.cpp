@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 namespace kvferry::cache_manager {
@@ -15,6 +16,8 @@ using testing::ElementsAre;
 using testing::UnorderedElementsAre;
 
 constexpr std::uint32_t kEngine = 3;
+constexpr std::chrono::milliseconds kQueueDeadline{50'000};
+constexpr std::chrono::milliseconds kJobDeadline{1000};
 
 ipc::IncarnationId mover(std::uint32_t rank) { return ipc::Digest::from_words(1, rank); }
 ipc::IncarnationId worker(std::uint32_t rank) { return ipc::Digest::from_words(2, rank); }
@@ -34,8 +37,7 @@ class JobTableTest : public testing::Test {
     std::uint64_t bytes;
   };
 
-  JobTable make_table(std::uint32_t max_jobs = 100,
-                      std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
+  JobTable make_table(std::uint32_t max_jobs = 100) {
     JobTable::Ports ports;
     ports.targets = [this](std::uint32_t,
                            std::uint64_t generation) -> ipc::Result<std::vector<RankTarget>> {
@@ -66,7 +68,13 @@ class JobTableTest : public testing::Test {
       }
       finished_.push_back({job.client_job.value, results, job.message, job.bytes});
     };
-    return JobTable(pool_, std::move(ports), max_jobs, deadline);
+    ports.is_stopped = [this](const ipc::IncarnationId& id) { return id == stopped_; };
+    ports.now = [this] { return now_; };
+    JobTable::Limits limits;
+    limits.max_jobs_per_engine = max_jobs;
+    limits.queue_deadline = kQueueDeadline;
+    limits.job_deadline = kJobDeadline;
+    return JobTable(pool_, std::move(ports), limits);
   }
 
   HostBlockRef slot() {
@@ -110,7 +118,9 @@ class JobTableTest : public testing::Test {
   ipc::HostBlockShape bytes_{.replicated_bytes = 0, .shard_bytes = 1024};
   ipc::IncarnationId client_ = ipc::Digest::from_words(9, 9);
   ipc::IncarnationId unreachable_ = ipc::Digest::from_words(9, 10);
+  ipc::IncarnationId stopped_;
   HostPool pool_{4ULL << 20U};
+  ipc::TimePoint now_{std::chrono::hours(1)};
   std::vector<Sent> sent_;
   std::vector<std::pair<ipc::IncarnationId, ipc::JobId>> cancelled_;
   std::vector<Finished> finished_;
@@ -252,20 +262,6 @@ TEST_F(JobTableTest, CancelEndsAQueuedJobAtOnceAndAsksTheMoversOfARunningOne) {
   EXPECT_EQ(table.counters(kEngine).cancelled, 1U);
 }
 
-TEST_F(JobTableTest, LoadsOvertakeStoresThatWaitForRoom) {
-  JobTable table = make_table(1000);
-  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
-    table.submit(make_job(i, JobKind::kStore, {i}));
-  }
-  table.submit(make_job(500, JobKind::kStore, {500}));
-  table.submit(make_job(501, JobKind::kLoad, {501}));
-  EXPECT_EQ(sent_.size(), 2U * JobTable::kWindow);
-  answer(table, sent_[0]);
-  answer(table, sent_[1]);
-  ASSERT_EQ(sent_.size(), 2U * JobTable::kWindow + 2);
-  EXPECT_EQ(sent_.back().job.direction, ipc::CopyDirection::kHostToDevice);
-}
-
 TEST_F(JobTableTest, QueuedJobsOfAnOldGenerationNeverReachAMover) {
   JobTable table = make_table();
   table.submit(make_job(1, JobKind::kLoad, {4}));
@@ -322,16 +318,179 @@ TEST_F(JobTableTest, JobWithNothingToMoveEndsAtOnce) {
   EXPECT_EQ(table.unfinished(), 0U);
 }
 
-TEST_F(JobTableTest, OverdueMoversAreNamedOnce) {
-  JobTable table = make_table(100, std::chrono::milliseconds(1000));
+TEST_F(JobTableTest, LoadsAndStoresDoNotWaitForEachOther) {
+  JobTable table = make_table(1000);
+  for (std::uint32_t i = 0; i <= JobTable::kWindow; ++i) {
+    table.submit(make_job(i, JobKind::kLoad, {i}));
+  }
+  EXPECT_EQ(sent_.size(), 2U * JobTable::kWindow) << "one load waits for room";
+  for (std::uint32_t i = 100; i <= 100 + JobTable::kWindow; ++i) {
+    table.submit(make_job(i, JobKind::kStore, {i}));
+  }
+  EXPECT_EQ(sent_.size(), 4U * JobTable::kWindow) << "one store waits for room";
+}
+
+// However many better loads keep coming, the worst one is sent.
+TEST_F(JobTableTest, EveryEighthLoadIsTheOldestWhateverItsPriority) {
+  JobTable table = make_table(1000);
+  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
+    table.submit(make_job(i, JobKind::kLoad, {i}));
+  }
+  table.submit(make_job(500, JobKind::kLoad, {200}));
+  std::uint32_t answered = 0;
+  std::vector<std::uint32_t> later;
+  for (std::uint32_t i = 0; i < 2 * JobQueue::kFairShare; ++i) {
+    for (std::uint32_t n = 0; n < 2; ++n) {
+      Job better = make_job(600 + 2 * i + n, JobKind::kLoad, {300 + 2 * i + n});
+      better.priority = 9;
+      table.submit(std::move(better));
+    }
+    answer(table, sent_[answered++]);
+    answer(table, sent_[answered++]);
+    later.push_back(sent_.back().job.items.at(0).block.value);
+  }
+  const auto oldest = std::find(later.begin(), later.end(), 200U);
+  ASSERT_NE(oldest, later.end());
+  EXPECT_LT(oldest - later.begin(), JobQueue::kFairShare);
+  EXPECT_EQ(std::count_if(later.begin(), oldest, [](std::uint32_t b) { return b < 300; }), 0)
+      << "priority counts for all others";
+}
+
+TEST_F(JobTableTest, JobThatCannotBeSentInTimeEndsTyped) {
+  JobTable table = make_table(1000);
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  now_ += kQueueDeadline / 2;
+  table.submit(make_job(2, JobKind::kLoad, {4}));  // Waits for the block.
+  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
+    table.submit(make_job(100 + i, JobKind::kLoad, {100 + i}));  // The last one waits for room.
+  }
+  const std::size_t sent = sent_.size();
+  const auto answer_something = [&] { answer(table, sent_.at(2)); };
+  answer_something();
+  now_ += kQueueDeadline - std::chrono::milliseconds(1);
+  (void)table.expire();
+  const auto has_ended = [&](std::uint64_t job) {
+    return std::any_of(finished_.begin(), finished_.end(),
+                       [&](const Finished& f) { return f.client_job == job; });
+  };
+  EXPECT_FALSE(has_ended(2));
+  now_ += std::chrono::milliseconds(1);
+  (void)table.expire();
+  EXPECT_TRUE(has_ended(2));
+  EXPECT_TRUE(has_ended(100 + JobTable::kWindow - 1));
+  for (const Finished& job : finished_) {
+    EXPECT_THAT(job.results, ElementsAre(code(ErrorCode::kTimeout))) << job.client_job;
+  }
+  EXPECT_EQ(sent_.size(), sent);
+  EXPECT_EQ(table.counters(kEngine).queued, 0U);
+}
+
+TEST_F(JobTableTest, MoverThatGetsOnIsLeftAloneHoweverLongAJobWaits) {
+  JobTable table = make_table(1000);
+  table.submit(make_job(1, JobKind::kLoad, {4}));  // The mover prefers all others.
+  for (std::uint32_t i = 0; i < 2 * JobTable::kPatience - 1; ++i) {
+    table.submit(make_job(100 + i, JobKind::kLoad, {100 + i}));
+    now_ += kJobDeadline / 2;
+    answer(table, sent_[sent_.size() - 2]);
+    answer(table, sent_[sent_.size() - 1]);
+    EXPECT_THAT(table.expire(), testing::IsEmpty());
+  }
+  EXPECT_THAT(cancelled_, testing::IsEmpty());
+  EXPECT_EQ(table.unfinished(), 1U);
+}
+
+TEST_F(JobTableTest, JobsOfALaneThatStandsStillAreCancelledAndEndTyped) {
+  JobTable table = make_table();
   table.submit(make_job(1, JobKind::kLoad, {4}));
   answer(table, sent_[0]);
-  ASSERT_TRUE(table.next_deadline().has_value());
-  EXPECT_TRUE(table.take_overdue(ipc::MonotonicClock::now()).empty());
-  EXPECT_THAT(table.take_overdue(*table.next_deadline()), ElementsAre(mover(1)));
-  EXPECT_FALSE(table.next_deadline().has_value());
+  now_ += kJobDeadline / 2;
+  table.submit(make_job(2, JobKind::kLoad, {5}));  // Has time left.
+  table.submit(make_job(3, JobKind::kStore, {6}));
+  ASSERT_EQ(table.next_deadline(), now_ + kJobDeadline / 2);
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  now_ = *table.next_deadline();
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  ASSERT_EQ(cancelled_.size(), 1U);
+  EXPECT_EQ(cancelled_[0], std::pair(mover(1), sent_[1].job.job));
+  EXPECT_TRUE(finished_.empty()) << "the mover may still copy";
+  answer(table, sent_[1], code(ErrorCode::kCancelled));
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kTimeout)));
+  EXPECT_EQ(table.counters(kEngine).failed, 1U);
+}
+
+TEST_F(JobTableTest, MoverThatDoesNotGiveUpEitherIsStuckAndNamedOnce) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  answer(table, sent_[0]);
+  now_ += kJobDeadline;
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  now_ += kJobDeadline - std::chrono::milliseconds(1);
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  now_ += std::chrono::milliseconds(1);
+  EXPECT_THAT(table.expire(), ElementsAre(mover(1)));
+  now_ += kJobDeadline;
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
   table.mover_untouchable(mover(1), worker(1));
-  EXPECT_EQ(finished_.size(), 1U);
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kPeerDied)));
+}
+
+// A hung lane: its mover still takes jobs out of the queue when it is told to.
+TEST_F(JobTableTest, GivingUpJobsThatWereNeverStartedIsNoProgress) {
+  JobTable table = make_table();
+  ranks_ = 1;
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {5}));
+  now_ += kJobDeadline;
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  EXPECT_EQ(cancelled_.size(), 2U);
+  now_ += kJobDeadline / 2;
+  answer(table, sent_[1], code(ErrorCode::kCancelled));
+  now_ += kJobDeadline / 2;
+  EXPECT_THAT(table.expire(), ElementsAre(mover(0)));
+}
+
+TEST_F(JobTableTest, MoverThatAnswersInTheOtherDirectionIsNotStuckButMayNotKeepAJobForEver) {
+  JobTable table = make_table();
+  ranks_ = 1;
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  const ipc::TimePoint start = now_;
+  std::vector<ipc::IncarnationId> stuck;
+  for (std::uint32_t i = 0; stuck.empty() && i < 100; ++i) {
+    table.submit(make_job(100 + i, JobKind::kStore, {10}));
+    now_ += kJobDeadline / 2;
+    answer(table, sent_.back());
+    stuck = table.expire();
+  }
+  EXPECT_THAT(stuck, ElementsAre(mover(0)));
+  EXPECT_EQ(now_, start + 2 * JobTable::kPatience * kJobDeadline);
+  EXPECT_FALSE(cancelled_.empty());
+}
+
+TEST_F(JobTableTest, MoverWhoseWorkerIsStoppedIsLeftAlone) {
+  JobTable table = make_table();
+  ranks_ = 1;
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  stopped_ = worker(0);
+  for (int i = 0; i < 3 * JobTable::kPatience; ++i) {
+    now_ += kJobDeadline;
+    EXPECT_THAT(table.expire(), testing::IsEmpty());
+  }
+  EXPECT_FALSE(cancelled_.empty());
+  stopped_ = {};
+  now_ += kJobDeadline;
+  EXPECT_THAT(table.expire(), ElementsAre(mover(0)));
+}
+
+TEST_F(JobTableTest, NoDeadlineCountsForADeadMover) {
+  JobTable table = make_table();
+  ranks_ = 1;
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.mover_died(mover(0));
+  now_ += kJobDeadline;
+  EXPECT_THAT(table.expire(), testing::IsEmpty());
+  EXPECT_THAT(cancelled_, testing::IsEmpty());
 }
 
 TEST_F(JobTableTest, OrphansAreCancelledAndCountUntilTheyAreOver) {

@@ -9,8 +9,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 
 namespace kvferry::ipc {
@@ -52,6 +54,26 @@ class PeerProcessTest : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(BothPaths, PeerProcessTest, ::testing::Bool(), [](const auto& way) {
   return way.param ? "Fallback" : "PeerPidfd";
 });
+
+TEST_P(PeerProcessTest, TellsAStoppedProcessFromOneThatRunsOrIsDead) {
+  ASSERT_TRUE(child_.wait_line("ok", soon()));
+  const PacketSocket socket = accept_one(listener_);
+  const auto peer = socket.peer();
+  ASSERT_TRUE(peer.has_value()) << peer.error().to_string();
+  EXPECT_FALSE(peer->is_stopped());
+  child_.signal(SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child_.pid(), &status, WUNTRACED), child_.pid());
+  ASSERT_TRUE(WIFSTOPPED(status));
+  EXPECT_TRUE(peer->is_stopped());
+  child_.signal(SIGCONT);
+  ASSERT_EQ(::waitpid(child_.pid(), &status, WCONTINUED), child_.pid());
+  EXPECT_FALSE(peer->is_stopped());
+  child_.kill();
+  ASSERT_TRUE(child_.wait_zombie(soon()));
+  EXPECT_FALSE(peer->is_stopped());
+  EXPECT_FALSE(ProcessRef().is_stopped());
+}
 
 TEST_P(PeerProcessTest, NamesThePeerAndSeesItsDeathWhileItIsAZombie) {
   ASSERT_TRUE(child_.wait_line("ok", soon()));

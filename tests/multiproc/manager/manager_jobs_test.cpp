@@ -265,6 +265,64 @@ TEST_F(ManagerJobsTest, MoverThatKeepsAJobTooLongIsKilledAndItsJobEnds) {
   EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kPeerDied)));
 }
 
+TEST_F(ManagerJobsTest, MoverWhoseWorkerIsStoppedIsLeftAliveAndItsJobCancelled) {
+  start_manager(std::chrono::milliseconds(1000));
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  ASSERT_NO_FATAL_FAILURE(add_worker(0));
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  ChildProcess worker = peer_child("worker", 1);
+  ASSERT_TRUE(worker.wait_line("ready", soon())) << worker.stderr_text();
+  ASSERT_NO_FATAL_FAILURE(add_mover(1));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  worker.signal(SIGSTOP);
+  const auto slots = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  const auto first = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(first.has_value());
+  movers_[0]->finish(*first);
+  const auto job = movers_[1]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  ASSERT_TRUE(movers_[1]->next(MessageKind::kMoverCancel).has_value());
+  const ipc::Deadline deadline = soon();
+  while (manager_->stderr_text().find("is stopped") == std::string::npos && !deadline.expired()) {
+    (void)status();  // Each round is an answer of the manager.
+  }
+  // Had the manager ended the mover, it would have been this very process.
+  EXPECT_NE(manager_->stderr_text().find("left alone"), std::string::npos);
+  ErrorCode cancelled = ErrorCode::kCancelled;
+  movers_[1]->finish(*job, &cancelled);
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kTimeout)));
+  worker.signal(SIGCONT);
+}
+
+TEST_F(ManagerJobsTest, MoverThatGetsOnIsNotKilledForAJobThatWaitsBehindOthers) {
+  start_manager(std::chrono::milliseconds(1000));
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  ASSERT_NO_FATAL_FAILURE(add_worker(0));
+  ASSERT_NO_FATAL_FAILURE(add_worker(1));
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  ASSERT_NO_FATAL_FAILURE(add_mover(1));
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  const auto keep = reserve({{GroupId{0}, key(1)}});
+  submit_store(1, {{GroupId{0}, BlockId{1}, keep.at(0)}});
+  std::vector<ipc::MoverJob> kept;
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    kept.push_back(*job);
+  }
+  // The movers are this very process: were they killed, the test would die.
+  const ipc::TimePoint end = ipc::MonotonicClock::now() + std::chrono::milliseconds(2500);
+  for (std::uint64_t i = 0; ipc::MonotonicClock::now() < end; ++i) {
+    store(1000 + i, 2);
+  }
+  movers_[0]->finish(kept[0]);
+  movers_[1]->finish(kept[1]);
+  const ipc::JobDone done = wait_done();
+  EXPECT_EQ(done.job.value, 1U);
+  EXPECT_THAT(done.results, ElementsAre(0)) << done.message;
+}
+
 TEST_F(ManagerJobsTest, DeadClientsReservationsGo) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   ChildProcess engine = peer_child("engine", 0);

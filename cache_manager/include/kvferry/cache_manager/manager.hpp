@@ -13,7 +13,11 @@ struct ManagerConfig {
   std::string instance = "default";
   std::uint64_t pool_bytes = 1ULL << 30;     ///< Host memory for blocks, all engines together.
   std::uint32_t max_jobs_per_engine = 1024;  ///< Beyond it submits are kBusy.
-  std::chrono::milliseconds job_deadline{30'000};  ///< A mover that keeps a job longer is ended.
+  /// A job that could not be started for so long ends as kTimeout.
+  std::chrono::milliseconds queue_deadline{60'000};
+  /// A mover that answers nothing for so long has its jobs cancelled (kTimeout); one that then does
+  /// not even give them up is ended after as long again.
+  std::chrono::milliseconds job_deadline{30'000};
 };
 
 /// Runs the manager until SIGTERM or SIGINT. Throws Exception when it cannot be set up

@@ -71,7 +71,9 @@ struct SequenceItem {
   std::uint32_t index = 0;  ///< Place of the block in its sequence.
 };
 
-/// One finished job. results[i] is empty-handed (0) or an ErrorCode for item i, over all ranks.
+/// One finished job. results[i] is empty-handed (0) or an ErrorCode for item i, over all ranks:
+/// kTimeout for a job that could not be started in time, or that a mover gave up because it got no
+/// further.
 /// When this arrives no copier of ours touches the job's blocks any more, whatever has died.
 struct Completion {
   JobId job;

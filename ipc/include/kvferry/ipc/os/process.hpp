@@ -36,6 +36,9 @@ class ProcessRef {
   [[nodiscard]] bool has_died() const noexcept;
   /// True when it died before the deadline.
   [[nodiscard]] bool wait_death(Deadline deadline) const noexcept;
+  /// Stopped by a signal or a debugger: it does nothing until it is continued, and that is no fault
+  /// of whoever waits for it. False when that cannot be told.
+  [[nodiscard]] bool is_stopped() const;
   /// pidfd_send_signal: never hits a process that reused the pid.
   [[nodiscard]] Status signal(int signal_number) const;
 
