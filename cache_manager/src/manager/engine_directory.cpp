@@ -3,15 +3,26 @@
 #include "manager/engine_directory.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 
 namespace kvferry::cache_manager {
 
-EngineDirectory::EngineDirectory()
-    : next_generation_(
-          static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                         std::chrono::system_clock::now().time_since_epoch())
-                                         .count())) {}
+namespace {
+
+// Generations grow over manager restarts, too, so they start at a clock. Not at the wall clock,
+// which may be set back: at the time since the machine started, which nobody who knows a generation
+// outlives.
+std::uint64_t first_generation() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  constexpr std::uint64_t kMicro = 1'000'000;
+  return static_cast<std::uint64_t>(now.tv_sec) * kMicro +
+         static_cast<std::uint64_t>(now.tv_nsec) / 1000 + 1;
+}
+
+}  // namespace
+
+EngineDirectory::EngineDirectory() : next_generation_(first_generation()) {}
 
 void EngineDirectory::add_peer(const ipc::Peer& peer) { peers_.insert_or_assign(peer.id, peer); }
 

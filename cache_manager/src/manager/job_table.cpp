@@ -5,19 +5,15 @@
 #include "kvferry/ipc/base/check.hpp"
 
 #include <algorithm>
-#include <chrono>
 
 namespace kvferry::cache_manager {
 namespace {
 
 constexpr auto kLargestErrorCode = static_cast<std::uint8_t>(ipc::ErrorCode::kCuda);
 
-// Wall-clock microseconds: a restarted manager never repeats an id of the one before.
-std::uint64_t first_job_id() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::system_clock::now().time_since_epoch())
-                                        .count());
-}
+// At random, with room to count on: a restarted manager does not repeat ids of the one before,
+// whatever became of the clocks.
+std::uint64_t first_job_id() { return ipc::Digest::random().low() >> 2U; }
 
 // The answer of a mover that took a job out of its queue because it was told to.
 bool was_never_started(const ipc::MoverJobDone& done) {

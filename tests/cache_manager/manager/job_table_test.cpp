@@ -233,6 +233,17 @@ TEST_F(JobTableTest, AnswerOfTheWrongShapeIsAProtocolError) {
   EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kProtocol)));
 }
 
+TEST_F(JobTableTest, IdsOfTwoTablesHaveNothingInCommon) {
+  JobTable first = make_table();
+  JobTable second = make_table();
+  first.submit(make_job(1, JobKind::kLoad, {1}));
+  second.submit(make_job(1, JobKind::kLoad, {2}));
+  ASSERT_EQ(sent_.size(), 4U);
+  const std::uint64_t a = sent_[0].job.job.value;
+  const std::uint64_t b = sent_[2].job.job.value;
+  EXPECT_GT(std::max(a, b) - std::min(a, b), 1'000'000'000U) << "what a clock says would be close";
+}
+
 TEST_F(JobTableTest, FullTableIsBusy) {
   JobTable table = make_table(2);
   table.submit(make_job(1, JobKind::kLoad, {1}));
