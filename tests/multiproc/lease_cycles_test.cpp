@@ -122,6 +122,28 @@ TEST_F(LeaseDeadlineTest, OwnersDrainTakesNothingFromTheAttachers) {
   attacher->quit();
 }
 
+TEST_P(LeaseCyclesTest, EachSideEmptiesItsDeviceBeforeItSaysThatItLetGo) {
+  auto owner = start_owner({{"revoke", "60000"}});
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  (void)owner->ask("close freed", "closed");
+  (void)attacher->ask("close freed", "closed");
+  owner->tell("clear 1 20000");
+  (void)attacher->expect("at freed 1");
+  EXPECT_GT(used_bytes(), 0U) << "freed before the attacher said that it let go";
+  (void)attacher->ask("open freed", "opened");
+  (void)owner->expect("at freed 1");
+  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(owner->view().phase, "revoking");
+  EXPECT_NE(attacher->view().phase, "cleared");
+  (void)owner->ask("open freed", "opened");
+  EXPECT_THAT(owner->expect("clear"), StartsWith("clear cleared 0"));
+  (void)attacher->expect_view("told", [](const SeenView& v) { return v.phase == "cleared"; });
+  owner->quit();
+  attacher->quit();
+}
+
 TEST_P(LeaseCyclesTest, AttacherThatStartsFirstOrLateGetsTheEpoch) {
   auto early = start_attacher();
   auto owner = start_owner();

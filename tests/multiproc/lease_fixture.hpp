@@ -34,8 +34,8 @@ struct SeenView {
 
 /// A kvferry_lease_peer process. Commands: init MS, clear EPOCH MS, detach EPOCH MS, wait EPOCH MS
 /// (answered when done, others may follow meanwhile); close|open GATE and fail GATE N with the
-/// gates mapped, quiesce and unmapped ("at GATE EPOCH" when held there); poke N, peek, address,
-/// resources, fork, quit.
+/// gates mapped, quiesce, unmapped and freed ("at GATE EPOCH" when held there); poke N, peek,
+/// address, resources, fork, quit.
 class LeasePeer {
  public:
   explicit LeasePeer(const std::vector<std::string>& arguments);

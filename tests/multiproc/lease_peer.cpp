@@ -57,6 +57,8 @@ class GatedUser final : public ArenaUser {
     arena_ = nullptr;
   }
 
+  void on_freed(Epoch epoch) override { pass("freed", epoch, nullptr); }
+
   void close_gate(const std::string& name) {
     const std::lock_guard lock(mutex_);
     closed_[name] = true;

@@ -73,6 +73,8 @@ TEST_P(WorkerAttacherTest, OwnersClearTakesTheArenaFromTheWorkerAndTheNextEpochR
     ipc::Step step = make_step();
     step.fills = seeded(0, 4, epoch);
     step.verifies = step.fills;
+    step.decode_steps = 1;  // the allocator keeps its workspace
+    step.reads = {{ipc::GroupId{0}, ipc::BlockId{0}}};
     EXPECT_THAT(run_ok(step).mismatches, Each(0U));
     const auto cleared = owner_->clear(Epoch{epoch}, ipc::Deadline::after(8s));
     ASSERT_TRUE(cleared.has_value()) << cleared.error().to_string();

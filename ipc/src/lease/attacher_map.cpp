@@ -136,6 +136,7 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   }
   const LeaseId lease = held_->lease;
   held_.reset();
+  user_.on_freed(epoch);
   acknowledge(lease);
   stage_ = Stage::kIdle;
   log_info("{}: epoch {} unmapped, lease {} released after {} ms", tag_, epoch.value, lease.value,

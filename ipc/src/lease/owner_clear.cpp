@@ -306,6 +306,7 @@ void LeaseOwner::Impl::finish_clear(ClearKind kind,
   if (run.timer != 0) loop_.cancel(run.timer);
   clear_.reset();
   if (kind != ClearKind::kQuarantined) slots_.forget_deaths(run.epoch);
+  user_.on_freed(run.epoch);
   ClearOutcome outcome;
   outcome.kind = kind;
   outcome.epoch = run.epoch;

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kvferry/ipc/rank/rank_service.hpp"
-
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/rank/rank_service.hpp"
 #include "rank/lifecycle_thread.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace kvferry::ipc {
@@ -46,6 +46,39 @@ LeaseOptions lease_options(const RankConfig& config, ProcessKind kind) {
 
 }  // namespace
 
+namespace {
+
+/// The arena's user, and the allocator beside it: emptied when the regions are gone and before
+/// anybody is told, whoever asked for the clear. Counts, so that nobody empties it twice.
+class EmptyingUser final : public ArenaUser {
+ public:
+  EmptyingUser(ArenaUser& user, std::function<void()> empty_allocator)
+      : user_(user), empty_allocator_(std::move(empty_allocator)) {}
+
+  Status on_mapped(SessionId session, Arena& arena) override {
+    return user_.on_mapped(session, arena);
+  }
+  Status quiesce(Epoch epoch, Deadline deadline) override { return user_.quiesce(epoch, deadline); }
+  void on_unmapped(Epoch epoch) override { user_.on_unmapped(epoch); }
+  void on_freed(Epoch epoch) override {
+    user_.on_freed(epoch);
+    empty();
+  }
+
+  void empty() {
+    if (empty_allocator_) empty_allocator_();
+    ++times_;
+  }
+  [[nodiscard]] std::uint64_t times() const noexcept { return times_; }
+
+ private:
+  ArenaUser& user_;
+  const std::function<void()> empty_allocator_;
+  std::atomic<std::uint64_t> times_{0};
+};
+
+}  // namespace
+
 class RankService::Impl {
  public:
   Impl(EventLoop& loop,
@@ -54,11 +87,16 @@ class RankService::Impl {
        Device& device,
        ArenaUser& user,
        Hooks hooks)
-      : loop_(loop), config_(config), kind_(kind), device_(device), hooks_(std::move(hooks)) {
+      : loop_(loop),
+        config_(config),
+        kind_(kind),
+        device_(device),
+        hooks_(std::move(hooks)),
+        user_(user, hooks_.empty_allocator) {
     auto dir = RuntimeDir::open(config.runtime_dir, config.instance);
     if (!dir) throw Exception(std::move(dir).error());
     dir_ = std::make_unique<RuntimeDir>(std::move(dir).value());
-    start_lease(user);
+    start_lease();
     log_info("{} {}/{}: {} of the cache, handles {}, device {}", to_string(kind), config.engine,
              config.rank.value, owner_ ? "owner" : "attacher", to_string(config.handles),
              device.name());
@@ -88,7 +126,7 @@ class RankService::Impl {
   [[nodiscard]] const IncarnationId& incarnation() const noexcept { return config_.incarnation; }
 
  private:
-  void start_lease(ArenaUser& user) {
+  void start_lease() {
     const LeaseOptions options = lease_options(config_, kind_);
     auto changed = [this](const LeaseView& view) {
       // Lease thread: hand the picture over to the loop, where everything else
@@ -98,12 +136,12 @@ class RankService::Impl {
     if (options.identity.is_owner()) {
       auto layout = plan_arena(config_.geometry, config_.arena);
       if (!layout) throw Exception(std::move(layout).error());
-      owner_ = std::make_unique<LeaseOwner>(options, *dir_, device_, user, changed);
+      owner_ = std::make_unique<LeaseOwner>(options, *dir_, device_, user_, changed);
       auto epoch = owner_->init(*layout, Deadline::after(kFirstInit));
       if (!epoch) throw Exception(std::move(epoch).error());
     } else {
-      attacher_ =
-          std::make_unique<LeaseAttacher>(options, *dir_, device_, config_.geometry, user, changed);
+      attacher_ = std::make_unique<LeaseAttacher>(options, *dir_, device_, config_.geometry, user_,
+                                                  changed);
     }
   }
 
@@ -240,10 +278,11 @@ class RankService::Impl {
       answer(request, std::move(clear).error());
       return;
     }
+    const std::uint64_t emptied = user_.times();
     auto outcome = clear_epoch(*clear);
-    // Emptied whatever the outcome: a clear that could not free the regions
-    // frees what it can.
-    if (hooks_.empty_allocator) hooks_.empty_allocator();
+    // Also where no region went: a clear that could not free them, or found none, frees what it
+    // can.
+    if (user_.times() == emptied) user_.empty();
     if (!outcome) {
       answer(request, std::move(outcome).error());
       return;
@@ -367,6 +406,7 @@ class RankService::Impl {
   ProcessKind kind_;
   Device& device_;
   Hooks hooks_;
+  EmptyingUser user_;
   std::unique_ptr<RuntimeDir> dir_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   std::unique_ptr<ControlLink> link_;

@@ -91,6 +91,10 @@ class ArenaUser {
   [[nodiscard]] virtual Status quiesce(Epoch epoch, Deadline deadline) = 0;
   /// Drop every pointer of the epoch; called before the memory is unmapped, after quiesce.
   virtual void on_unmapped(Epoch epoch) = 0;
+  /// The epoch's memory is gone here (freed, unmapped, or in quarantine), and nobody has been told
+  /// yet: what this process keeps beside the arena goes back now, so that whoever sees the epoch
+  /// ended finds the device as empty as it gets.
+  virtual void on_freed(Epoch /*epoch*/) {}
 };
 
 }  // namespace kvferry::ipc

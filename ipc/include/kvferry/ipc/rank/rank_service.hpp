@@ -32,8 +32,9 @@ class RankService {
     /// Asked before each attempt to connect: false while work of a lost manager still runs. A new
     /// manager may therefore take a connected mover's silence about old jobs as their end.
     std::function<bool()> may_connect;
-    /// Empties the caching device allocator: part of every clear, after the regions are gone, in
-    /// both roles. Called on the clearing thread.
+    /// Empties the caching device allocator: part of every clear, in both roles, after the regions
+    /// are gone and before anybody is told that they are. Called on the lease's thread or on the
+    /// clearing one.
     std::function<void()> empty_allocator;
     /// A refusal that no retry can mend (role, geometry, version): the process should end.
     std::function<void(const Error&)> on_fatal;
