@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kMaxFenced = 4096;
 constexpr std::size_t kMaxConnections = 64;
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
 std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
   auto stream = device.make_stream(ipc::StreamPriority::kHigh);
@@ -52,8 +53,15 @@ StagingAgent::StagingAgent(ipc::EventLoop& loop,
 }
 
 StagingAgent::~StagingAgent() {
-  loop_.unwatch(listener_.fd());
-  for (const Connection& connection : connections_) loop_.unwatch(connection.socket.fd());
+  if (accept_pause_ != 0) {
+    loop_.cancel(accept_pause_);
+  } else {
+    loop_.unwatch(listener_.fd());
+  }
+  for (const Connection& connection : connections_) {
+    loop_.unwatch(connection.socket.fd());
+    loop_.cancel(connection.hello_timer);
+  }
   for (const Waiter& waiter : waiters_) loop_.cancel(waiter.timer);
 }
 
@@ -61,7 +69,13 @@ void StagingAgent::on_connect() {
   while (true) {
     auto accepted = listener_.try_accept();
     if (!accepted) {
+      // No descriptors left, say: the listener stays readable, so it is left alone for a while.
       ipc::log_warn("staging: cannot accept: {}", accepted.error().to_string());
+      loop_.unwatch(listener_.fd());
+      accept_pause_ = loop_.after(kAcceptPause, [this] {
+        accept_pause_ = 0;
+        loop_.watch(listener_.fd(), [this] { on_connect(); });
+      });
       return;
     }
     if (!accepted->has_value()) return;
@@ -72,8 +86,17 @@ void StagingAgent::on_connect() {
     Connection& connection = connections_.emplace_back();
     connection.id = next_id_++;
     connection.socket = std::move(**accepted);
+    connection.hello_timer =
+        loop_.after(config_.timeouts.hello, [this, id = connection.id] { on_silent(id); });
     loop_.watch(connection.socket.fd(), [this, id = connection.id] { on_readable(id); });
   }
+}
+
+// Silent connections would fill the table, and then no mover could get in.
+void StagingAgent::on_silent(std::uint64_t connection) {
+  const Connection* silent = find(connection);
+  if (silent == nullptr || !silent->mover.is_zero()) return;
+  drop(connection, fmt::format("it said no hello within {} ms", config_.timeouts.hello.count()));
 }
 
 StagingAgent::Connection* StagingAgent::find(std::uint64_t connection) {
@@ -147,6 +170,7 @@ void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
   ipc::log_info("staging: connection of mover {} ended ({}); {} queued requests dropped",
                 found->mover.hex(), why, dropped);
   loop_.unwatch(found->socket.fd());
+  loop_.cancel(found->hello_timer);
   connections_.erase(found);
 }
 

@@ -51,6 +51,7 @@ class StagingAgent {
     std::uint64_t id = 0;
     ipc::PacketSocket socket;
     ipc::IncarnationId mover;  ///< Zero before its hello.
+    ipc::TimerId hello_timer = 0;
   };
   struct Request {
     std::uint64_t connection = 0;
@@ -72,6 +73,7 @@ class StagingAgent {
   };
 
   void on_connect();
+  void on_silent(std::uint64_t connection);
   void on_readable(std::uint64_t connection);
   [[nodiscard]] ipc::Status on_packet(Connection& connection, const ipc::Packet& packet);
   [[nodiscard]] ipc::Status on_hello(Connection& connection, const ipc::Packet& packet);
@@ -91,6 +93,7 @@ class StagingAgent {
   std::list<InFlight> in_flight_;
   StreamCompletions completions_;
   ipc::PacketListener listener_;
+  ipc::TimerId accept_pause_ = 0;  ///< Armed while the listener is not watched.
   std::list<Connection> connections_;
   std::deque<Request> queue_;
   std::list<Waiter> waiters_;

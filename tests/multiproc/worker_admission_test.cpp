@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Who may take the staging agent's time before it has said who it is.
+#include "kvferry/ipc/os/packet_socket.hpp"
+#include "multiproc/worker_fixture.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <vector>
+
+namespace kvferry {
+namespace {
+
+using ipc::ErrorCode;
+using ipc::PacketSocket;
+using std::chrono_literals::operator""ms;
+using test::soon;
+
+class WorkerAdmissionTest : public test::WorkerFixture {
+ protected:
+  void SetUp() override { start_all(); }
+
+  PacketSocket connect() {
+    auto socket = PacketSocket::connect(dir_.rank_socket(test::kEngine, 0, "agent"), soon());
+    EXPECT_TRUE(socket.has_value());
+    return socket ? std::move(socket).value() : PacketSocket();
+  }
+  /// Says hello as a mover; true when it is welcome.
+  static bool greet(PacketSocket& socket) {
+    ipc::AgentHello hello;
+    hello.mover = ipc::IncarnationId::random();
+    hello.engine = test::kEngine;
+    if (!socket.send(ipc::encode(hello))) return false;
+    const auto packet = socket.receive(soon());
+    if (!packet) return false;
+    const auto reply = ipc::decode<ipc::StageReply>(packet->bytes, "StageReply");
+    return reply && !reply->error;
+  }
+  [[nodiscard]] std::size_t count_in_log(const std::string& text) const {
+    const std::string log = worker_->stderr_text();
+    std::size_t count = 0;
+    for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+      ++count;
+    }
+    return count;
+  }
+};
+
+TEST_F(WorkerAdmissionTest, SilentConnectionsKeepNoMoverOut) {
+  std::vector<PacketSocket> silent;
+  for (int i = 0; i < 64; ++i) silent.push_back(connect());
+  PacketSocket refused = connect();
+  EXPECT_EQ(refused.receive(soon()).error().code, ErrorCode::kPeerDied) << "the table is full";
+  for (PacketSocket& socket : silent) {
+    EXPECT_EQ(socket.receive(soon()).error().code, ErrorCode::kPeerDied);
+  }
+  PacketSocket mover = connect();
+  EXPECT_TRUE(greet(mover));
+}
+
+TEST_F(WorkerAdmissionTest, LackOfDescriptorsIsSaidNowAndThenAndEnds) {
+  rlimit before{};
+  ASSERT_EQ(::prlimit(worker_->pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{3, before.rlim_max};
+  ASSERT_EQ(::prlimit(worker_->pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  const ipc::TimePoint start = ipc::MonotonicClock::now();
+  PacketSocket mover = connect();  // waits in the backlog
+  pollfd waited{mover.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&waited, 1, 1000), 0);
+  const std::size_t said = count_in_log("cannot accept");
+  const auto took = ipc::MonotonicClock::now() - start;
+  EXPECT_GE(said, 1U);
+  EXPECT_LE(said, static_cast<std::size_t>(took / 200ms) + 1);
+  ASSERT_EQ(::prlimit(worker_->pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_TRUE(greet(mover));
+}
+
+}  // namespace
+}  // namespace kvferry
