@@ -39,6 +39,11 @@ void run_manager(const ManagerConfig& config) {
   const auto dir = value_or_throw(ipc::RuntimeDir::open(config.runtime_dir, config.instance));
   // Before the pool: a second manager is refused at once, not after it has taken memory.
   const auto lock = value_or_throw(ipc::NameLock::acquire(dir.path() / "manager"));
+  // Processes that were killed and have no successor leave theirs; living ones keep theirs.
+  for (const std::string& name : dir.remove_stale_names()) {
+    ipc::log_info("{}: removed, left behind by a process that is gone",
+                  (dir.path() / name).string());
+  }
   HostPool pool(config.pool_bytes);
   const std::uint64_t pool_bytes = pool.stats().bytes;
   const ipc::UniqueFd pool_fd = value_or_throw(ipc::SharedMemory::create_pool(

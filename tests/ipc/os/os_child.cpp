@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helper of the OS layer's multi-process tests: holds what it is told to hold until it dies.
 //   lock NAME | listen PATH | connect PATH [UID]
+// "fork" makes the first two fork a child that outlives them and ends with its stdin.
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "support/child_side.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -23,10 +25,18 @@ template <typename T> bool report(const ipc::Result<T>& result) {
   return result.has_value();
 }
 
+// A child that keeps every descriptor. It answers to the same pipes, so that the test sees it
+// start, and ends when the test closes them; leaving main, it destroys its copy of what is held.
+void fork_keeper() {
+  const pid_t child = ::fork();
+  if (child == 0) say(fmt::format("keeper {}", ::getpid()));
+}
+
 int hold_lock(const char* name) {
   const auto lock = ipc::NameLock::acquire(name);
   if (!report(lock)) return 1;
-  while (hear()) {
+  while (const auto line = hear()) {
+    if (*line == "fork") fork_keeper();
   }
   return 0;
 }
@@ -34,7 +44,8 @@ int hold_lock(const char* name) {
 int hold_listener(const char* path) {
   const auto listener = ipc::PacketListener::listen(path);
   if (!report(listener)) return 1;
-  while (hear()) {
+  while (const auto line = hear()) {
+    if (*line == "fork") fork_keeper();
   }
   return 0;
 }

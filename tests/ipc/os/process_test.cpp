@@ -14,6 +14,10 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
 
 namespace kvferry::ipc {
 namespace {
@@ -22,6 +26,9 @@ using test::ChildExit;
 using test::ChildProcess;
 using test::soon;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 ChildProcess start(std::vector<std::string> arguments) {
   return ChildProcess(
@@ -169,6 +176,109 @@ TEST(NameLockProcessTest, ALockIsNotInheritedByChildren) {
   const ChildProcess child = start({"lock", (dir / "other").native()});
   lock.reset();
   EXPECT_TRUE(NameLock::acquire(dir / "name").has_value());
+}
+
+/// A helper that holds the name, dies, and leaves a forked child that inherited everything. The
+/// child ends with the helper's stdin.
+struct Orphan {
+  ChildProcess parent;
+  ProcessRef child;
+
+  Orphan(const std::string& mode, const std::string& name) : parent(start({mode, name})) {
+    EXPECT_TRUE(parent.wait_line("ok", soon()));
+    EXPECT_TRUE(parent.write_line("fork"));
+    std::string said = parent.read_line(soon()).value_or("");
+    EXPECT_THAT(said, StartsWith("keeper "));
+    child = ProcessRef::of_pid(std::stoi(said.substr(said.find(' ')))).value();
+    parent.kill();
+    EXPECT_TRUE(parent.wait(soon()).has_value());
+    EXPECT_FALSE(child.has_died());
+  }
+  void end_child() {
+    parent.close_stdin();
+    EXPECT_TRUE(child.wait_death(soon()));
+  }
+};
+
+TEST(NameLockProcessTest, AForkedChildOfADeadHolderKeepsNoName) {
+  const test::ShortTempDir dir;
+  const std::string name = (dir / "name").native();
+  Orphan orphan("lock", name);
+  const auto lock = NameLock::acquire(name);
+  ASSERT_TRUE(lock.has_value()) << lock.error().to_string();
+  // Its end takes nothing from the successor.
+  orphan.end_child();
+  EXPECT_TRUE(std::filesystem::exists(name + ".lock"));
+  const auto refused = NameLock::acquire(name);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().message, HasSubstr(std::to_string(::getpid())));
+}
+
+TEST(NameLockProcessTest, AForkedChildOfALivingHolderKeepsTheNameForIt) {
+  const test::ShortTempDir dir;
+  const std::string name = (dir / "name").native();
+  ChildProcess holder = start({"lock", name});
+  ASSERT_TRUE(holder.wait_line("ok", soon()));
+  ASSERT_TRUE(holder.write_line("fork"));
+  ASSERT_TRUE(holder.read_line(soon()).has_value());
+  EXPECT_EQ(NameLock::acquire(name).error().code, ErrorCode::kAlreadyExists);
+  EXPECT_FALSE(NameLock::remove_if_stale(name));
+  holder.close_stdin();  // both end; the name goes once, and by its holder
+  ASSERT_TRUE(holder.wait(soon()).has_value());
+  EXPECT_TRUE(NameLock::acquire(name).has_value());
+}
+
+TEST(NameLockProcessTest, OneOfManySuccessorsGetsTheNameOfADeadHolder) {
+  for (int round = 0; round < 5; ++round) {
+    const test::ShortTempDir dir;
+    const std::string name = (dir / "name").native();
+    Orphan orphan("lock", name);
+    std::vector<ChildProcess> heirs;
+    for (int i = 0; i < 6; ++i) heirs.push_back(start({"lock", name}));
+    int winners = 0;
+    for (ChildProcess& heir : heirs) {
+      const std::string said = heir.read_line(soon()).value_or("nothing");
+      winners += said == "ok" ? 1 : 0;
+      EXPECT_TRUE(said == "ok" || said.find("held by") != std::string::npos) << said;
+    }
+    EXPECT_EQ(winners, 1);
+    orphan.end_child();
+  }
+}
+
+TEST(NameLockProcessTest, StaleNamesAreSweptAndOthersAreNot) {
+  const test::ShortTempDir base;
+  const auto dir = RuntimeDir::open(base.path().native(), "one");
+  ASSERT_TRUE(dir.has_value());
+  const Orphan orphan("listen", dir->path() / "orphan");
+  ChildProcess killed = start({"listen", (dir->path() / "killed").native()});
+  ASSERT_TRUE(killed.wait_line("ok", soon()));
+  killed.kill();
+  ASSERT_TRUE(killed.wait(soon()).has_value());
+  ChildProcess living = start({"listen", (dir->path() / "living").native()});
+  ASSERT_TRUE(living.wait_line("ok", soon()));
+  // Created and not yet written: somebody is just starting.
+  std::ofstream(dir->path() / "starting.lock") << "";
+  std::ofstream(dir->path() / "other") << "not ours";
+  EXPECT_THAT(dir->remove_stale_names(), UnorderedElementsAre("killed", "orphan"));
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(dir->path())) {
+    left.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(left, UnorderedElementsAre("living", "living.lock", "starting.lock", "other"));
+  EXPECT_THAT(dir->remove_stale_names(), IsEmpty());
+  EXPECT_TRUE(PacketSocket::connect(dir->path() / "living", soon()).has_value());
+}
+
+TEST(PacketListenerProcessTest, AForkedChildOfADeadListenerKeepsNoConnection) {
+  const test::ShortTempDir dir;
+  const std::string path = (dir / "socket").native();
+  Orphan orphan("listen", path);
+  auto listener = PacketListener::listen(path);
+  ASSERT_TRUE(listener.has_value()) << listener.error().to_string();
+  orphan.end_child();
+  EXPECT_TRUE(PacketSocket::connect(path, soon()).has_value());
+  EXPECT_TRUE(accept_one(*listener).peer().has_value());
 }
 
 TEST(PacketListenerProcessTest, AStaleSocketIsReplacedAndALivingOneRefused) {

@@ -1,8 +1,11 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/os/runtime_dir.hpp"
 #include "multiproc/manager/manager_fixture.hpp"
 
 #include <gmock/gmock.h>
+
+#include <fstream>
 
 namespace kvferry::test {
 namespace {
@@ -77,6 +80,22 @@ TEST_F(ManagerLifecycleTest, KilledManagersNamesAreTakenOver) {
   ASSERT_TRUE(manager_->wait(soon()).has_value());
   start_manager();
   EXPECT_EQ(status()["pid"], manager_->pid());
+}
+
+TEST_F(ManagerLifecycleTest, NamesOfKilledProcessesAreSweptAtTheNextStart) {
+  start_manager();
+  const auto directory = ipc::RuntimeDir::open(dir_.string(), "default");
+  ASSERT_TRUE(directory.has_value());
+  operator_.reset();
+  manager_->kill();
+  ASSERT_TRUE(manager_->wait(soon()).has_value());
+  // Of a worker without a successor: its lock is free, and so its content counts for nothing.
+  std::ofstream(directory->path() / "gone.3.step.lock") << "1 1 1\n";
+  const auto living = ipc::NameLock::acquire(directory->path() / "living");
+  ASSERT_TRUE(living.has_value());
+  start_manager();
+  EXPECT_FALSE(std::filesystem::exists(directory->path() / "gone.3.step.lock"));
+  EXPECT_TRUE(std::filesystem::exists(directory->path() / "living.lock"));
 }
 
 TEST_F(ManagerLifecycleTest, RunningJobIsAnsweredBeforeTheManagerEnds) {

@@ -5,10 +5,13 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvferry::ipc {
 
@@ -37,6 +40,10 @@ class RuntimeDir {
                                                   std::uint32_t rank,
                                                   std::string_view kind) const;
 
+  /// Removes the names (socket and lock file) of holders that are gone, as NameLock::acquire would
+  /// one by one, and returns them. Never waits, and leaves alone whatever might be in use.
+  [[nodiscard]] std::vector<std::string> remove_stale_names() const;
+
  private:
   /// The directory's descriptor and our lock on it.
   class Hold;
@@ -52,22 +59,28 @@ class RuntimeDir {
 };
 
 /// "A lock before bind": an OFD lock on NAME.lock that the kernel drops when its holder dies. Held
-/// for life, O_CLOEXEC. A name whose lock is free is stale and may be replaced.
+/// for life, O_CLOEXEC. A name whose lock is free is stale and may be replaced. So is one whose
+/// lock is held by a child that a dead holder had forked: the file names its holder by pid, start
+/// time and pid namespace, and the kernel says that this life is over.
 class NameLock {
  public:
-  /// kAlreadyExists names the pid that holds it.
+  /// kAlreadyExists names the pid that holds it. Of several that find a stale name, one gets it.
   [[nodiscard]] static Result<NameLock> acquire(const std::filesystem::path& name);
   NameLock(NameLock&&) noexcept = default;
   NameLock& operator=(NameLock&&) noexcept;
   NameLock(const NameLock&) = delete;
   NameLock& operator=(const NameLock&) = delete;
-  /// Removes NAME (when it is a socket) and NAME.lock while the lock is still held.
+  /// Removes NAME (when it is a socket) and NAME.lock while the lock is still held. In a forked
+  /// child: nothing.
   ~NameLock();
+  /// True when the name was stale and is gone.
+  static bool remove_if_stale(const std::filesystem::path& name);
 
  private:
   NameLock(UniqueFd fd, std::filesystem::path name);
   UniqueFd fd_;
   std::filesystem::path name_;
+  pid_t holder_ = 0;  ///< Who acquired it: a forked child has a copy of this object.
 };
 
 }  // namespace kvferry::ipc
