@@ -287,6 +287,32 @@ TEST_F(WorkerProcessTest, ServesStepsWithoutAManager) {
   EXPECT_EQ(wait_mapped().session, arena_.session);
 }
 
+TEST_F(WorkerProcessTest, WaitsForTheMemoryThatAnEarlierLifeLeftPinned) {
+  // As a mover does that has not let go of a dead worker's arena yet.
+  const auto device = ipc::open_device(ipc::DeviceSpec::parse(device_text_).value());
+  auto pinned = device->allocate(64 * kMiB, ipc::HandleKind::kVmm, nullptr).value();
+  start_manager();
+  start_worker();
+  const ipc::RankState waiting = wait_state([](const ipc::RankState&) { return true; });
+  EXPECT_FALSE(waiting.mapped);
+  EXPECT_EQ(waiting.epoch.value, 0U);
+  ASSERT_TRUE(pinned->release().has_value());
+  arena_ = wait_mapped();
+  connect_steps();
+  run_ok(make_step());
+}
+
+TEST_F(WorkerProcessTest, EndsWhenItsArenaCannotFitTheDevice) {
+  start_manager();
+  worker_.emplace(test::ChildOptions{
+      .program = test::sibling_program("kvferry_worker_child"),
+      .arguments = {temp_.path().string(), fmt::format("host:{}-s:64KiB", device_name_), "worker",
+                    "vmm"}});
+  const auto end = worker_->wait(soon());
+  ASSERT_TRUE(end.has_value());
+  EXPECT_NE(*end, ChildExit::exited(0));
+}
+
 TEST_F(WorkerProcessTest, SecondWorkerOfARankIsRefused) {
   start_all();
   test::ChildProcess second({.program = test::sibling_program("kvferry_worker_child"),

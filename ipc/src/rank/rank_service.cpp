@@ -1,11 +1,13 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/rank/rank_service.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
 #include "rank/lifecycle_thread.hpp"
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 namespace kvferry::ipc {
@@ -15,10 +17,17 @@ constexpr auto kConnectDeadline = std::chrono::seconds(1);
 constexpr auto kFirstRetry = std::chrono::milliseconds(20);
 constexpr auto kLastRetry = std::chrono::milliseconds(500);
 constexpr auto kFirstInit = std::chrono::seconds(60);
+// Nothing tells when device memory comes back: it is asked for again.
+constexpr auto kFirstInitRetry = std::chrono::milliseconds(250);
 
 bool no_retry_can_mend(ErrorCode code) noexcept {
   return code == ErrorCode::kRoleConflict || code == ErrorCode::kGeometryMismatch ||
          code == ErrorCode::kVersionMismatch || code == ErrorCode::kInvalidArgument;
+}
+
+/// Memory that an earlier life's peers still pin comes back when they let go or end.
+bool may_come_back(ErrorCode code) noexcept {
+  return code == ErrorCode::kNoDeviceMemory || code == ErrorCode::kQuarantined;
 }
 
 Envelope reply_to(const Envelope& request) {
@@ -91,6 +100,7 @@ class RankService::Impl {
         config_(config),
         kind_(kind),
         device_(device),
+        order_(config.arena.order),
         hooks_(std::move(hooks)),
         user_(user, hooks_.empty_allocator) {
     auto dir = RuntimeDir::open(config.runtime_dir, config.instance);
@@ -137,12 +147,53 @@ class RankService::Impl {
       auto layout = plan_arena(config_.geometry, config_.arena);
       if (!layout) throw Exception(std::move(layout).error());
       owner_ = std::make_unique<LeaseOwner>(options, *dir_, device_, user_, changed);
-      auto epoch = owner_->init(*layout, Deadline::after(kFirstInit));
-      if (!epoch) throw Exception(std::move(epoch).error());
+      const Deadline deadline = Deadline::after(kFirstInit);
+      auto epoch = owner_->init(*layout, deadline);
+      if (!epoch && !(may_come_back(epoch.error().code) && fits_device(*layout))) {
+        throw Exception(std::move(epoch).error());
+      }
+      if (!epoch) await_memory(std::move(*layout), deadline, epoch.error());
     } else {
       attacher_ = std::make_unique<LeaseAttacher>(options, *dir_, device_, config_.geometry, user_,
                                                   changed);
     }
+  }
+
+  // When everything else on it is gone.
+  [[nodiscard]] bool fits_device(const ArenaLayout& layout) const {
+    const auto memory = device_.memory_info();
+    return memory && layout.total_bytes() <= memory->total_bytes;
+  }
+
+  // From the loop, so that signals and the manager are served meanwhile.
+  void await_memory(ArenaLayout layout, Deadline deadline, const Error& why) {
+    if (!memory_awaited_) {
+      memory_awaited_ = MonotonicClock::now();
+      log_warn("rank {}: the first epoch waits at most {} s for device memory: {}",
+               config_.rank.value, kFirstInit.count(), why.to_string());
+    }
+    if (deadline.expired()) return end_fatally(why);
+    init_timer_ = loop_.after(kFirstInitRetry, [this, layout = std::move(layout), deadline] {
+      init_timer_ = 0;
+      lifecycle_->post([this, layout, deadline] {
+        if (owner_->view().epoch.value > 0) return;  // a re-init of the manager was first
+        post([this, layout, deadline, epoch = owner_->init(layout, deadline)] {
+          on_first_init(layout, deadline, epoch);
+        });
+      });
+    });
+  }
+
+  void on_first_init(const ArenaLayout& layout, Deadline deadline, const Result<Epoch>& epoch) {
+    if (!epoch && may_come_back(epoch.error().code)) {
+      return await_memory(layout, deadline, epoch.error());
+    }
+    log_info("rank {}: the wait for device memory ended after {} ms: {}", config_.rank.value,
+             std::chrono::duration_cast<std::chrono::milliseconds>(MonotonicClock::now() -
+                                                                   *memory_awaited_)
+                 .count(),
+             epoch ? std::string("mapped") : epoch.error().to_string());
+    if (!epoch) end_fatally(epoch.error());
   }
 
   // Posted work must not outlive this object: the loop may run it after the
@@ -200,7 +251,7 @@ class RankService::Impl {
     hello.kind = kind_;
     hello.cache_owner = config_.cache_owner;
     hello.handles = config_.handles;
-    hello.order = config_.arena.order;
+    hello.order = order_;
     hello.geometry = config_.geometry;
     hello.device = device_.spec().to_string();
     KVFERRY_TRY(link->call<Empty>(MessageKind::kRankHello, hello, deadline));
@@ -229,6 +280,8 @@ class RankService::Impl {
   void say_bye() {
     if (connect_timer_ != 0) loop_.cancel(connect_timer_);
     connect_timer_ = 0;
+    if (init_timer_ != 0) loop_.cancel(init_timer_);
+    init_timer_ = 0;
     if (!link_) return;
     Envelope bye;
     bye.kind = MessageKind::kBye;
@@ -402,15 +455,18 @@ class RankService::Impl {
   }
 
   EventLoop& loop_;
-  RankConfig config_;  // arena: written by the lifecycle thread only, once constructed
+  RankConfig config_;  ///< arena: read and written by the lifecycle thread only, once constructed.
   ProcessKind kind_;
   Device& device_;
+  const ArenaOrder order_;  ///< Of every epoch: what config_.arena says is the lifecycle thread's.
   Hooks hooks_;
   EmptyingUser user_;
   std::unique_ptr<RuntimeDir> dir_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   std::unique_ptr<ControlLink> link_;
   TimerId connect_timer_ = 0;
+  TimerId init_timer_ = 0;
+  std::optional<TimePoint> memory_awaited_;  ///< Since when the first epoch waits.
   std::chrono::milliseconds retry_ = kFirstRetry;
   bool waiting_logged_ = false;
   bool fatal_ = false;

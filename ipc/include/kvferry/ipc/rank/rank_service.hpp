@@ -36,12 +36,15 @@ class RankService {
     /// are gone and before anybody is told that they are. Called on the lease's thread or on the
     /// clearing one.
     std::function<void()> empty_allocator;
-    /// A refusal that no retry can mend (role, geometry, version): the process should end.
+    /// A refusal that no retry can mend (role, geometry, version), or no device memory for the
+    /// first epoch in time: the process should end.
     std::function<void(const Error&)> on_fatal;
   };
 
   /// Throws Exception when the lease cannot be set up. The owner allocates its first epoch at once,
-  /// manager or not; a failure to do so is thrown.
+  /// manager or not; a failure to do so is thrown, except for memory that is still taken: an
+  /// earlier life's arena is pinned until its peer has let go, so that the owner tries again for a
+  /// while, from the loop.
   RankService(EventLoop& loop,
               const RankConfig& config,
               ProcessKind kind,
