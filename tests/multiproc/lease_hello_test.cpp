@@ -230,6 +230,30 @@ TEST_F(LeaseRawTest, SilentConnectionIsClosedAfterTheHelloDeadline) {
   owner->quit();
 }
 
+TEST_F(LeaseRawTest, OneProcessCannotTakeEverySlot) {
+  auto owner = start_owner();
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
+  ErrorCode refused = ErrorCode::kCancelled;
+  int lives = 0;
+  for (; lives < 64; ++lives) {
+    identity_.incarnation = Digest::random();
+    const AttacherWords words = make_words();
+    const int fd = words.fd();
+    PacketSocket socket = connect();
+    ASSERT_TRUE(send(socket, LeaseMessage::kHello, HelloBody{identity_}, {&fd, 1}));
+    const Incoming incoming = receive(socket);
+    if (incoming.message == LeaseMessage::kWelcome) continue;
+    const auto body = read_body<RefusedBody>(incoming, "Refused");
+    ASSERT_TRUE(body.has_value());
+    refused = body->error.code;
+    break;
+  }
+  EXPECT_EQ(lives, 16);
+  EXPECT_EQ(refused, ErrorCode::kBusy);
+  expect_serves(*owner, 1);
+  owner->quit();
+}
+
 TEST_F(LeaseRawTest, ForgedReleaseWordEndsNoLease) {
   auto owner = start_owner();
   ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace kvferry::ipc::lease {
 namespace {
 constexpr std::size_t kNamesKept = 4;
@@ -14,6 +16,14 @@ std::string Slot::name() const { return fmt::format("{} pid {}", to_string(kind)
 Slot* SlotTable::find(const IncarnationId& incarnation) {
   const auto found = slots_.find(incarnation);
   return found == slots_.end() ? nullptr : &found->second;
+}
+
+std::size_t SlotTable::count_of(const ProcessRef& process) const noexcept {
+  return static_cast<std::size_t>(
+      std::count_if(slots_.begin(), slots_.end(), [&process](const auto& entry) {
+        const ProcessRef& known = entry.second.process;
+        return known.pid() == process.pid() && known.start_time() == process.start_time();
+      }));
 }
 
 Slot& SlotTable::add(const IncarnationId& incarnation, ProcessKind kind, ProcessRef process) {

@@ -50,12 +50,15 @@ struct Deaths {
 /// @threading the lease thread.
 class SlotTable {
  public:
-  static constexpr std::size_t kMaxSlots = 64;  ///< Living attacher processes of one rank.
+  static constexpr std::size_t kMaxSlots = 64;       ///< Living attachers of one rank.
+  static constexpr std::size_t kMaxPerProcess = 16;  ///< Of them, incarnations of one process.
 
   enum class Release : std::uint8_t { kNone, kEnded, kForged };
 
   [[nodiscard]] Slot* find(const IncarnationId& incarnation);
   [[nodiscard]] bool full() const noexcept { return slots_.size() >= kMaxSlots; }
+  /// Slots that this life of the process has taken.
+  [[nodiscard]] std::size_t count_of(const ProcessRef& process) const noexcept;
   Slot& add(const IncarnationId& incarnation, ProcessKind kind, ProcessRef process);
   /// Records the lease; the handle may leave after this. @pre no living lease in the slot.
   Lease record_lease(Slot& slot, Epoch epoch);

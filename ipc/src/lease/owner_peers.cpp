@@ -125,6 +125,11 @@ Status LeaseOwner::Impl::check_hello(const lease::HelloBody& hello, const Proces
       return KVFERRY_ERROR(kBusy, "{}: {} attacher processes live already", tag_,
                            lease::SlotTable::kMaxSlots);
     }
+    // Slots end with their process, so that one process could take them all.
+    if (slots_.count_of(process) >= lease::SlotTable::kMaxPerProcess) {
+      return KVFERRY_ERROR(kBusy, "{}: pid {} has been {} attachers already; restart it", tag_,
+                           process.pid(), lease::SlotTable::kMaxPerProcess);
+    }
     return ok();
   }
   if (slot->process.pid() != process.pid() || slot->process.start_time() != process.start_time()) {
