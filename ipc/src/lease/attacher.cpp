@@ -89,7 +89,8 @@ void LeaseAttacher::Impl::say_bye() {
     return;
   }
   const Deadline deadline = Deadline::after(kBye);
-  for (;;) {
+  // An owner that keeps sending something else is not waited for any longer than a silent one.
+  while (!deadline.expired()) {
     auto packet = socket_->receive(deadline);
     if (!packet) {
       log_info("{}: the owner did not answer our goodbye: {}", tag_, packet.error().message);
@@ -102,6 +103,7 @@ void LeaseAttacher::Impl::say_bye() {
     if (bye && bye->lease > words_->released()) words_->release_up_to(bye->lease);
     return;
   }
+  log_info("{}: the owner did not answer our goodbye within {} s", tag_, kBye.count());
 }
 
 Result<ClearOutcome> LeaseAttacher::Impl::detach(Epoch epoch, Deadline deadline) {
