@@ -67,6 +67,7 @@ void TransferLane::cancel(ipc::JobId job) {
     const std::lock_guard lock(mutex_);
     if (running_ && running_job_ == job) {
       if (!stop_running_) stop_running_ = ErrorCode::kCancelled;
+      stopped_.signal();  // it may wait for the worker
       return;
     }
     const auto found = std::find_if(queue_.begin(), queue_.end(),
@@ -126,7 +127,10 @@ void TransferLane::run() {
       stopped_.drain();
     }
     execute(job);
-    // The pool and arena go before the lane calls itself idle: a detach may unmap right then.
+    // The arena goes before the lane calls itself idle: a detach may unmap right then. The pool
+    // goes after: the last user of a lost manager's pool unpins it, and a detach must not wait for
+    // that.
+    const std::shared_ptr<PoolMapping> pool = std::move(job.pool);
     job = LaneJob();
     {
       const std::lock_guard lock(mutex_);
