@@ -45,6 +45,7 @@ CudaDriver CudaDriver::load() {
   look_up("cuMemSetAccess", driver.mem_set_access);
   look_up("cuMemExportToShareableHandle", driver.mem_export);
   look_up("cuMemImportFromShareableHandle", driver.mem_import);
+  look_up("cuMemGetAddressRange", driver.mem_address_range);
   return driver;
 }
 
@@ -78,7 +79,9 @@ CudaContext::CudaContext(int ordinal) : driver_(CudaDriver::load()), ordinal_(or
 CudaContext::~CudaContext() { driver_.primary_ctx_release(ordinal_); }
 
 DeviceGuard::DeviceGuard(const CudaContext& context) noexcept : context_(context) {
-  if (const CUresult error = context.driver().ctx_push(context.raw()); error != CUDA_SUCCESS) {
+  const CUresult error = context.driver().ctx_push(context.raw());
+  pushed_ = error == CUDA_SUCCESS;
+  if (!pushed_) {
     // Calls that follow fail by themselves, with a better text.
     log_error("cuda:{}: context cannot be made current ({})", context.ordinal(),
               static_cast<int>(error));
@@ -86,6 +89,8 @@ DeviceGuard::DeviceGuard(const CudaContext& context) noexcept : context_(context
 }
 
 DeviceGuard::~DeviceGuard() {
+  // A pop without the push would take away the caller's own context.
+  if (!pushed_) return;
   CUcontext popped = nullptr;
   context_.driver().ctx_pop(&popped);
 }

@@ -30,6 +30,7 @@ struct CudaDriver {
   decltype(&cuMemSetAccess) mem_set_access = nullptr;
   decltype(&cuMemExportToShareableHandle) mem_export = nullptr;
   decltype(&cuMemImportFromShareableHandle) mem_import = nullptr;
+  decltype(&cuMemGetAddressRange) mem_address_range = nullptr;
 
   /// Throws Exception when a call is missing (driver too old).
   [[nodiscard]] static CudaDriver load();
@@ -74,6 +75,7 @@ class DeviceGuard {
 
  private:
   const CudaContext& context_;
+  bool pushed_ = false;
 };
 
 }  // namespace kvferry::ipc

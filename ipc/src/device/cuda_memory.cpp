@@ -267,6 +267,22 @@ Result<std::unique_ptr<DeviceMemory>> allocate_cuda_memory(ContextPtr context,
   return map_handle(std::move(context), handle, size_bytes, at, false);
 }
 
+namespace {
+
+/// A size is the peer's word; how much is mapped is the driver's.
+Status check_legacy_size(const CudaContext& context, DevicePtr address, std::uint64_t said_bytes) {
+  CUdeviceptr base = 0;
+  std::size_t mapped_bytes = 0;
+  KVFERRY_DRIVER_TRY(context.driver(),
+                     context.driver().mem_address_range(&base, &mapped_bytes, address.address));
+  const std::uint64_t room_bytes = mapped_bytes - (address.address - base);
+  if (said_bytes <= room_bytes) return ok();
+  return KVFERRY_ERROR(kProtocol, "CUDA IPC handle said to be of {} bytes has {}", said_bytes,
+                       room_bytes);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<DeviceMemory>> import_cuda_memory(ContextPtr context,
                                                          ExportedHandle handle,
                                                          AddressRange* at) {
@@ -280,8 +296,11 @@ Result<std::unique_ptr<DeviceMemory>> import_cuda_memory(ContextPtr context,
     std::memcpy(&raw, handle.token.data(), sizeof(raw));
     void* pointer = nullptr;
     KVFERRY_CUDA_TRY(cudaIpcOpenMemHandle(&pointer, raw, cudaIpcMemLazyEnablePeerAccess));
-    return std::unique_ptr<DeviceMemory>(std::make_unique<LegacyMemory>(
-        std::move(context), reinterpret_cast<CUdeviceptr>(pointer), handle.size_bytes, true));
+    // Closes it again when the size is not what the peer says.
+    auto memory = std::make_unique<LegacyMemory>(context, reinterpret_cast<CUdeviceptr>(pointer),
+                                                 handle.size_bytes, true);
+    KVFERRY_TRY(check_legacy_size(*context, memory->address(), handle.size_bytes));
+    return std::unique_ptr<DeviceMemory>(std::move(memory));
   }
   if (!handle.fd.valid()) {
     return KVFERRY_ERROR(kProtocol, "VMM handle of {} bytes came without a descriptor",

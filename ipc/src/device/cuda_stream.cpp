@@ -156,7 +156,11 @@ class CudaStream final : public Stream {
   [[nodiscard]] Result<bool> query() override {
     const DeviceGuard guard(*context_);
     const cudaError_t state = cudaStreamQuery(stream_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      // Not an error, and yet kept as the last one: the next launch would report it as its own.
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
     if (state != cudaSuccess) return cuda_error(state, "cudaStreamQuery", __FILE__, __LINE__);
     return true;
   }
