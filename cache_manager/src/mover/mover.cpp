@@ -87,7 +87,8 @@ class MoverProcess {
       if (job) {
         engine_.submit(std::move(job).value());
       } else {
-        ipc::log_error("job dropped: {}", job.error().to_string());
+        // Whose job it was cannot be told, so it cannot be answered; our death answers it.
+        end(job.error());
       }
     } else if (envelope.kind == MessageKind::kMoverCancel) {
       if (const auto cancel = ipc::decode<ipc::MoverCancel>(envelope.body, "MoverCancel"); cancel) {
@@ -116,7 +117,12 @@ class MoverProcess {
     while (!unsent_.empty()) {
       const ipc::Status sent = service_->notify(MessageKind::kMoverJobDone, unsent_.front());
       if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
-        loop_.after(kResendDelay, [this] { send_unsent(); });
+        if (resend_timer_ == 0) {
+          resend_timer_ = loop_.after(kResendDelay, [this] {
+            resend_timer_ = 0;
+            send_unsent();
+          });
+        }
         return;
       }
       if (!sent) ipc::log_warn("completion not sent: {}", sent.error().to_string());
@@ -135,6 +141,7 @@ class MoverProcess {
   std::unique_ptr<ipc::Device> device_;
   bool connected_ = false;
   std::deque<ipc::MoverJobDone> unsent_;
+  ipc::TimerId resend_timer_ = 0;  ///< One, however many completions wait.
   std::optional<ipc::Error> fatal_;
   TransferEngine engine_;
   std::unique_ptr<ipc::RankService> service_;  // last: uses all above
