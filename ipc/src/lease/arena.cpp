@@ -41,10 +41,22 @@ std::uint64_t fill_salt(GroupId group, std::size_t place, bool replicated, Rank 
   return (std::uint64_t{group.value} << 48U) | (shard << 32U) | (place + 1);
 }
 
+/// As much as the segment can ever need: its share of an arena that takes the whole device.
+/// Addresses cost nothing, and an arena that grows at a re-init keeps them.
+std::uint64_t roomy_bytes(Device& device, const ArenaLayout& layout, std::uint64_t size_bytes) {
+  const auto memory = device.memory_info();
+  const std::uint64_t arena_bytes = layout.total_bytes();
+  if (!memory || arena_bytes == 0 || memory->total_bytes <= arena_bytes) return size_bytes;
+  const double share = static_cast<double>(size_bytes) / static_cast<double>(arena_bytes);
+  return std::max(size_bytes,
+                  static_cast<std::uint64_t>(share * static_cast<double>(memory->total_bytes)));
+}
+
 /// The range that segment `index` is mapped into; null when addresses need not stay.
 Result<AddressRange*> range_for(Device& device,
                                 AddressRanges* ranges,
                                 HandleKind kind,
+                                const ArenaLayout& layout,
                                 std::size_t index,
                                 std::uint64_t size_bytes) {
   if (ranges == nullptr || kind != HandleKind::kVmm) return nullptr;
@@ -53,7 +65,14 @@ Result<AddressRange*> range_for(Device& device,
   if (range && range->size_bytes() >= size_bytes) return range.get();
   range.reset();
   const std::uint64_t unit = std::max<std::uint64_t>(device.allocation_granularity(), 1);
-  KVFERRY_ASSIGN(range, device.reserve((size_bytes + unit - 1) / unit * unit));
+  const auto rounded = [unit](std::uint64_t bytes) { return (bytes + unit - 1) / unit * unit; };
+  auto roomy = device.reserve(rounded(roomy_bytes(device, layout, size_bytes)));
+  if (roomy) {
+    range = std::move(roomy).value();
+    return range.get();
+  }
+  // A process with limited address space gets what this epoch needs.
+  KVFERRY_ASSIGN(range, device.reserve(rounded(size_bytes)));
   return range.get();
 }
 
@@ -129,7 +148,7 @@ Result<Arena> Arena::allocate(Device& device,
   segments.reserve(layout.segment_bytes.size());
   for (std::size_t i = 0; i < layout.segment_bytes.size(); ++i) {
     const std::uint64_t bytes = layout.segment_bytes[i];
-    const Result<AddressRange*> at = range_for(device, ranges, kind, i, bytes);
+    const Result<AddressRange*> at = range_for(device, ranges, kind, layout, i, bytes);
     if (!at) return give_up(segments, epoch, at.error());
     Result<std::unique_ptr<DeviceMemory>> memory = device.allocate(bytes, kind, *at);
     if (!memory) return give_up(segments, epoch, memory.error());
@@ -160,7 +179,8 @@ Result<Arena> Arena::import(Device& device,
                         bytes));
     }
     // The whole allocation is mapped, which is the layout's size rounded up by its owner.
-    const Result<AddressRange*> at = range_for(device, ranges, kind, i, handles[i].size_bytes);
+    const Result<AddressRange*> at =
+        range_for(device, ranges, kind, layout, i, handles[i].size_bytes);
     if (!at) return give_up(segments, epoch, at.error());
     Result<std::unique_ptr<DeviceMemory>> memory = device.import(std::move(handles[i]), *at);
     if (!memory) return give_up(segments, epoch, memory.error());
