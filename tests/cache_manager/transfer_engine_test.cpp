@@ -95,7 +95,9 @@ class TransferEngineTest : public testing::TestWithParam<Setting> {
     engine_->set_pool(std::move(pool).value());
   }
 
-  void map() { ASSERT_TRUE(engine_->on_mapped(session_, *arena_).has_value()); }
+  void map() {
+    ASSERT_TRUE(engine_->on_mapped(session_, *arena_, ipc::ArenaContents::kUndefined).has_value());
+  }
 
   MoverJob job(std::uint64_t id, CopyDirection direction, std::vector<MoverItem> items) const {
     MoverJob made;

@@ -25,8 +25,8 @@ void LeasePeer::remember(const std::string& line) {
   std::string verb;
   std::string mapped;
   std::string connected;
-  in >> verb >> view_.phase >> view_.epoch >> connected >> mapped >> view_.leases >>
-      view_.quarantined >> view_.refused >> view_.peer_refused;
+  in >> verb >> view_.phase >> view_.epoch >> connected >> mapped >> view_.prepared_by >>
+      view_.leases >> view_.quarantined >> view_.refused >> view_.peer_refused;
   view_.connected = connected == "connected";
   view_.mapped = mapped == "mapped";
   std::getline(in >> std::ws, view_.note);

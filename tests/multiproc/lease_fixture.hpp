@@ -25,6 +25,7 @@ struct SeenView {
   std::uint64_t epoch = 0;
   bool connected = false;
   bool mapped = false;
+  std::uint64_t prepared_by = 0;
   std::uint32_t leases = 0;
   std::uint64_t quarantined = 0;
   std::string refused = "-";
@@ -34,8 +35,9 @@ struct SeenView {
 
 /// A kvferry_lease_peer process. Commands: init MS, clear EPOCH MS, detach EPOCH MS, wait EPOCH MS
 /// (answered when done, others may follow meanwhile); close|open GATE and fail GATE N with the
-/// gates mapped, quiesce, unmapped and freed ("at GATE EPOCH" when held there); poke N, peek,
-/// address, resources, fork, quit.
+/// gates mapped, zeroing (half-way), quiesce, unmapped and freed ("at GATE EPOCH" when held there);
+/// poke N and peek (the first byte), fill N and others N (all bytes), address, resources, fork,
+/// quit. A worker zeroes undefined contents; zeroings tells how often it did.
 class LeasePeer {
  public:
   explicit LeasePeer(const std::vector<std::string>& arguments);

@@ -272,8 +272,9 @@ TEST_F(LeaseRawTest, ForgedReleaseWordEndsNoLease) {
   const int fd = words.fd();
   ASSERT_TRUE(send(again, LeaseMessage::kHello, HelloBody{identity_}, {&fd, 1}));
   EXPECT_EQ(refusal(again), ErrorCode::kProtocol);
-  expect_serves(*owner, 1);
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
+  expect_serves(*owner, 2);
   owner->quit();
 }
 

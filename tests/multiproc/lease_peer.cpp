@@ -11,6 +11,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -34,14 +36,23 @@ using Arguments = std::map<std::string, std::string>;
 // An arena user whose moments the test drives: each callback can be held at a gate or made to fail.
 class GatedUser final : public ArenaUser {
  public:
-  Status on_mapped(SessionId /*session*/, Arena& arena) override {
+  // dirt: what new memory is filled with by a mover, as a driver might; hold: a gate that is closed
+  // from the start.
+  GatedUser(bool zeroes, const std::string& dirt, const std::string& hold)
+      : zeroes_(zeroes), dirt_(dirt.empty() ? 0 : std::stoi(dirt)) {
+    closed_[hold] = true;
+  }
+
+  Status on_mapped(SessionId /*session*/, Arena& arena, ArenaContents contents) override {
     {
       const std::lock_guard lock(mutex_);
       arena_ = &arena;
     }
     pass("mapped", arena.epoch(), nullptr);
-    return fails("mapped") ? KVFERRY_ERROR(kNoDeviceMemory, "on_mapped was told to fail")
-                           : Status();
+    if (fails("mapped")) return KVFERRY_ERROR(kNoDeviceMemory, "on_mapped was told to fail");
+    if (zeroes_ && contents == ArenaContents::kUndefined) zero(arena);
+    if (!zeroes_ && dirt_ != 0) fill(dirt_);
+    return {};
   }
 
   Status quiesce(Epoch epoch, Deadline deadline) override {
@@ -77,6 +88,27 @@ class GatedUser final : public ArenaUser {
     const std::lock_guard lock(mutex_);
     return arena_ == nullptr ? -1 : *static_cast<unsigned char*>(arena_->segment(0).raw());
   }
+  // Every byte of the arena.
+  void fill(int value) {
+    const std::lock_guard lock(mutex_);
+    if (arena_ == nullptr) return;
+    for (std::uint32_t i = 0; i < arena_->layout().segment_bytes.size(); ++i) {
+      std::memset(arena_->segment(i).raw(), value, arena_->layout().segment_bytes[i]);
+    }
+  }
+  [[nodiscard]] int zeroings() const { return zeroings_; }
+  // Bytes of the arena with another value; -1 when none is mapped.
+  std::int64_t count_others(int value) {
+    const std::lock_guard lock(mutex_);
+    if (arena_ == nullptr) return -1;
+    std::int64_t others = 0;
+    for (std::uint32_t i = 0; i < arena_->layout().segment_bytes.size(); ++i) {
+      const auto* bytes = static_cast<const unsigned char*>(arena_->segment(i).raw());
+      others += std::count_if(bytes, bytes + arena_->layout().segment_bytes[i],
+                              [value](unsigned char byte) { return byte != value; });
+    }
+    return others;
+  }
   void poke(int value) {
     const std::lock_guard lock(mutex_);
     if (arena_ != nullptr) std::memset(arena_->segment(0).raw(), value, 1);
@@ -87,6 +119,16 @@ class GatedUser final : public ArenaUser {
   }
 
  private:
+  // In two halves, with a gate between them.
+  void zero(Arena& arena) {
+    const std::vector<std::uint64_t>& sizes = arena.layout().segment_bytes;
+    std::memset(arena.segment(0).raw(), 0, sizes[0] / 2);
+    pass("zeroing", arena.epoch(), nullptr);
+    for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+      std::memset(arena.segment(i).raw(), 0, sizes[i]);
+    }
+    ++zeroings_;
+  }
   bool pass(const std::string& name, Epoch epoch, const Deadline* deadline) {
     std::unique_lock lock(mutex_);
     if (!closed_[name]) return true;
@@ -101,6 +143,9 @@ class GatedUser final : public ArenaUser {
     return failures_[name]-- > 0;
   }
 
+  const bool zeroes_;
+  const int dirt_;
+  std::atomic<int> zeroings_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, bool> closed_;
@@ -112,11 +157,11 @@ std::string describe(const LeaseView& view) {
   const auto code = [](const std::optional<Error>& error) {
     return error ? std::string(to_string(error->code)) : std::string("-");
   };
-  return fmt::format("view {} {} {} {} {} {} {} {} {}", to_string(view.phase), view.epoch.value,
+  return fmt::format("view {} {} {} {} {} {} {} {} {} {}", to_string(view.phase), view.epoch.value,
                      view.session.is_zero() ? "alone" : "connected",
-                     view.mapped ? "mapped" : "unmapped", view.living_leases,
-                     view.quarantined_bytes, code(view.refused), code(view.peer_refused),
-                     view.note.empty() ? "-" : view.note);
+                     view.mapped ? "mapped" : "unmapped", view.prepared_by.value,
+                     view.living_leases, view.quarantined_bytes, code(view.refused),
+                     code(view.peer_refused), view.note.empty() ? "-" : view.note);
 }
 
 LeaseOptions parse_options(Arguments& arguments, const Geometry& geometry, ArenaOrder order) {
@@ -176,7 +221,9 @@ class Peer {
             static_cast<std::uint32_t>(std::stoi(arguments["layers"])),
             static_cast<std::uint32_t>(std::stoi(arguments["ranks"])))),
         order_(arguments["many"] == "yes" ? ArenaOrder::kLayerFirstMany : ArenaOrder::kLayerFirst),
-        options_(parse_options(arguments, geometry_, order_)) {
+        options_(parse_options(arguments, geometry_, order_)),
+        user_(
+            options_.identity.self == ProcessKind::kWorker, arguments["dirt"], arguments["hold"]) {
     auto spec = DeviceSpec::parse(arguments["device"]);
     if (!spec) throw Exception(spec.error());
     device_ = open_device(*spec);
@@ -236,6 +283,15 @@ class Peer {
       in >> ms;
       user_.poke(ms);
       say("poked");
+    } else if (verb == "fill") {
+      in >> ms;
+      user_.fill(ms);
+      say("filled");
+    } else if (verb == "others") {
+      in >> ms;
+      say(fmt::format("others {}", user_.count_others(ms)));
+    } else if (verb == "zeroings") {
+      say(fmt::format("zeroings {}", user_.zeroings()));
     } else if (verb == "peek") {
       say(fmt::format("peeked {}", user_.peek()));
     } else if (verb == "address") {

@@ -11,7 +11,9 @@ namespace kvferry::test {
 /// A mover's side of the arena: the lease thread maps, the test looks.
 class MoverMapping final : public ipc::ArenaUser {
  public:
-  ipc::Status on_mapped(ipc::SessionId session, ipc::Arena& arena) override {
+  ipc::Status on_mapped(ipc::SessionId session,
+                        ipc::Arena& arena,
+                        ipc::ArenaContents /*contents*/) override {
     const std::lock_guard lock(mutex_);
     session_ = session;
     arena_ = &arena;

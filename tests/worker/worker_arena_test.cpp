@@ -26,6 +26,8 @@ using std::chrono_literals::operator""s;
 
 constexpr std::uint64_t kMiB = 1ULL << 20;
 const SessionId kSession = SessionId::from_words(1, 2);
+constexpr auto kUndefined = ipc::ArenaContents::kUndefined;
+constexpr auto kPrepared = ipc::ArenaContents::kPrepared;
 
 /// One group with a sharded and a replicated region, one with sharded regions only.
 ipc::Geometry make_geometry() {
@@ -69,7 +71,7 @@ TEST_F(WorkerArenaTest, ZeroesEverySegmentBeforeItIsUsed) {
   for (std::uint32_t i = 0; i < sizes.size(); ++i) {
     std::memset(arena.segment(i).raw(), 0xEE, sizes[i]);
   }
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   for (std::uint32_t i = 0; i < sizes.size(); ++i) {
     const auto* bytes = static_cast<const unsigned char*>(arena.segment(i).raw());
     EXPECT_TRUE(std::all_of(bytes, bytes + sizes[i], [](unsigned char byte) { return byte == 0; }));
@@ -78,9 +80,26 @@ TEST_F(WorkerArenaTest, ZeroesEverySegmentBeforeItIsUsed) {
   user_.on_unmapped(Epoch{1});
 }
 
+TEST_F(WorkerArenaTest, KeepsWhatAnEarlierLifeHasPrepared) {
+  ipc::Arena arena = allocate(Epoch{1});
+  const auto& sizes = arena.layout().segment_bytes;
+  for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+    std::memset(arena.segment(i).raw(), 0xEE, sizes[i]);
+  }
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kPrepared).has_value());
+  EXPECT_TRUE(user_.enter(kSession, Epoch{1}).has_value());
+  for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+    const auto* bytes = static_cast<const unsigned char*>(arena.segment(i).raw());
+    EXPECT_TRUE(
+        std::all_of(bytes, bytes + sizes[i], [](unsigned char byte) { return byte == 0xEE; }));
+  }
+  ASSERT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(5s)).has_value());
+  user_.on_unmapped(Epoch{1});
+}
+
 TEST_F(WorkerArenaTest, OffersTablesOfEverySetThatExists) {
   ipc::Arena arena = allocate(Epoch{1});
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   {
     const auto use = user_.enter(kSession, Epoch{1});
     ASSERT_TRUE(use.has_value());
@@ -101,14 +120,14 @@ TEST_F(WorkerArenaTest, OffersTablesOfEverySetThatExists) {
 TEST_F(WorkerArenaTest, RefusesEveryoneBeforeMappingAndAfterUnmapping) {
   EXPECT_EQ(user_.enter(kSession, Epoch{1}).error().code, ErrorCode::kNotReady);
   ipc::Arena arena = allocate(Epoch{1});
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   user_.on_unmapped(Epoch{1});
   EXPECT_EQ(user_.enter(kSession, Epoch{1}).error().code, ErrorCode::kNotReady);
 }
 
 TEST_F(WorkerArenaTest, RefusesAnotherSessionAndAnotherEpoch) {
   ipc::Arena arena = allocate(Epoch{4});
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   EXPECT_TRUE(user_.enter(kSession, Epoch{4}).has_value());
   EXPECT_EQ(user_.enter(kSession, Epoch{3}).error().code, ErrorCode::kStaleEpoch);
   EXPECT_EQ(user_.enter(kSession, Epoch{5}).error().code, ErrorCode::kStaleEpoch);
@@ -118,7 +137,7 @@ TEST_F(WorkerArenaTest, RefusesAnotherSessionAndAnotherEpoch) {
 
 TEST_F(WorkerArenaTest, QuiesceTimesOutWhileSomebodyIsInside) {
   ipc::Arena arena = allocate(Epoch{1});
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   {
     const auto use = user_.enter(kSession, Epoch{1});
     const auto status = user_.quiesce(Epoch{1}, Deadline::after(std::chrono::milliseconds(5)));
@@ -135,7 +154,7 @@ TEST_F(WorkerArenaTest, QuiesceEndsWhenTheLastUserLeaves) {
   ipc::Arena arena = allocate(Epoch{1});
   std::promise<void> revoked;
   user_.add_revoke_listener([&revoked] { revoked.set_value(); });
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   std::optional<ArenaUse> use(user_.enter(kSession, Epoch{1}).value());
   std::optional<ArenaUse> second(user_.enter(kSession, Epoch{1}).value());
   std::thread leaver([&] {
@@ -153,7 +172,7 @@ TEST_F(WorkerArenaTest, QuiesceEndsWhenTheLastUserLeaves) {
 TEST_F(WorkerArenaTest, NextEpochOpensAgain) {
   for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
     ipc::Arena arena = allocate(Epoch{epoch});
-    ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+    ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
     EXPECT_TRUE(user_.enter(kSession, Epoch{epoch}).has_value());
     ASSERT_TRUE(user_.quiesce(Epoch{epoch}, Deadline::after(5s)).has_value());
     user_.on_unmapped(Epoch{epoch});
@@ -171,7 +190,7 @@ using WorkerArenaDeathTest = WorkerArenaTest;
 TEST_F(WorkerArenaDeathTest, UnmappingUnderAUserAborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   ipc::Arena arena = allocate(Epoch{1});
-  ASSERT_TRUE(user_.on_mapped(kSession, arena).has_value());
+  ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
   const auto use = user_.enter(kSession, Epoch{1});
   EXPECT_DEATH(user_.on_unmapped(Epoch{1}), "launches of this worker use it");
 }

@@ -93,23 +93,15 @@ Result<MappedArena> WorkerArena::build(ipc::SessionId session, const ipc::Arena&
 
 Status WorkerArena::zero(const ipc::Arena& arena) {
   const ipc::TimePoint started = ipc::MonotonicClock::now();
+  zeroing_ = true;
   for (std::uint32_t i = 0; i < arena.layout().segment_bytes.size(); ++i) {
     KVFERRY_TRY(stream_->zero(arena.segment(i), arena.layout().segment_bytes[i]));
   }
   zeroed_.drain();
   KVFERRY_TRY(stream_->notify(zeroed_.fd()));
   // 1 GiB/s is far below what any device does, and a simulated one shares its CPU.
-  const Deadline deadline = Deadline::after(10s + arena.total_bytes() / (1ULL << 30) * 1s);
-  while (true) {
-    wait_readable(zeroed_.fd(), Deadline::after(100ms).earlier(deadline));
-    KVFERRY_ASSIGN(const bool done, stream_->query());
-    if (done) break;
-    if (deadline.expired()) {
-      return KVFERRY_ERROR(kTimeout, "zeroing {} of epoch {} did not end; the device may hang",
-                           ipc::format_size(arena.total_bytes()), arena.epoch().value);
-    }
-  }
-  zeroed_.drain();
+  KVFERRY_TRY(
+      await_zeroed(arena.epoch(), Deadline::after(10s + arena.total_bytes() / (1ULL << 30) * 1s)));
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - started);
   ipc::log_info("arena: epoch={} zeroed {} in {} ms", arena.epoch().value,
@@ -117,9 +109,33 @@ Status WorkerArena::zero(const ipc::Arena& arena) {
   return ipc::ok();
 }
 
-Status WorkerArena::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
+// Also after a zeroing that failed: what of it runs on would write into whatever is there next.
+Status WorkerArena::await_zeroed(Epoch epoch, Deadline deadline) {
+  while (zeroing_) {
+    KVFERRY_ASSIGN(const bool done, stream_->query());
+    if (done) {
+      zeroing_ = false;
+    } else if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "zeroing of epoch {} did not end; the device may hang",
+                           epoch.value);
+    } else {
+      wait_readable(zeroed_.fd(), Deadline::after(100ms).earlier(deadline));
+      zeroed_.drain();
+    }
+  }
+  return ipc::ok();
+}
+
+Status WorkerArena::on_mapped(ipc::SessionId session,
+                              ipc::Arena& arena,
+                              ipc::ArenaContents contents) {
   KVFERRY_ASSIGN(MappedArena mapped, build(session, arena));
-  KVFERRY_TRY(zero(arena));
+  if (contents == ipc::ArenaContents::kPrepared) {
+    ipc::log_info("arena: epoch={} was zeroed by an earlier life, its blocks are kept",
+                  arena.epoch().value);
+  } else {
+    KVFERRY_TRY(zero(arena));
+  }
   const std::lock_guard lock(mutex_);
   KVFERRY_CHECK(!mapped_.has_value(),
                 "a second arena was mapped before the first one was unmapped");
@@ -130,6 +146,7 @@ Status WorkerArena::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
 
 Status WorkerArena::quiesce(Epoch epoch, Deadline deadline) {
   const ipc::TimePoint started = ipc::MonotonicClock::now();
+  KVFERRY_TRY(await_zeroed(epoch, deadline));
   std::uint32_t at_start = 0;
   {
     const std::lock_guard lock(mutex_);

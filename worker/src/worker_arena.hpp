@@ -77,8 +77,8 @@ class ArenaUse {
 
 static_assert(std::is_nothrow_move_constructible_v<ArenaUse>);
 
-/// The worker's user of the arena in both roles: zeroes it, builds its pointer tables, and lets
-/// runner and staging agent in and out.
+/// The worker's user of the arena in both roles: zeroes it where nobody has before, builds its
+/// pointer tables, and lets runner and staging agent in and out.
 /// @threading any; the ArenaUser calls one at a time. @lifetime device outlives it.
 class WorkerArena final : public ipc::ArenaUser {
  public:
@@ -94,7 +94,9 @@ class WorkerArena final : public ipc::ArenaUser {
   /// session or epoch.
   [[nodiscard]] ipc::Result<ArenaUse> enter(const ipc::SessionId& session, ipc::Epoch epoch);
 
-  [[nodiscard]] ipc::Status on_mapped(ipc::SessionId session, ipc::Arena& arena) override;
+  [[nodiscard]] ipc::Status on_mapped(ipc::SessionId session,
+                                      ipc::Arena& arena,
+                                      ipc::ArenaContents contents) override;
   [[nodiscard]] ipc::Status quiesce(ipc::Epoch epoch, ipc::Deadline deadline) override;
   void on_unmapped(ipc::Epoch epoch) override;
 
@@ -103,12 +105,14 @@ class WorkerArena final : public ipc::ArenaUser {
   void leave() noexcept;
   [[nodiscard]] ipc::Result<MappedArena> build(ipc::SessionId session, const ipc::Arena& arena);
   [[nodiscard]] ipc::Status zero(const ipc::Arena& arena);
+  [[nodiscard]] ipc::Status await_zeroed(ipc::Epoch epoch, ipc::Deadline deadline);
 
   ipc::Device& device_;
   const ipc::Rank rank_;
   ipc::EventFd zeroed_;
   ipc::EventFd idle_;                    ///< Signalled when the last user leaves.
   std::unique_ptr<ipc::Stream> stream_;  ///< For zeroing; used by the lease thread only.
+  bool zeroing_ = false;                 ///< Launched and not seen to end; the lease thread's.
   std::vector<std::function<void()>> listeners_;
 
   std::mutex mutex_;  ///< Guards everything below.

@@ -45,8 +45,9 @@ bool has_small_slices(const ipc::ArenaLayout& layout) {
 
 TransferLane::Options lane_options(ipc::CopyDirection direction,
                                    std::uint32_t lane,
-                                   const StagingClient::Options& staging) {
-  return {direction, staging, lane};
+                                   StagingClient::Options staging) {
+  staging.lane = lane;
+  return {direction, std::move(staging), lane};
 }
 
 }  // namespace
@@ -175,7 +176,9 @@ void TransferEngine::drop_pool() {
 
 bool TransferEngine::idle() { return stores_.idle() && loads_.idle(); }
 
-Status TransferEngine::on_mapped(ipc::SessionId session, ipc::Arena& arena) {
+Status TransferEngine::on_mapped(ipc::SessionId session,
+                                 ipc::Arena& arena,
+                                 ipc::ArenaContents /*contents*/) {
   KVFERRY_ASSIGN(const CopyStrategy strategy, choose_strategy(options_.strategy, arena.layout()));
   auto mapped = std::make_shared<MappedArena>(arena);
   mapped->session = session;

@@ -43,7 +43,9 @@ class TransferEngine final : public ipc::ArenaUser {
   void drop_pool();
   [[nodiscard]] bool idle();
 
-  ipc::Status on_mapped(ipc::SessionId session, ipc::Arena& arena) override;
+  ipc::Status on_mapped(ipc::SessionId session,
+                        ipc::Arena& arena,
+                        ipc::ArenaContents contents) override;
   ipc::Status quiesce(ipc::Epoch epoch, ipc::Deadline deadline) override;
   void on_unmapped(ipc::Epoch epoch) override;
 

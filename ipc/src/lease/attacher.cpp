@@ -199,9 +199,10 @@ void LeaseAttacher::Impl::belt() {
 void LeaseAttacher::Impl::changed() {
   LeaseView& draft = view_draft_;
   draft.session = session_;
-  draft.mapped = held_.has_value();
+  draft.mapped = held_ && held_->accepted;
+  draft.prepared_by = draft.mapped ? held_->prepared_by : LeaseId{};
   draft.group_blocks.clear();
-  if (held_) {
+  if (draft.mapped) {
     for (const GroupLayout& group : held_->arena.layout().groups) {
       draft.group_blocks.push_back(group.block_count);
     }

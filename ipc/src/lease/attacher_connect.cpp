@@ -130,6 +130,11 @@ Status LeaseAttacher::Impl::on_message(Incoming incoming) {
     case LeaseMessage::kGrant: {
       if (stage_ != Stage::kWaiting && stage_ != Stage::kIdle) break;
       KVFERRY_ASSIGN(std::optional<lease::Grant> grant, assembly_.add(std::move(incoming)));
+      if (grant && is_mover() && !grant->prepared) {
+        // Movers run no kernels: the worker that owns the memory has zeroed it before it grants.
+        return KVFERRY_ERROR(kProtocol, "lease {} grants a mover epoch {}, which nobody has zeroed",
+                             grant->lease.value, grant->epoch.value);
+      }
       if (grant) on_grant(std::move(*grant));
       return ok();
     }
@@ -140,6 +145,7 @@ Status LeaseAttacher::Impl::on_message(Incoming incoming) {
     case LeaseMessage::kHello:
     case LeaseMessage::kAttach:
     case LeaseMessage::kReleased:
+    case LeaseMessage::kPrepared:
     case LeaseMessage::kBye: break;
   }
   return KVFERRY_ERROR(kProtocol, "message {} is not an owner's to send at this point",

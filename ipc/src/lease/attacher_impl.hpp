@@ -58,6 +58,8 @@ class LeaseAttacher::Impl {
   struct Held {
     LeaseId lease;
     Arena arena;
+    bool accepted = false;  ///< Our user took it.
+    LeaseId prepared_by;    ///< Lease that its contents go back to; 0: the owner itself.
   };
 
   // attacher.cpp
@@ -93,6 +95,7 @@ class LeaseAttacher::Impl {
   // attacher_map.cpp
   void on_grant(lease::Grant grant);
   Status import(lease::Grant& grant);
+  void say_prepared(LeaseId lease);
   void acknowledge(LeaseId lease);
   void check_word();
   Status let_go(Deadline deadline, std::string_view why);

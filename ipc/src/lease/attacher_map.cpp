@@ -56,8 +56,9 @@ void LeaseAttacher::Impl::on_grant(lease::Grant grant) {
   view_draft_.epoch = epoch;
   view_draft_.phase = LeasePhase::kReady;
   note({});
-  log_info("{}: epoch {} mapped under lease {}: {}", tag_, epoch.value, lease.value,
-           format_size(held_->arena.total_bytes()));
+  log_info("{}: epoch {} mapped under lease {}: {}, {}", tag_, epoch.value, lease.value,
+           format_size(held_->arena.total_bytes()),
+           grant.prepared ? "its contents are kept" : "its contents are new");
 }
 
 // After an error either nothing is mapped, or held_ is and is to be let go.
@@ -65,8 +66,22 @@ Status LeaseAttacher::Impl::import(lease::Grant& grant) {
   const bool stable = options_.stable_addresses && options_.identity.handles == HandleKind::kVmm;
   KVFERRY_ASSIGN(Arena arena, Arena::import(device_, grant.epoch, grant.layout,
                                             std::move(grant.handles), stable ? &ranges_ : nullptr));
-  held_.emplace(Held{grant.lease, std::move(arena)});
-  return user_.on_mapped(session_, held_->arena);
+  held_.emplace(Held{grant.lease, std::move(arena), false, LeaseId{}});
+  KVFERRY_TRY(
+      user_.on_mapped(session_, held_->arena,
+                      grant.prepared ? ArenaContents::kPrepared : ArenaContents::kUndefined));
+  held_->accepted = true;
+  held_->prepared_by = grant.prepared.value_or(grant.lease);
+  if (!grant.prepared) say_prepared(grant.lease);
+  return ok();
+}
+
+// Strictly after our user has observed the end of the zeroing.
+void LeaseAttacher::Impl::say_prepared(LeaseId lease) {
+  words_->set_prepared(lease);
+  if (!socket_) return;
+  // The words are the truth: an owner whose buffer is full finds it by itself.
+  (void)lease::send(*socket_, lease::LeaseMessage::kPrepared, lease::LeaseBody{lease});
 }
 
 // Strictly after the last close.

@@ -59,6 +59,10 @@ Status GrantAssembly::begin(const GrantBody& part) {
     return KVFERRY_ERROR(kProtocol, "grant of lease {} on epoch {}", part.lease.value,
                          part.epoch.value);
   }
+  if (part.prepared && *part.prepared >= part.lease) {
+    return KVFERRY_ERROR(kProtocol, "grant of lease {} says that lease {} prepared the epoch",
+                         part.lease.value, part.prepared->value);
+  }
   KVFERRY_TRY(part.layout->validate(geometry_));
   if (part.total != part.layout->segment_bytes.size() || part.total == 0 ||
       part.total > kMaxHandles) {
@@ -68,13 +72,14 @@ Status GrantAssembly::begin(const GrantBody& part) {
   pending_.emplace();
   pending_->epoch = part.epoch;
   pending_->lease = part.lease;
+  pending_->prepared = part.prepared;
   pending_->layout = *part.layout;
   return ok();
 }
 
 Status GrantAssembly::check_part(const GrantBody& part) const {
   if (!pending_ || part.lease != pending_->lease || part.epoch != pending_->epoch ||
-      part.first != pending_->handles.size()) {
+      part.prepared != pending_->prepared || part.first != pending_->handles.size()) {
     return KVFERRY_ERROR(kProtocol, "part from handle {} of lease {} does not follow", part.first,
                          part.lease.value);
   }

@@ -17,6 +17,7 @@ namespace kvferry::ipc::lease {
 struct Grant {
   Epoch epoch;
   LeaseId lease;
+  std::optional<LeaseId> prepared;  ///< As in GrantBody.
   ArenaLayout layout;
   std::vector<ExportedHandle> handles;
 };

@@ -11,7 +11,7 @@ Result<Incoming> read_header(Packet packet) {
   }
   const std::uint8_t message = packet.bytes[0];
   if (message < static_cast<std::uint8_t>(LeaseMessage::kHello) ||
-      message > static_cast<std::uint8_t>(LeaseMessage::kBye)) {
+      message > static_cast<std::uint8_t>(LeaseMessage::kPrepared)) {
     return KVFERRY_ERROR(kProtocol, "message {} is none of the lease protocol's", message);
   }
   Incoming incoming;

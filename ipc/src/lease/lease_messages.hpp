@@ -39,6 +39,7 @@ enum class LeaseMessage : std::uint8_t {
   kRevoke,     ///< Owner's doorbell: look at the owner word.
   kReleased,   ///< Attacher's doorbell: look at my released word.
   kBye,        ///< Attacher: I end. Answered in kind with the last lease granted.
+  kPrepared,   ///< Attacher's doorbell: look at my prepared word.
 };
 
 struct HelloBody {
@@ -77,15 +78,19 @@ struct WireHandle {
 };
 
 /// Part of a grant: handles [first, first + handles.size()) of total. The layout comes with the
-/// first part.
+/// first part. prepared: the lease under which the memory was zeroed (0: by the owner); nothing:
+/// whoever gets this grant has to.
 struct GrantBody {
   Epoch epoch;
   LeaseId lease;
+  std::optional<LeaseId> prepared;
   std::uint32_t total = 0;
   std::uint32_t first = 0;
   std::vector<WireHandle> handles;
   std::optional<ArenaLayout> layout;
-  template <typename V> void visit(V& v) { v(epoch, lease, total, first, handles, layout); }
+  template <typename V> void visit(V& v) {
+    v(epoch, lease, prepared, total, first, handles, layout);
+  }
 };
 
 struct RevokeBody {
@@ -93,7 +98,7 @@ struct RevokeBody {
   template <typename V> void visit(V& v) { v(epoch); }
 };
 
-/// Of Released and Bye.
+/// Of Released, Prepared and Bye.
 struct LeaseBody {
   LeaseId lease;
   template <typename V> void visit(V& v) { v(lease); }

@@ -45,13 +45,17 @@ Lease SlotTable::record_lease(Slot& slot, Epoch epoch) {
 SlotTable::Release SlotTable::collect_release(Slot& slot) {
   if (slot.distrusted || !slot.words) return Release::kNone;
   const LeaseId released = slot.words->released();
-  if (released > slot.last_lease) {
+  if (released > slot.last_lease || slot.words->prepared() > slot.last_lease) {
     slot.distrusted = true;
     return Release::kForged;
   }
   if (!slot.lease || released < slot.lease->id) return Release::kNone;
   slot.lease.reset();
   return Release::kEnded;
+}
+
+LeaseId SlotTable::prepared(const Slot& slot) noexcept {
+  return slot.distrusted || !slot.words ? LeaseId{} : slot.words->prepared();
 }
 
 void SlotTable::remove_dead(const IncarnationId& incarnation) {
@@ -99,6 +103,14 @@ std::string describe(const std::vector<Slot*>& slots) {
     text += fmt::format("{}{} (lease {})", text.empty() ? "" : ", ", slot->name(),
                         slot->lease ? slot->lease->id.value : 0);
   }
+  return text;
+}
+
+std::string describe(const Deaths& deaths) {
+  std::string text;
+  for (const std::string& name : deaths.names) text += (text.empty() ? "" : ", ") + name;
+  const std::uint64_t more = deaths.count - deaths.names.size();
+  if (more > 0) text += fmt::format(" and {} before", more);
   return text;
 }
 

@@ -34,7 +34,7 @@ struct Slot {
   std::optional<Lease> lease;   ///< Living; at most one per incarnation.
   LeaseId last_lease;           ///< Last one granted; 0 none.
   std::optional<Epoch> wanted;  ///< Parked attach request.
-  bool distrusted = false;      ///< Forged its released word: only its death ends its lease.
+  bool distrusted = false;      ///< Forged a word: only its death ends its lease.
   bool killed = false;          ///< SIGKILL was sent.
 
   [[nodiscard]] std::string name() const;
@@ -64,8 +64,12 @@ class SlotTable {
   Lease record_lease(Slot& slot, Epoch epoch);
   /// Takes a lease back whose handle provably never left.
   static void withdraw_lease(Slot& slot) noexcept { slot.lease.reset(); }
-  /// Reads the released word and ends the lease it passes.
+  /// Reads the released word and ends the lease it passes. kForged, once: a word names a lease that
+  /// was never granted.
   static Release collect_release(Slot& slot);
+  /// The lease that the holder says it has zeroed its epoch under; 0 none, and of no weight when
+  /// distrusted.
+  [[nodiscard]] static LeaseId prepared(const Slot& slot) noexcept;
   /// The process is proven dead: ends its lease and removes the slot.
   void remove_dead(const IncarnationId& incarnation);
 
@@ -83,5 +87,7 @@ class SlotTable {
 
 /// "mover pid 12 (lease 3), worker pid 9 (lease 4)".
 [[nodiscard]] std::string describe(const std::vector<Slot*>& slots);
+/// "worker pid 9, worker pid 12 and 3 before".
+[[nodiscard]] std::string describe(const Deaths& deaths);
 
 }  // namespace kvferry::ipc::lease

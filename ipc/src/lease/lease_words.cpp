@@ -92,6 +92,15 @@ void AttacherWords::release_up_to(LeaseId lease) {
   word(memory_.mapping, words::kReleasedOffset).store(lease.value, std::memory_order_release);
 }
 
+void AttacherWords::set_prepared(LeaseId lease) {
+  KVFERRY_CHECK(lease > prepared_,
+                fmt::format("prepared word would go from {} to {}", prepared_.value, lease.value));
+  prepared_ = lease;
+  // Pairs with the acquire load in AttacherWordsView::prepared(): who sees it hands the epoch on
+  // without zeroing it again.
+  word(memory_.mapping, words::kPreparedOffset).store(lease.value, std::memory_order_release);
+}
+
 // NOLINTNEXTLINE(readability-make-member-function-const): it writes the shared memory.
 void AttacherWords::set_attached(LeaseId lease) noexcept {
   word(memory_.mapping, words::kAttachedOffset).store(lease.value, std::memory_order_relaxed);
@@ -113,6 +122,11 @@ Result<AttacherWordsView> AttacherWordsView::map(const UniqueFd& fd, Incarnation
 LeaseId AttacherWordsView::released() const noexcept {
   // Pairs with the release store in AttacherWords::release_up_to().
   return LeaseId{word(mapping_, words::kReleasedOffset).load(std::memory_order_acquire)};
+}
+
+LeaseId AttacherWordsView::prepared() const noexcept {
+  // Pairs with the release store in AttacherWords::set_prepared().
+  return LeaseId{word(mapping_, words::kPreparedOffset).load(std::memory_order_acquire)};
 }
 
 }  // namespace kvferry::ipc::lease

@@ -46,6 +46,8 @@ class AttacherWords {
   [[nodiscard]] static Result<AttacherWords> create(IncarnationId incarnation);
   /// Call strictly after the last close of the lease's memory. Never goes back.
   void release_up_to(LeaseId lease);
+  /// Call strictly after the zeroing of the lease's epoch was observed complete. Never goes back.
+  void set_prepared(LeaseId lease);
   void set_attached(LeaseId lease) noexcept;
   void beat() noexcept;
   [[nodiscard]] LeaseId released() const noexcept { return released_; }
@@ -55,6 +57,7 @@ class AttacherWords {
   explicit AttacherWords(SharedMemory::SingleWriter memory) : memory_(std::move(memory)) {}
   SharedMemory::SingleWriter memory_;
   LeaseId released_;
+  LeaseId prepared_;
 };
 
 /// An attacher's segment, in the owner.
@@ -62,6 +65,7 @@ class AttacherWordsView {
  public:
   [[nodiscard]] static Result<AttacherWordsView> map(const UniqueFd& fd, IncarnationId incarnation);
   [[nodiscard]] LeaseId released() const noexcept;
+  [[nodiscard]] LeaseId prepared() const noexcept;
 
  private:
   explicit AttacherWordsView(SharedMapping mapping) : mapping_(std::move(mapping)) {}

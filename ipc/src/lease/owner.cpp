@@ -170,14 +170,15 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
     return std::move(prepared).error();
   }
   accepted_ = true;
+  mark_.begin(/*by_owner=*/!is_mover());
+  held_up_.clear();
   note({});
   move_to(LeasePhase::kReady, next, "init");
-  serve_parked();
   return next;
 }
 
 Status LeaseOwner::Impl::prepare_arena() {
-  KVFERRY_TRY(user_.on_mapped(session_, *arena_));
+  KVFERRY_TRY(user_.on_mapped(session_, *arena_, ArenaContents::kUndefined));
   // Found now, not when the first attacher asks.
   KVFERRY_TRY(arena_->export_handles());
   return ok();
@@ -249,6 +250,7 @@ void LeaseOwner::Impl::tick() {
   if (shut_) return;
   collect_releases();
   advance_clear();
+  serve_parked();
   changed();
   arm_belt();
 }
@@ -256,7 +258,8 @@ void LeaseOwner::Impl::tick() {
 // A doorbell can be lost (full buffer, peer killed between store and ring), and nothing rings when
 // memory comes back: while somebody is waited for, the words are looked at regularly as well.
 void LeaseOwner::Impl::arm_belt() {
-  const bool needed = clear_ || !quarantine_.empty();
+  const bool needed = clear_ || !quarantine_.empty() || !held_up_.empty() ||
+                      (arena_ && mark_.state() == lease::PrepareMark::State::kPreparing);
   if (needed == (belt_ != 0)) return;
   if (!needed) {
     loop_.cancel(belt_);
@@ -276,13 +279,16 @@ void LeaseOwner::Impl::changed() {
   now.phase = phase();
   now.mapped = arena_ && accepted_;
   if (now.mapped) {
+    now.prepared_by = mark_.prepared_by();
     for (const GroupLayout& group : arena_->layout().groups) {
       now.group_blocks.push_back(group.block_count);
     }
   }
   now.living_leases = slots_.living_leases();
   now.quarantined_bytes = quarantine_.bytes();
-  now.note = !note_.empty() || quarantine_.empty() ? note_ : quarantine_.describe();
+  now.note = note_;
+  if (now.note.empty()) now.note = held_up_;
+  if (now.note.empty() && !quarantine_.empty()) now.note = quarantine_.describe();
   now.peer_refused = peer_refused_;
   {
     const std::lock_guard lock(view_mutex_);

@@ -25,14 +25,6 @@ std::int64_t ms_left(Deadline deadline) {
   return std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining()).count();
 }
 
-std::string describe(const lease::Deaths& deaths) {
-  std::string text;
-  for (const std::string& name : deaths.names) text += (text.empty() ? "" : ", ") + name;
-  const std::uint64_t more = deaths.count - deaths.names.size();
-  if (more > 0) text += fmt::format(" and {} before", more);
-  return text;
-}
-
 }  // namespace
 
 std::optional<Result<ClearOutcome>> LeaseOwner::Impl::clear_without_work(Epoch wanted) const {

@@ -9,6 +9,7 @@
 #include "lease/lease_slots.hpp"
 #include "lease/lease_words.hpp"
 #include "lease/posted_call.hpp"
+#include "lease/prepare_mark.hpp"
 #include "lease/quarantine.hpp"
 
 #include <condition_variable>
@@ -112,9 +113,13 @@ class LeaseOwner::Impl {
   void drop_connection(lease::Slot& slot, const Error& why);
   void close_connection(lease::Slot& slot);
   void serve_parked();
+  [[nodiscard]] bool may_grant();
+  [[nodiscard]] std::string why_not_yet();
   void grant(lease::Slot& slot);
   Status send_grant(lease::Slot& slot, const lease::Lease& lease, bool& left);
+  lease::SlotTable::Release collect_words(lease::Slot& slot);
   void collect_releases();
+  void end_preparing(LeaseId lease);
 
   // owner_clear.cpp
   void start_clear(Epoch wanted, const lease::Answer<ClearOutcome>& answer);
@@ -142,7 +147,9 @@ class LeaseOwner::Impl {
   // Destroyed in reverse: mapped memory goes before the addresses set aside for it.
   AddressRanges ranges_;
   std::optional<Arena> arena_;
-  bool accepted_ = false;  ///< arena_ is usable: our user took it.
+  bool accepted_ = false;    ///< arena_ is usable: our user took it.
+  lease::PrepareMark mark_;  ///< Of the current epoch.
+  std::string held_up_;      ///< Why the epoch is not granted yet; empty when it is.
   lease::Quarantine quarantine_;
   lease::OwnerWords words_;
   lease::SlotTable slots_;

@@ -137,8 +137,7 @@ Status LeaseOwner::Impl::check_hello(const lease::HelloBody& hello, const Proces
                          process.pid(), hello.identity.incarnation.hex(), slot->process.pid());
   }
   if (slot->distrusted) {
-    return KVFERRY_ERROR(kProtocol, "{}: {} forged its released word; restart it", tag_,
-                         slot->name());
+    return KVFERRY_ERROR(kProtocol, "{}: {} forged its words; restart it", tag_, slot->name());
   }
   return ok();
 }
@@ -154,8 +153,8 @@ void LeaseOwner::Impl::admit(PacketSocket socket,
     loop_.watch(slot->process.pidfd(), [this, incarnation] { on_death(incarnation); });
   } else {
     // A new connection of a living process: its earlier words are read one last time.
-    if (lease::SlotTable::collect_release(*slot) == lease::SlotTable::Release::kForged) {
-      log_warn("{}: {} forged its released word; dropped", tag_, slot->name());
+    if (collect_words(*slot) == lease::SlotTable::Release::kForged) {
+      log_warn("{}: {} forged its words; dropped", tag_, slot->name());
       close_connection(*slot);
       return;
     }
@@ -206,8 +205,9 @@ Status LeaseOwner::Impl::on_message(Slot& slot, const Incoming& incoming) {
       return on_attach(slot, body.min_epoch);
     }
     case LeaseMessage::kReleased:
+    case LeaseMessage::kPrepared:
       // A doorbell: the caller looks at the words after this.
-      KVFERRY_TRY(lease::read_body<lease::LeaseBody>(incoming, "Released"));
+      KVFERRY_TRY(lease::read_body<lease::LeaseBody>(incoming, "Released or Prepared"));
       return ok();
     case LeaseMessage::kBye: {
       KVFERRY_TRY(lease::read_body<lease::LeaseBody>(incoming, "Bye"));
@@ -226,8 +226,8 @@ Status LeaseOwner::Impl::on_message(Slot& slot, const Incoming& incoming) {
 
 Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
   if (min_epoch.value == 0) return KVFERRY_ERROR(kProtocol, "attach request for epoch 0");
-  if (lease::SlotTable::collect_release(slot) == lease::SlotTable::Release::kForged) {
-    return KVFERRY_ERROR(kProtocol, "released word above lease {}, the last one granted",
+  if (collect_words(slot) == lease::SlotTable::Release::kForged) {
+    return KVFERRY_ERROR(kProtocol, "a word names a lease above {}, the last one granted",
                          slot.last_lease.value);
   }
   if (slot.lease) {
@@ -235,41 +235,88 @@ Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
                          slot.lease->id.value, slot.lease->epoch.value);
   }
   slot.wanted = min_epoch;
-  if (phase() == LeasePhase::kReady && epoch() >= min_epoch) {
+  if (phase() == LeasePhase::kReady && epoch() >= min_epoch && may_grant()) {
     grant(slot);
   } else {
-    log_info("{}: {} waits for epoch {} or later; now epoch {} {}", tag_, slot.name(),
-             min_epoch.value, epoch().value, to_string(phase()));
+    log_info("{}: {} waits for epoch {} or later; now epoch {} {}{}{}", tag_, slot.name(),
+             min_epoch.value, epoch().value, to_string(phase()), held_up_.empty() ? "" : ", ",
+             held_up_);
   }
   return ok();
 }
 
 void LeaseOwner::Impl::serve_parked() {
-  slots_.for_each([this](Slot& slot) {
-    if (slot.wanted && slot.connection && epoch() >= *slot.wanted) grant(slot);
+  bool waits = false;
+  slots_.for_each([&](Slot& slot) {
+    if (!slot.wanted || !slot.connection || phase() != LeasePhase::kReady ||
+        epoch() < *slot.wanted) {
+      return;
+    }
+    if (may_grant()) {
+      grant(slot);
+    } else {
+      waits = true;
+    }
   });
+  if (!waits) held_up_.clear();
+}
+
+bool LeaseOwner::Impl::may_grant() {
+  std::string reason = why_not_yet();
+  if (reason != held_up_) {
+    if (reason.empty()) {
+      log_info("{}: epoch {} can be granted now; it was held up: {}", tag_, epoch().value,
+               held_up_);
+    } else {
+      log_info("{}: epoch {} is not granted until that ends: {}", tag_, epoch().value, reason);
+    }
+    held_up_ = std::move(reason);
+  }
+  return held_up_.empty();
+}
+
+// Workers write to the arena and its contents outlive them. So a worker gets the epoch only when
+// nothing of the one before can write to it any more: its lease has ended, and where the backend
+// can tell, no child that it forked keeps it mapped.
+std::string LeaseOwner::Impl::why_not_yet() {
+  if (!is_mover()) return {};
+  const std::vector<Slot*> holders = slots_.holding(epoch());
+  if (!holders.empty()) return fmt::format("held by {}", lease::describe(holders));
+  const lease::Deaths* deaths = slots_.deaths(epoch());
+  if (deaths == nullptr) return {};
+  const auto mapped = arena_->mapped_elsewhere();
+  if (!mapped) return fmt::format("who maps it cannot be told: {}", mapped.error().message);
+  if (mapped->empty()) return {};
+  return fmt::format("process {} still maps it, a child of dead {}: end it, or clear and reinit",
+                     lease::describe(*mapped), lease::describe(*deaths));
 }
 
 void LeaseOwner::Impl::grant(Slot& slot) {
   slot.wanted.reset();
   const lease::Lease lease = slots_.record_lease(slot, epoch());
-  log_info("{}: lease {} on epoch {} granted to {}", tag_, lease.id.value, lease.epoch.value,
-           slot.name());
   bool left = false;
-  if (const Status sent = send_grant(slot, lease, left); !sent) {
-    if (!left) lease::SlotTable::withdraw_lease(slot);
-    drop_connection(slot, sent.error());
+  const Status sent = send_grant(slot, lease, left);
+  log_info("{}: lease {} on epoch {} granted to {}{}", tag_, lease.id.value, lease.epoch.value,
+           slot.name(),
+           mark_.state() == lease::PrepareMark::State::kPreparing ? ", which has to zero it" : "");
+  if (sent) return;
+  if (!left) {
+    lease::SlotTable::withdraw_lease(slot);
+    end_preparing(lease.id);
   }
+  drop_connection(slot, sent.error());
 }
 
 // Descriptors of the grant are closed on return: held open they pin the memory.
 Status LeaseOwner::Impl::send_grant(Slot& slot, const lease::Lease& lease, bool& left) {
   KVFERRY_ASSIGN(const std::vector<ExportedHandle> handles, arena_->export_handles());
+  const std::optional<LeaseId> prepared = mark_.grant(lease.id);
   const auto total = static_cast<std::uint32_t>(handles.size());
   for (std::uint32_t first = 0; first < total; first += lease::kMaxHandlesPerPart) {
     lease::GrantBody part;
     part.epoch = lease.epoch;
     part.lease = lease.id;
+    part.prepared = prepared;
     part.total = total;
     part.first = first;
     if (first == 0) part.layout = arena_->layout();
@@ -292,12 +339,14 @@ void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
   loop_.unwatch(slot->process.pidfd());
   close_connection(*slot);
   const std::string name = slot->name();
-  (void)lease::SlotTable::collect_release(*slot);
+  (void)collect_words(*slot);
   log_info("{}: {} is dead{}", tag_, name,
            slot->lease ? fmt::format(": ends lease {} on epoch {}", slot->lease->id.value,
                                      slot->lease->epoch.value)
                        : std::string(", held no lease"));
+  const std::optional<lease::Lease> held = slot->lease;
   slots_.remove_dead(incarnation);
+  if (held) end_preparing(held->id);
   tick();
 }
 
@@ -314,10 +363,30 @@ void LeaseOwner::Impl::close_connection(Slot& slot) {
   slot.connection.reset();
 }
 
+// Reads both words of an attacher. released was loaded first, so what it ended cannot hide that
+// the epoch had been prepared before.
+lease::SlotTable::Release LeaseOwner::Impl::collect_words(Slot& slot) {
+  const std::optional<lease::Lease> held = slot.lease;
+  const lease::SlotTable::Release release = lease::SlotTable::collect_release(slot);
+  if (!held) return release;
+  if (lease::SlotTable::prepared(slot) == held->id && mark_.acknowledge(held->id)) {
+    log_info("{}: epoch {} was prepared by {} under lease {}", tag_, held->epoch.value, slot.name(),
+             held->id.value);
+  }
+  if (!slot.lease) end_preparing(held->id);
+  return release;
+}
+
+void LeaseOwner::Impl::end_preparing(LeaseId lease) {
+  if (!mark_.ended(lease)) return;
+  log_info("{}: lease {} ended before its holder had zeroed epoch {}: the next one begins anew",
+           tag_, lease.value, epoch().value);
+}
+
 void LeaseOwner::Impl::collect_releases() {
   slots_.for_each([this](Slot& slot) {
     const std::optional<lease::Lease> held = slot.lease;
-    switch (lease::SlotTable::collect_release(slot)) {
+    switch (collect_words(slot)) {
       case lease::SlotTable::Release::kNone: break;
       case lease::SlotTable::Release::kEnded:
         log_info("{}: {} released lease {} on epoch {}", tag_, slot.name(), held->id.value,
@@ -325,7 +394,7 @@ void LeaseOwner::Impl::collect_releases() {
         break;
       case lease::SlotTable::Release::kForged:
         drop_connection(slot, KVFERRY_ERROR(kProtocol,
-                                            "released word above lease {}, the last one granted; "
+                                            "a word names a lease above {}, the last one granted; "
                                             "its leases end only with its death",
                                             slot.last_lease.value));
         break;

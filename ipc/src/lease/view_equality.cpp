@@ -14,10 +14,10 @@ bool same_error(const std::optional<Error>& a, const std::optional<Error>& b) {
 
 bool same_view(const LeaseView& a, const LeaseView& b) {
   return a.session == b.session && a.epoch == b.epoch && a.phase == b.phase &&
-         a.mapped == b.mapped && a.group_blocks == b.group_blocks &&
-         a.living_leases == b.living_leases && a.quarantined_bytes == b.quarantined_bytes &&
-         a.note == b.note && same_error(a.refused, b.refused) &&
-         same_error(a.peer_refused, b.peer_refused);
+         a.mapped == b.mapped && a.prepared_by == b.prepared_by &&
+         a.group_blocks == b.group_blocks && a.living_leases == b.living_leases &&
+         a.quarantined_bytes == b.quarantined_bytes && a.note == b.note &&
+         same_error(a.refused, b.refused) && same_error(a.peer_refused, b.peer_refused);
 }
 
 }  // namespace kvferry::ipc::lease

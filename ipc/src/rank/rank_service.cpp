@@ -64,8 +64,8 @@ class EmptyingUser final : public ArenaUser {
   EmptyingUser(ArenaUser& user, std::function<void()> empty_allocator)
       : user_(user), empty_allocator_(std::move(empty_allocator)) {}
 
-  Status on_mapped(SessionId session, Arena& arena) override {
-    return user_.on_mapped(session, arena);
+  Status on_mapped(SessionId session, Arena& arena, ArenaContents contents) override {
+    return user_.on_mapped(session, arena, contents);
   }
   Status quiesce(Epoch epoch, Deadline deadline) override { return user_.quiesce(epoch, deadline); }
   void on_unmapped(Epoch epoch) override { user_.on_unmapped(epoch); }

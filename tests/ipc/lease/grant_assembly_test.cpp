@@ -24,6 +24,7 @@ class GrantAssemblyTest : public ::testing::Test {
     GrantBody body;
     body.epoch = Epoch{3};
     body.lease = LeaseId{9};
+    body.prepared = LeaseId{4};
     body.total = static_cast<std::uint32_t>(layout_.segment_bytes.size());
     body.first = first;
     for (std::uint32_t i = first; i < first + count; ++i) {
@@ -71,6 +72,7 @@ TEST_F(GrantAssemblyTest, PartsInOrderMakeTheWholeGrant) {
   ASSERT_TRUE(second->has_value());
   EXPECT_EQ((*second)->epoch, Epoch{3});
   EXPECT_EQ((*second)->lease, LeaseId{9});
+  EXPECT_EQ((*second)->prepared, LeaseId{4});
   EXPECT_EQ((*second)->handles.size(), 4U);
   EXPECT_EQ((*second)->layout, layout_);
 }
@@ -78,6 +80,7 @@ TEST_F(GrantAssemblyTest, PartsInOrderMakeTheWholeGrant) {
 TEST_F(GrantAssemblyTest, EveryWrongFieldIsRefused) {
   using B = GrantBody;
   EXPECT_EQ(code_of([](B& b) { b.lease = LeaseId{0}; }), ErrorCode::kProtocol);
+  EXPECT_EQ(code_of([](B& b) { b.prepared = b.lease; }), ErrorCode::kProtocol);
   EXPECT_EQ(code_of([](B& b) { b.epoch = Epoch{0}; }), ErrorCode::kProtocol);
   EXPECT_EQ(code_of([](B& b) { b.epoch = Epoch{UINT64_MAX}; }), ErrorCode::kProtocol);
   EXPECT_EQ(code_of([](B& b) { b.total = 3; }), ErrorCode::kProtocol);
@@ -109,9 +112,8 @@ TEST_F(GrantAssemblyTest, LayoutOfAnotherGeometryIsRefused) {
 
 TEST_F(GrantAssemblyTest, PartsOfAnotherLeaseOrOutOfOrderAreRefused) {
   const std::function<void(GrantBody&)> changes[] = {
-      [](GrantBody& b) { b.lease = LeaseId{10}; },
-      [](GrantBody& b) { b.epoch = Epoch{4}; },
-      [](GrantBody& b) { b.first = 3; },
+      [](GrantBody& b) { b.lease = LeaseId{10}; }, [](GrantBody& b) { b.epoch = Epoch{4}; },
+      [](GrantBody& b) { b.prepared.reset(); },    [](GrantBody& b) { b.first = 3; },
       [this](GrantBody& b) { b = part(0, 2); },
   };
   for (const auto& change : changes) {
@@ -144,13 +146,14 @@ TEST(LeaseHeaderTest, ShortUnknownAndForeignPacketsAreRefused) {
     packet.bytes.resize(size);
     return packet;
   };
-  EXPECT_FALSE(lease::read_header(header(1, 1, 7)));
-  EXPECT_FALSE(lease::read_header(header(0, 1, 8)));
-  EXPECT_FALSE(lease::read_header(header(9, 1, 8)));
-  EXPECT_FALSE(lease::read_header(header(5, 2, 8)));
+  EXPECT_FALSE(lease::read_header(header(1, 2, 7)));
+  EXPECT_FALSE(lease::read_header(header(0, 2, 8)));
+  EXPECT_TRUE(lease::read_header(header(9, 2, 8)));
+  EXPECT_FALSE(lease::read_header(header(10, 2, 8)));
+  EXPECT_FALSE(lease::read_header(header(5, 1, 8)));
   // These two must be readable in every version, or nobody could say what is wrong.
-  EXPECT_TRUE(lease::read_header(header(1, 2, 8)));
-  EXPECT_TRUE(lease::read_header(header(3, 2, 8)));
+  EXPECT_TRUE(lease::read_header(header(1, 1, 8)));
+  EXPECT_TRUE(lease::read_header(header(3, 1, 8)));
 }
 
 }  // namespace

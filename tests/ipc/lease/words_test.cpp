@@ -25,8 +25,9 @@ constexpr std::array kPhases{LeasePhase::kVacant,  LeasePhase::kReady,       Lea
 // The byte map is what two builds of this program must agree on.
 static_assert(words::kOwnerWordOffset == 128 && words::kOwnerSegmentBytes == 256);
 static_assert(words::kReleasedOffset == 128 && words::kAttachedOffset == 256);
-static_assert(words::kBeatOffset == 384 && words::kAttacherSegmentBytes == 512);
-static_assert(words::published_value(words::kOwnerMagic) == 0x4B564F57'00000001);
+static_assert(words::kBeatOffset == 384 && words::kPreparedOffset == 512);
+static_assert(words::kAttacherSegmentBytes == 640);
+static_assert(words::published_value(words::kOwnerMagic) == 0x4B564F57'00000002);
 static_assert(words::pack({Epoch{3}, LeasePhase::kRevoking}) == 0x302);
 
 TEST(LeaseWordsTest, PhasesMoveAsTheTableOfTheHandshakeSaysAndInNoOtherWay) {
@@ -134,6 +135,19 @@ TEST(LeaseWordsTest, ReleasedWordIsSeenAndGrows) {
   EXPECT_EQ(view->released(), LeaseId{7});
 }
 
+TEST(LeaseWordsTest, PreparedWordIsSeenAndKeptApartFromTheReleasedOne) {
+  const IncarnationId incarnation = Digest::random();
+  auto attacher = lease::AttacherWords::create(incarnation);
+  ASSERT_TRUE(attacher);
+  const UniqueFd fd(::dup(attacher->fd()));
+  auto view = lease::AttacherWordsView::map(fd, incarnation);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->prepared(), LeaseId{0});
+  attacher->set_prepared(LeaseId{3});
+  EXPECT_EQ(view->prepared(), LeaseId{3});
+  EXPECT_EQ(view->released(), LeaseId{0});
+}
+
 TEST(LeaseWordsDeathTest, ForbiddenMovesAbort) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto owner = lease::OwnerWords::create(Digest::random());
@@ -149,6 +163,14 @@ TEST(LeaseWordsDeathTest, ReleasedWordNeverGoesBack) {
   ASSERT_TRUE(attacher);
   attacher->release_up_to(LeaseId{7});
   EXPECT_DEATH(attacher->release_up_to(LeaseId{6}), "would go back from 7 to 6");
+}
+
+TEST(LeaseWordsDeathTest, PreparedWordNamesEachLeaseOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto attacher = lease::AttacherWords::create(Digest::random());
+  ASSERT_TRUE(attacher);
+  attacher->set_prepared(LeaseId{7});
+  EXPECT_DEATH(attacher->set_prepared(LeaseId{7}), "would go from 7 to 7");
 }
 
 }  // namespace

@@ -77,15 +77,24 @@ class Arena {
   std::vector<std::unique_ptr<DeviceMemory>> segments_;
 };
 
+/// What the memory of a mapped epoch holds.
+enum class ArenaContents : std::uint8_t {
+  kUndefined = 1,  ///< Whatever the driver gave out, or what a zeroing that did not end left.
+  kPrepared,       ///< Zeroed before, and what was written since: not to be zeroed again.
+};
+
 /// What uses a mapped arena in a process: the mover's transfer engine, the worker's runner and
 /// staging agent. Called by the lease thread, one call at a time, in both roles.
 class ArenaUser {
  public:
   virtual ~ArenaUser() = default;
-  /// The epoch is mapped here; may be used from now on. The worker zeroes it before returning, in
-  /// either role. An error detaches (attacher) or frees (owner) again. After an error quiesce() and
-  /// on_unmapped() are called as well, so work already begun on the arena has ended.
-  [[nodiscard]] virtual Status on_mapped(SessionId session, Arena& arena) = 0;
+  /// The epoch is mapped here; may be used from now on. A worker zeroes undefined contents, in
+  /// either role, and has observed the end of it when this returns ok. An error detaches (attacher)
+  /// or frees (owner) again. After an error quiesce() and on_unmapped() are called as well, so work
+  /// already begun on the arena has ended.
+  [[nodiscard]] virtual Status on_mapped(SessionId session,
+                                         Arena& arena,
+                                         ArenaContents contents) = 0;
   /// Stop admitting, end queued work as kRevoked, let what is in flight finish: on ok nothing of
   /// this process touches the arena any more. Must return by the deadline.
   [[nodiscard]] virtual Status quiesce(Epoch epoch, Deadline deadline) = 0;

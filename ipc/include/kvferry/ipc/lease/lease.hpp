@@ -22,7 +22,7 @@
 /// The unlink handshake of docs/handshake.md, role-symmetric: whoever allocates is the owner.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kLeaseProtocolVersion = 1;
+inline constexpr std::uint32_t kLeaseProtocolVersion = 2;
 
 /// Exit status of a mover that could not drain its device work in time: its death is the
 /// acknowledgement.
@@ -94,6 +94,9 @@ struct LeaseView {
   Epoch epoch;        ///< Last epoch seen or made.
   LeasePhase phase = LeasePhase::kVacant;
   bool mapped = false;  ///< This process has the epoch mapped and its user accepted it.
+  /// Lease under which the epoch's memory was zeroed. 0: by its owner (a worker that owns), or not
+  /// yet, or not mapped here. Equal session, epoch and prepared_by: the contents have lived on.
+  LeaseId prepared_by;
   std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
   std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;

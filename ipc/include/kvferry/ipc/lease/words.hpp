@@ -35,11 +35,15 @@
 ///      256    u64  attached    lease id that is mapped now, or 0: for diagnostics
 ///             line 3
 ///      384    u64  beat        rounds of the attacher's thread: for diagnostics
-///      392 ..  511 zero
+///             line 4
+///      512    u64  prepared    lease id under which this process has zeroed the epoch; only grows
+///      520 ..  639 zero
 ///
 /// Orders. published: release store, acquire load: who sees it sees the nonce. owner: release
 /// store, acquire load: who sees Cleared(e) sees all that the owner did before. released: release
 /// store strictly after the last close of the lease's memory, acquire load before the owner's free.
+/// prepared: release store after the zeroing was observed complete, acquire load before the owner
+/// lets anybody else take the epoch's contents as they are; the load of released comes first.
 /// attached and beat: relaxed, nothing depends on them. All are 64 bits wide and lock-free.
 namespace kvferry::ipc::words {
 
@@ -58,14 +62,16 @@ inline constexpr std::size_t kOwnerSegmentBytes = 2 * kLineBytes;
 inline constexpr std::size_t kReleasedOffset = kLineBytes;
 inline constexpr std::size_t kAttachedOffset = 2 * kLineBytes;
 inline constexpr std::size_t kBeatOffset = 3 * kLineBytes;
-inline constexpr std::size_t kAttacherSegmentBytes = 4 * kLineBytes;
+inline constexpr std::size_t kPreparedOffset = 4 * kLineBytes;
+inline constexpr std::size_t kAttacherSegmentBytes = 5 * kLineBytes;
 
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
 static_assert(kOwnerWordOffset % kLineBytes == 0 && kReleasedOffset % kLineBytes == 0 &&
-              kAttachedOffset % kLineBytes == 0 && kBeatOffset % kLineBytes == 0);
+              kAttachedOffset % kLineBytes == 0 && kBeatOffset % kLineBytes == 0 &&
+              kPreparedOffset % kLineBytes == 0);
 static_assert(kNonceLowOffset + sizeof(std::uint64_t) <= kLineBytes);
 static_assert(kOwnerWordOffset + kLineBytes <= kOwnerSegmentBytes);
-static_assert(kBeatOffset + kLineBytes <= kAttacherSegmentBytes);
+static_assert(kPreparedOffset + kLineBytes <= kAttacherSegmentBytes);
 
 inline constexpr unsigned kPhaseBits = 8;
 inline constexpr std::uint64_t kMaxEpoch = UINT64_MAX >> kPhaseBits;
