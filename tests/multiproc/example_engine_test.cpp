@@ -26,7 +26,7 @@ void serve_host_tier(ScriptedManager& manager, std::set<ipc::Digest>& stored) {
   manager.state.generation = 1;
   manager.state.phase = ipc::CachePhase::kReady;
   manager.state.offload_ready = true;
-  manager.state.ranks = {{ipc::SessionId::from_words(1, 1), ipc::Epoch{1}}};
+  manager.state.ranks = {{ipc::SessionId::from_words(1, 1), ipc::Epoch{1}, {}, {}}};
   manager.state.group_blocks = {64};
   manager.scripts[MessageKind::kLookup] = [&stored](ScriptedManager& m, const IncarnationId& from,
                                                     const Envelope& request) {

@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstring>
 
 namespace kvferry {
@@ -39,6 +41,19 @@ class WorkerAttacherTest : public test::WorkerFixture,
                                                [](const ipc::LeaseView&) {});
     init();
     start_manager();
+    start_worker("mover", GetParam());
+    arena_ = wait_mapped();
+    connect_steps();
+  }
+  /// The worker is killed, and another one has mapped and reported the arena.
+  void replace_worker() {
+    steps_.reset();
+    worker_->kill();
+    ASSERT_EQ(worker_->wait(soon()), test::ChildExit::killed_by(SIGKILL));
+    {
+      const std::lock_guard lock(shared_.mutex);
+      shared_.state.reset();
+    }
     start_worker("mover", GetParam());
     arena_ = wait_mapped();
     connect_steps();
@@ -83,6 +98,45 @@ TEST_P(WorkerAttacherTest, OwnersClearTakesTheArenaFromTheWorkerAndTheNextEpochR
     EXPECT_EQ(run(step).error().code, ErrorCode::kNotReady);
     init();
     arena_ = wait_mapped(epoch + 1);
+  }
+}
+
+TEST_P(WorkerAttacherTest, NextWorkerTakesTheBlocksAsTheKilledOneLeftThem) {
+  ipc::Step step = make_step();
+  step.fills = seeded(0, 8, 21);
+  run_ok(step);
+  EXPECT_GT(arena_.prepared_by.value, 0U);
+  const ipc::RankState before = arena_;
+  ASSERT_NO_FATAL_FAILURE(replace_worker());
+  EXPECT_EQ(arena_.session, before.session);
+  EXPECT_EQ(arena_.epoch, before.epoch);
+  EXPECT_EQ(arena_.prepared_by, before.prepared_by);
+  ipc::Step check = make_step();
+  check.verifies = seeded(0, 8, 21);
+  EXPECT_THAT(run_ok(check).mismatches, Each(0U));
+  // And it writes to the same memory.
+  step = make_step();
+  step.fills = seeded(2, 2, 77);
+  step.verifies = step.fills;
+  EXPECT_THAT(run_ok(step).mismatches, Each(0U));
+}
+
+TEST_P(WorkerAttacherTest, NextEpochOfANextWorkerIsZeroedAgain) {
+  ipc::Step step = make_step();
+  step.fills = seeded(0, 8, 21);
+  run_ok(step);
+  const std::uint64_t first = arena_.prepared_by.value;
+  ASSERT_NO_FATAL_FAILURE(replace_worker());
+  const auto cleared = owner_->clear(Epoch{1}, ipc::Deadline::after(8s));
+  ASSERT_TRUE(cleared.has_value()) << cleared.error().to_string();
+  init();
+  arena_ = wait_mapped(2);
+  EXPECT_GT(arena_.prepared_by.value, first);
+  const ipc::Arena& arena = *mapping_.arena();
+  for (std::uint32_t i = 0; i < arena.layout().segment_bytes.size(); ++i) {
+    const auto* bytes = static_cast<const unsigned char*>(arena.segment(i).raw());
+    EXPECT_TRUE(std::all_of(bytes, bytes + arena.layout().segment_bytes[i],
+                            [](unsigned char byte) { return byte == 0; }));
   }
 }
 

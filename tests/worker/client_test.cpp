@@ -38,8 +38,10 @@ ipc::EngineState ready_state(std::uint64_t generation = 7) {
   state.generation = generation;
   state.phase = ipc::CachePhase::kReady;
   state.offload_ready = true;
-  state.ranks = {{SessionId::from_words(3, 3), Epoch{generation}},
-                 {SessionId::from_words(3, 4), Epoch{generation}}};
+  for (const std::uint64_t rank : {3U, 4U}) {
+    state.ranks.push_back({SessionId::from_words(3, rank), Epoch{generation}, ipc::LeaseId{1},
+                           IncarnationId::from_words(9, rank)});
+  }
   state.group_blocks = {64};
   return state;
 }

@@ -366,10 +366,12 @@ Status ClientLink::take_state(const Envelope& envelope) {
   state_.generation = state.generation;
   state_.phase = static_cast<CachePhase>(state.phase);
   state_.offload_ready = state.offload_ready;
-  state_.ranks.clear();
+  std::vector<ArenaId> ranks;
+  ranks.reserve(state.ranks.size());
   for (const ipc::RankArena& rank : state.ranks) {
-    state_.ranks.push_back(ArenaId{rank.session, rank.epoch});
+    ranks.push_back(ArenaId{rank.session, rank.epoch, rank.prepared_by, rank.worker});
   }
+  state_.ranks = std::move(ranks);
   state_.group_blocks = std::move(state.group_blocks);
   if (jobs_.has_orphans()) {
     count_settled(jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks));

@@ -44,6 +44,7 @@ ipc::Status EngineRecord::fix_config(const ipc::RankHello& hello, const ipc::Dig
   config_ = std::move(config);
   ranks_.assign(hello.geometry.ranks, {});
   mapped_.assign(hello.geometry.ranks, {});
+  workers_.assign(hello.geometry.ranks, {});
   return ipc::ok();
 }
 
@@ -141,6 +142,7 @@ void EngineRecord::remove(const ipc::IncarnationId& peer) {
     config_.reset();
     ranks_.clear();
     mapped_.clear();
+    workers_.clear();
     group_blocks_.clear();
     cleared_ = false;
   }
@@ -179,6 +181,8 @@ bool EngineRecord::rank_ready(std::uint32_t rank) const {
   return owning != nullptr && owning->connected && owning->state.phase == ipc::LeasePhase::kReady &&
          owning->state.session == record.worker->state.session &&
          owning->state.epoch == record.worker->state.epoch &&
+         // Both sides say who zeroed it: what an owner has not heard of is not served.
+         owning->state.prepared_by == record.worker->state.prepared_by &&
          record.worker->state.group_blocks.size() == config_->shapes.size();
 }
 
@@ -189,6 +193,21 @@ bool EngineRecord::rank_offload_ready(std::uint32_t rank) const {
          record.mover->state.session == record.worker->state.session &&
          record.mover->state.epoch == record.worker->state.epoch &&
          owner(rank)->state.living_leases <= 1;
+}
+
+bool EngineRecord::waits_for_worker() const {
+  if (ranks_.empty() || phase_ != ipc::CachePhase::kDetached) {
+    return false;
+  }
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankPeer* owning = owner(rank);
+    if (owning == nullptr || !owning->connected || owning->state.phase != ipc::LeasePhase::kReady ||
+        mapped_[rank] !=
+            Contents{owning->state.session, owning->state.epoch, owning->state.prepared_by}) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void EngineRecord::end_operation(bool cleared) {
@@ -217,20 +236,23 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
   const bool offload_before = offload_ready_;
   bool ready = !ranks_.empty();
   bool offload = ready;
-  bool other_arena = false;
+  bool other_contents = false;
+  bool other_worker = false;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     ready = ready && rank_ready(rank);
     offload = offload && rank_offload_ready(rank);
     if (rank_ready(rank)) {
       const RankPeer& worker = *ranks_[rank].worker;
-      const MappedArena arena{worker.id, worker.state.session, worker.state.epoch};
-      if (!(mapped_[rank] == arena)) {
-        mapped_[rank] = arena;
-        other_arena = true;
+      const Contents contents{worker.state.session, worker.state.epoch, worker.state.prepared_by};
+      if (mapped_[rank] != contents) {
+        mapped_[rank] = contents;
+        other_contents = true;
       }
+      other_worker = other_worker || workers_[rank] != worker.id;
+      workers_[rank] = worker.id;
     }
   }
-  if (other_arena || generation_ == 0) {
+  if (other_contents || generation_ == 0) {
     generation_ = next_generation++;
   }
   if (operation_ == EngineOperation::kClear) {
@@ -253,7 +275,7 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
     }
   }
   return generation_ != generation_before || phase_ != phase_before ||
-         offload_ready_ != offload_before;
+         offload_ready_ != offload_before || other_worker;
 }
 
 ipc::EngineState EngineRecord::view() const {
@@ -265,7 +287,8 @@ ipc::EngineState EngineRecord::view() const {
   if (phase_ == ipc::CachePhase::kReady) {
     state.group_blocks = group_blocks_;
     for (const RankRecord& rank : ranks_) {
-      state.ranks.push_back({rank.worker->state.session, rank.worker->state.epoch});
+      const ipc::RankState& mapped = rank.worker->state;
+      state.ranks.push_back({mapped.session, mapped.epoch, mapped.prepared_by, rank.worker->id});
     }
   }
   return state;

@@ -79,6 +79,9 @@ class EngineRecord {
   /// The rank's worker has its arena mapped, and the owner lives.
   [[nodiscard]] bool rank_ready(std::uint32_t rank) const;
   [[nodiscard]] bool rank_offload_ready(std::uint32_t rank) const;
+  /// Not ready, and yet every rank's owner keeps the contents that this generation stands for: they
+  /// wait for a worker.
+  [[nodiscard]] bool waits_for_worker() const;
 
   void begin(EngineOperation operation) { operation_ = operation; }
   /// cleared: every rank is; a failed operation leaves what the ranks report.
@@ -89,7 +92,8 @@ class EngineRecord {
   void note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch);
   void set_note(std::string note) { note_ = std::move(note); }
 
-  /// Derives phase, readiness and generation from the reports; true when any of it changed.
+  /// Derives phase, readiness and generation from the reports; true when any of it, or the worker
+  /// of a ready rank, changed.
   /// next_generation is raised when a new generation begins.
   [[nodiscard]] bool refresh(std::uint64_t& next_generation);
 
@@ -97,11 +101,13 @@ class EngineRecord {
   [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint64_t generation) const;
 
  private:
-  struct MappedArena {
-    ipc::IncarnationId worker;
+  /// The contents of a rank's device blocks: the generation is theirs. Not the worker's: contents
+  /// that a mover owns outlive it.
+  struct Contents {
     ipc::SessionId session;
     ipc::Epoch epoch;
-    friend bool operator==(const MappedArena&, const MappedArena&) = default;
+    ipc::LeaseId prepared_by;
+    friend bool operator==(const Contents&, const Contents&) = default;
   };
 
   [[nodiscard]] ipc::Status fix_config(const ipc::RankHello& hello, const ipc::Digest& fingerprint);
@@ -111,7 +117,8 @@ class EngineRecord {
   std::uint32_t id_;
   std::optional<EngineConfig> config_;
   std::vector<RankRecord> ranks_;
-  std::vector<MappedArena> mapped_;  ///< Per rank, the last that its worker had mapped.
+  std::vector<Contents> mapped_;             ///< Per rank, the last that its worker had mapped.
+  std::vector<ipc::IncarnationId> workers_;  ///< Per rank, who had them mapped last.
   EngineOperation operation_ = EngineOperation::kNone;
   std::uint64_t clears_ = 0;   ///< Clears that ended, failed ones included.
   std::uint64_t reinits_ = 0;  ///< Likewise.

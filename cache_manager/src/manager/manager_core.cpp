@@ -331,6 +331,12 @@ void ManagerCore::engine_changed(EngineRecord& engine) {
   } else if (engine.phase() == ipc::CachePhase::kReady) {
     jobs_.fail_queued(engine.id(),
                       KVFERRY_ERROR(kNotReady, "engine {} has lost a mover", engine.name()));
+  } else if (engine.waits_for_worker()) {
+    jobs_.fail_queued(engine.id(),
+                      KVFERRY_ERROR(kNotReady,
+                                    "engine {} waits for a worker; its device blocks are kept, "
+                                    "submit again when it is ready",
+                                    engine.name()));
   } else {
     jobs_.fail_queued(engine.id(), KVFERRY_ERROR(kRevoked, "engine {} is {}", engine.name(),
                                                  to_string(engine.phase())));

@@ -24,6 +24,7 @@ json rank_peer_json(const std::optional<RankPeer>& peer) {
           {"epoch", state.epoch.value},
           {"phase", std::string(ipc::to_string(state.phase))},
           {"mapped", state.mapped},
+          {"prepared_by", state.prepared_by.value},
           {"living_leases", state.living_leases},
           {"quarantined_bytes", state.quarantined_bytes},
           {"device_free", state.device_free_bytes},

@@ -440,6 +440,7 @@ class RankService::Impl {
     state.epoch = view.epoch;
     state.phase = view.phase;
     state.mapped = view.mapped;
+    state.prepared_by = view.prepared_by;
     state.group_blocks = view.group_blocks;
     state.living_leases = view.living_leases;
     state.quarantined_bytes = view.quarantined_bytes;

@@ -49,12 +49,14 @@ class EngineRecordTest : public testing::Test {
               std::uint64_t session,
               std::uint64_t epoch,
               bool mapped,
-              std::uint32_t leases = 1) {
+              std::uint32_t leases = 1,
+              std::uint64_t prepared_by = 0) {
     ipc::RankState state;
     state.session = ipc::Digest::from_words(5, session);
     state.epoch = ipc::Epoch{epoch};
     state.phase = mapped ? ipc::LeasePhase::kReady : ipc::LeasePhase::kCleared;
     state.mapped = mapped;
+    state.prepared_by = ipc::LeaseId{prepared_by};
     state.group_blocks = {8};
     state.living_leases = leases;
     ASSERT_TRUE(engine_.report(who.id, state).has_value());
@@ -127,16 +129,96 @@ TEST_F(EngineRecordTest, GenerationGrowsWithEveryOtherArenaAndOnlyThen) {
   EXPECT_EQ(engine_.targets(first).error().code, ErrorCode::kStaleEpoch);
 }
 
-TEST_F(EngineRecordTest, AnotherWorkerOnTheSameArenaIsAnotherGeneration) {
-  owner_ = CacheOwner::kMover;
+/// A mover owns the arena; the worker of lease 1 has zeroed it.
+class MoverOwnedRecordTest : public EngineRecordTest {
+ protected:
+  void SetUp() override {
+    owner_ = CacheOwner::kMover;
+    ASSERT_TRUE(admit(worker_).has_value());
+    ASSERT_TRUE(admit(mover_).has_value());
+    report(mover_, 1, 1, true, 1, 1);
+    report(worker_, 1, 1, true, 1, 1);
+    ASSERT_EQ(engine_.phase(), CachePhase::kReady);
+    first_ = engine_.generation();
+    engine_.remove(worker_.id);
+    (void)engine_.refresh(generation_);
+    ASSERT_EQ(engine_.phase(), CachePhase::kDetached);
+  }
+  const ipc::Peer next_ = peer(ProcessKind::kWorker, 2);
+  std::uint64_t first_ = 0;
+};
+
+TEST_F(MoverOwnedRecordTest, AnotherWorkerOnTheSameContentsIsTheSameGeneration) {
+  EXPECT_TRUE(engine_.waits_for_worker());
+  ASSERT_TRUE(admit(next_).has_value());
+  report(next_, 1, 1, true, 1, 1);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+  EXPECT_FALSE(engine_.waits_for_worker());
+  EXPECT_EQ(engine_.generation(), first_);
+  const ipc::EngineState state = engine_.view();
+  ASSERT_EQ(state.ranks.size(), 1U);
+  EXPECT_EQ(state.ranks[0].worker, next_.id) << "the engine has to learn that it is another one";
+  EXPECT_EQ(state.ranks[0].prepared_by, ipc::LeaseId{1});
+  EXPECT_EQ(engine_.targets(first_)->at(0).worker, next_.id);
+}
+
+TEST_F(MoverOwnedRecordTest, ChangeOfTheWorkerAloneIsAChange) {
+  engine_.set_connected(worker_.id, false);
+  ASSERT_TRUE(admit(next_).has_value());
+  ipc::RankState state;
+  state.session = ipc::Digest::from_words(5, 1);
+  state.epoch = ipc::Epoch{1};
+  state.phase = ipc::LeasePhase::kReady;
+  state.mapped = true;
+  state.prepared_by = ipc::LeaseId{1};
+  state.group_blocks = {8};
+  ASSERT_TRUE(engine_.report(next_.id, state).has_value());
+  EXPECT_TRUE(engine_.refresh(generation_));
+  EXPECT_FALSE(engine_.refresh(generation_)) << "nothing is new the second time";
+}
+
+TEST_F(MoverOwnedRecordTest, SameArenaZeroedAgainIsAnotherGeneration) {
+  ASSERT_TRUE(admit(next_).has_value());
+  report(mover_, 1, 1, true, 1, 2);
+  report(next_, 1, 1, true, 1, 2);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+  EXPECT_GT(engine_.generation(), first_);
+}
+
+TEST_F(MoverOwnedRecordTest, WorkerWhoseZeroingTheOwnerHasNotHeardOfIsNotServed) {
+  ASSERT_TRUE(admit(next_).has_value());
+  report(next_, 1, 1, true, 1, 2);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  EXPECT_EQ(engine_.targets(first_).error().code, ErrorCode::kNotReady);
+  report(mover_, 1, 1, true, 1, 2);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+}
+
+TEST_F(MoverOwnedRecordTest, NextEpochOrSessionIsAnotherGenerationAndNothingWaitsForAWorker) {
+  ASSERT_TRUE(admit(next_).has_value());
+  report(mover_, 1, 2, true, 1, 0);
+  EXPECT_FALSE(engine_.waits_for_worker()) << "the contents are gone";
+  report(mover_, 1, 2, true, 1, 2);
+  report(next_, 1, 2, true, 1, 2);
+  EXPECT_GT(engine_.generation(), first_);
+}
+
+TEST_F(MoverOwnedRecordTest, NothingWaitsForAWorkerWhileTheOwnerIsGone) {
+  engine_.set_connected(mover_.id, false);
+  (void)engine_.refresh(generation_);
+  EXPECT_FALSE(engine_.waits_for_worker());
+}
+
+TEST_F(EngineRecordTest, WorkerThatOwnsTakesItsContentsAlong) {
   start();
   const std::uint64_t first = engine_.generation();
   engine_.remove(worker_.id);
+  (void)engine_.refresh(generation_);
+  EXPECT_FALSE(engine_.waits_for_worker());
   const ipc::Peer next = peer(ProcessKind::kWorker, 2);
   ASSERT_TRUE(admit(next).has_value());
-  report(next, 1, 1, true);
-  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
-  EXPECT_GT(engine_.generation(), first) << "it has zeroed the blocks";
+  report(next, 2, 1, true);
+  EXPECT_GT(engine_.generation(), first);
 }
 
 TEST_F(EngineRecordTest, LivingPeerIsNotReplacedASilentOneIs) {

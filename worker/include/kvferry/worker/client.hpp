@@ -90,13 +90,30 @@ struct Completion {
 
 enum class CachePhase : std::uint8_t { kDetached = 1, kReady, kClearing, kCleared };
 
+/// The device blocks of one rank. Equal session, epoch and prepared_by: the same memory with the
+/// same contents.
 struct ArenaId {
   ipc::SessionId session;
   ipc::Epoch epoch;
+  /// Names the zeroing that the contents go back to, where the memory outlives its workers.
+  ipc::LeaseId prepared_by{};
+  /// The life of the worker that computes on them.
+  ipc::IncarnationId worker{};
 };
+[[nodiscard]] constexpr bool same_contents(const ArenaId& a, const ArenaId& b) noexcept {
+  return a.session == b.session && a.epoch == b.epoch && a.prepared_by == b.prepared_by;
+}
 
 /// The cache as the manager sees it. Device blocks of another generation hold nothing: when it
 /// changes, drop the device index and retract running requests.
+///
+/// Where the movers own the memory (`--cache-owner mover`) a worker may be replaced within one
+/// generation: only ArenaId::worker of its rank changes, and every block keeps what it held. What
+/// the earlier worker had been told to compute and has not answered may be written in part, on that
+/// rank: forget those blocks, on every rank, and run the step again. They may be written anew at
+/// once: a next worker is let in only after the earlier one was proven dead or had let go. Jobs
+/// that its death met end with an error per block as always (kPeerDied, kRevoked or kNotReady);
+/// targets of such loads hold nothing.
 struct CacheState {
   std::uint64_t generation = 0;
   CachePhase phase = CachePhase::kDetached;

@@ -20,7 +20,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 1;
+inline constexpr std::uint32_t kWireVersion = 2;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -146,6 +146,7 @@ struct RankState {
   Epoch epoch;
   LeasePhase phase = LeasePhase::kVacant;
   bool mapped = false;
+  LeaseId prepared_by;  ///< LeaseView::prepared_by.
   std::vector<std::uint32_t> group_blocks;
   std::uint32_t living_leases = 0;
   std::uint64_t quarantined_bytes = 0;
@@ -153,7 +154,7 @@ struct RankState {
   std::uint64_t device_total_bytes = 0;
   std::string note;
   template <typename V> void visit(V& v) {
-    v(session, epoch, phase, mapped, group_blocks, living_leases, quarantined_bytes,
+    v(session, epoch, phase, mapped, prepared_by, group_blocks, living_leases, quarantined_bytes,
       device_free_bytes, device_total_bytes, note);
   }
 };
@@ -246,13 +247,18 @@ struct EngineHello {
     v(engine, name_space, model, weights, ranks, fingerprint);
   }
 };
+/// Session, epoch and prepared_by name the contents of a rank's device blocks. worker: the life of
+/// the process that computes on them now.
 struct RankArena {
   SessionId session;
   Epoch epoch;
-  template <typename V> void visit(V& v) { v(session, epoch); }
+  LeaseId prepared_by;
+  IncarnationId worker;
+  template <typename V> void visit(V& v) { v(session, epoch, prepared_by, worker); }
 };
-/// What an engine sees of its cache. generation grows whenever any rank's arena is another one;
-/// device blocks of an older generation hold nothing any more.
+/// What an engine sees of its cache. generation grows whenever the contents of any rank are others;
+/// device blocks of an older generation hold nothing any more. It stays when only a worker is
+/// another one.
 enum class CachePhase : std::uint8_t { kDetached = 1, kReady, kClearing, kCleared };
 constexpr std::uint64_t wire_max(CachePhase) {
   return static_cast<std::uint64_t>(CachePhase::kCleared);
@@ -452,13 +458,15 @@ struct StepReply {                        ///< Sent after the work was observed 
 // ---- mover -> worker's staging agent (SEQPACKET) ----
 
 /// First message of a staging connection; answered by a StageReply with id 0. Request ids start
-/// at 1.
+/// at 1. A lane of a mover has one connection at a time: a hello ends the one before, and is
+/// answered once nothing asked through it runs any more.
 struct AgentHello {
   std::uint32_t version = kWireVersion;
   IncarnationId mover;
   std::string engine;
   Rank rank;
-  template <typename V> void visit(V& v) { v(version, mover, engine, rank); }
+  std::uint32_t lane = 0;
+  template <typename V> void visit(V& v) { v(version, mover, engine, rank, lane); }
 };
 enum class StageKind : std::uint8_t { kGather = 1, kScatter };
 constexpr std::uint64_t wire_max(StageKind) {
