@@ -11,6 +11,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <thread>
 
 namespace kvferry {
 namespace {
@@ -58,13 +59,14 @@ class WorkerStagingTest : public test::WorkerFixture {
   }
 
   /// A new connection; the answer to its hello is an error or ok.
-  Status connect(const ipc::IncarnationId& mover, ipc::Rank rank = {}) {
+  Status connect(const ipc::IncarnationId& mover, ipc::Rank rank = {}, std::uint32_t lane = 0) {
     KVFERRY_ASSIGN(agent_,
                    ipc::PacketSocket::connect(dir_.rank_socket(test::kEngine, 0, "agent"), soon()));
     AgentHello hello;
     hello.mover = mover;
     hello.engine = test::kEngine;
     hello.rank = rank;
+    hello.lane = lane;
     KVFERRY_TRY(agent_.send(ipc::encode(hello)));
     KVFERRY_ASSIGN(const StageReply reply, receive());
     EXPECT_EQ(reply.id, 0U);
@@ -223,6 +225,34 @@ TEST_F(WorkerStagingTest, UnreadRequestsOfAQuiescedMoverNeverRun) {
   ASSERT_FALSE(reply.error.has_value()) << reply.error->to_string();
   fill(3, 300);
   EXPECT_THAT(verify(3, 300), Each(0U));
+}
+
+TEST_F(WorkerStagingTest, HelloOfALaneEndsItsEarlierConnectionAndNothingOfThatRunsAfterTheAnswer) {
+  fill(3, 100);
+  stage_ok(make_request(StageKind::kGather, 0, {0, 1, 2}));
+  fill(3, 200);
+  // The scatter waits unread in a connection that is still open when the lane says hello again.
+  worker_->signal(SIGSTOP);
+  const auto scatter = make_request(StageKind::kScatter, 0, {0, 1, 2});
+  ASSERT_TRUE(agent_.send(ipc::encode(scatter)).has_value());
+  ipc::PacketSocket before = std::move(agent_);
+  std::thread resume([this] { worker_->signal(SIGCONT); });
+  EXPECT_TRUE(connect(mover_).has_value());
+  resume.join();
+  fill(3, 300);
+  EXPECT_THAT(verify(3, 300), Each(0U));
+  auto end = before.receive(soon());
+  if (end) end = before.receive(soon());  // the scatter may have been answered before
+  EXPECT_EQ(end.error().code, ErrorCode::kPeerDied);
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+}
+
+TEST_F(WorkerStagingTest, LanesOfAMoverHaveConnectionsOfTheirOwn) {
+  ipc::PacketSocket first = std::move(agent_);
+  EXPECT_TRUE(connect(mover_, {}, 1).has_value());
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+  agent_ = std::move(first);
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
 }
 
 TEST_F(WorkerStagingTest, ClearRevokesStagingAndTakesTheArenaFromBoth) {

@@ -127,9 +127,16 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
   }
   if (connection.mover.is_zero()) {
     Status accepted = on_hello(connection, packet);
-    // The hello's answer has id 0: the mover sends nothing before it knows that it is welcome.
-    answer(connection.id, 0, accepted ? std::nullopt : std::optional<Error>(accepted.error()));
+    if (accepted) {
+      greet_waiting();
+    } else {
+      answer(connection.id, 0, accepted.error());
+    }
     return accepted;
+  }
+  if (!connection.greeted) {
+    return KVFERRY_ERROR(kProtocol, "mover {} asks before its hello was answered",
+                         connection.mover.hex());
   }
   KVFERRY_ASSIGN(StageRequest stage, ipc::decode<StageRequest>(packet.bytes, "StageRequest"));
   if (queue_.size() >= kMaxQueued) {
@@ -137,7 +144,7 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
            KVFERRY_ERROR(kBusy, "{} staging requests wait already; retry later", queue_.size()));
     return ipc::ok();
   }
-  queue_.push_back(Request{connection.id, connection.mover, std::move(stage)});
+  queue_.push_back(Request{connection.id, connection.mover, connection.lane, std::move(stage)});
   start_queued();
   return ipc::ok();
 }
@@ -156,9 +163,31 @@ Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
   if (hello.mover.is_zero() || is_fenced(hello.mover)) {
     return KVFERRY_ERROR(kProtocol, "mover {} was declared dead", hello.mover.hex());
   }
+  // Its earlier connection goes with all that waits in it, unread requests included.
+  std::vector<std::uint64_t> replaced;
+  for (const Connection& other : connections_) {
+    if (other.mover == hello.mover && other.lane == hello.lane) replaced.push_back(other.id);
+  }
+  for (const std::uint64_t other : replaced) drop(other, "replaced by a new one");
   connection.mover = hello.mover;
-  ipc::log_info("staging: mover {} connected", hello.mover.hex());
+  connection.lane = hello.lane;
   return ipc::ok();
+}
+
+// The answer to a hello, which has id 0, is a proof: nothing that the lane had asked for through an
+// earlier connection runs any more.
+void StagingAgent::greet_waiting() {
+  for (Connection& connection : connections_) {
+    if (connection.greeted || connection.mover.is_zero()) continue;
+    const bool busy =
+        std::any_of(in_flight_.begin(), in_flight_.end(), [&connection](const InFlight& work) {
+          return work.mover == connection.mover && work.lane == connection.lane;
+        });
+    if (busy) continue;
+    connection.greeted = true;
+    ipc::log_info("staging: mover {} connected, lane {}", connection.mover.hex(), connection.lane);
+    answer(connection.id, 0, std::nullopt);
+  }
 }
 
 void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
@@ -205,6 +234,7 @@ void StagingAgent::start(Request request) {
   const auto work = std::prev(in_flight_.end());
   work->connection = request.connection;
   work->mover = request.mover;
+  work->lane = request.lane;
   work->id = request.stage.id;
   work->use = std::move(use).value();
   if (auto launched = launch(request.stage, work->use.arena()); !launched) {
@@ -217,6 +247,7 @@ void StagingAgent::start(Request request) {
     in_flight_.erase(work);
     answer(ended.connection, ended.id, ended.error);
     settle_waiters();
+    greet_waiting();
     start_queued();
   });
 }

@@ -52,15 +52,19 @@ class StagingAgent {
     ipc::PacketSocket socket;
     ipc::IncarnationId mover;  ///< Zero before its hello.
     ipc::TimerId hello_timer = 0;
+    std::uint32_t lane = 0;
+    bool greeted = false;  ///< Its hello was answered.
   };
   struct Request {
     std::uint64_t connection = 0;
     ipc::IncarnationId mover;
+    std::uint32_t lane = 0;
     ipc::StageRequest stage;
   };
   struct InFlight {
     std::uint64_t connection = 0;
     ipc::IncarnationId mover;
+    std::uint32_t lane = 0;
     std::uint64_t id = 0;
     ArenaUse use;
     std::optional<ipc::Error> error;
@@ -86,6 +90,7 @@ class StagingAgent {
   [[nodiscard]] std::size_t running(const ipc::IncarnationId& mover) const;
   [[nodiscard]] bool is_fenced(const ipc::IncarnationId& mover) const;
   void settle_waiters();
+  void greet_waiting();
 
   ipc::EventLoop& loop_;
   const ipc::RankConfig config_;

@@ -19,6 +19,7 @@ using ipc::Status;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
 constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
+constexpr auto kAgentCheck = std::chrono::milliseconds(250);
 
 // An eventfd's count since the last read; 0 when it was not signalled.
 std::uint64_t take_count(int event_fd) noexcept {
@@ -59,6 +60,7 @@ void StagedRun::run() {
     start_chunks();
     if (!finished()) wait_for_progress();
   }
+  if (lost_) await_lost_worker();
 }
 
 void StagedRun::prepare() {
@@ -198,11 +200,54 @@ void StagedRun::stop_if_asked() {
 void StagedRun::abandon_staging(ErrorCode code, std::string_view message) {
   if (abandoned_) return;
   abandoned_ = true;
+  lost_ = code != ErrorCode::kRevoked && !staging_.empty();
   for (const auto& [id, work] : staging_) fail_chunk(work.chunk, code, message);
   staging_.clear();
   // Closing tells the agent to drop what it has not begun.
   context_.staging.disconnect();
   for (; next_ < chunks_.size(); ++next_) fail_chunk(next_, code, message);
+}
+
+// What the lost worker was asked to do may still run: a closed socket is no proof. The blocks of a
+// load, and the slots of the ring, are given on only after this.
+void StagedRun::await_lost_worker() {
+  const pid_t worker = context_.staging.agent().pid();
+  const ipc::TimePoint started = ipc::MonotonicClock::now();
+  bool logged = false;
+  while (!lost_worker_is_done()) {
+    if (context_.stop_reason() == ErrorCode::kRevoked) {
+      ipc::log_info("job {}: the epoch ends, so do the hand-overs of worker pid {}",
+                    job_.job.job.value, worker);
+      return;
+    }
+    if (!logged) {
+      ipc::log_info(
+          "job {}: waits until nothing of worker pid {} can write any more: until its "
+          "death is proven, its agent answers or the epoch ends",
+          job_.job.job.value, worker);
+      logged = true;
+    }
+    std::array<pollfd, 2> waited{
+        {{context_.staging.agent().pidfd(), POLLIN, 0}, {context_.stopped.fd(), POLLIN, 0}}};
+    ::poll(waited.data(), waited.size(), ipc::Deadline::after(kAgentCheck).poll_timeout_ms());
+    if (waited[1].revents != 0) context_.stopped.drain();
+  }
+  if (!logged) return;
+  ipc::log_info(
+      "job {}: nothing of worker pid {} writes any more, after {} ms", job_.job.job.value, worker,
+      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - started)
+          .count());
+}
+
+bool StagedRun::lost_worker_is_done() {
+  if (context_.staging.agent().has_died()) return true;
+  // Alive: the same agent says when it is done. Another one could only be there after this one's
+  // death.
+  const Status greeted = context_.staging.ensure_connected(ipc::Deadline::after(kAgentCheck));
+  if (!greeted) {
+    ipc::log_debug("job {}: {}", job_.job.job.value, greeted.error().to_string());
+  }
+  return greeted.has_value();
 }
 
 void StagedRun::fail_chunk(std::size_t chunk, ErrorCode code, std::string_view message) {

@@ -23,8 +23,10 @@ void fail_items(ipc::MoverJobDone& result,
 /// slots in its own process, this side moves the slots by copy engine. Several slots are under way
 /// at once. Store: gather, copy, done. Load: copy, scatter, done.
 ///
-/// A hand-over that is abandoned (revoke, dead worker) fails its blocks and is not waited for; a
-/// copy of ours always is.
+/// A hand-over that is abandoned fails its blocks. With a revoke it is not waited for: its blocks
+/// end with the epoch. When the worker was lost, the run goes on until nothing of the hand-over can
+/// write any more: the worker is proven dead, or its agent greets us again. A copy of ours is
+/// always waited for.
 class StagedRun {
  public:
   struct Context {
@@ -67,6 +69,8 @@ class StagedRun {
   void stop_if_asked();
   void abandon_staging(ipc::ErrorCode code, std::string_view message);
   void fail_chunk(std::size_t chunk, ipc::ErrorCode code, std::string_view message);
+  void await_lost_worker();
+  [[nodiscard]] bool lost_worker_is_done();
 
   Context context_;
   const LaneJob& job_;
@@ -78,6 +82,7 @@ class StagedRun {
   std::map<std::uint64_t, InFlight> staging_;  ///< By request id: the worker has it.
   std::deque<InFlight> copying_;               ///< In stream order: our stream has it.
   bool abandoned_ = false;
+  bool lost_ = false;  ///< The agent had hand-overs of ours when it was lost.
 };
 
 }  // namespace kvferry::cache_manager
