@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <string>
 #include <tuple>
@@ -69,6 +70,69 @@ INSTANTIATE_TEST_SUITE_P(Victims,
                            return victim.substr(0, victim.find('/')) + "_owner_" +
                                   std::get<1>(death.param);
                          });
+
+/// What a rank's contents are known by.
+json contents_of(const json& status, std::size_t rank) {
+  const json& worker = status["engines"][0]["ranks"][rank]["worker"];
+  return {worker["session"], worker["epoch"], worker["prepared_by"]};
+}
+
+class ReplayWorkerDeathTest : public ReplayFaultTest {
+ protected:
+  /// Kills workers in the middle of the traffic and waits until the engine is ready again.
+  void replace_workers(const std::vector<std::size_t>& ranks) {
+    const auto before = children();
+    for (const std::size_t rank : ranks) {
+      const std::string name = "worker/" + std::to_string(rank);
+      ASSERT_TRUE(before.contains(name));
+      ASSERT_TRUE(before.at(name).signal(SIGKILL));
+    }
+    ASSERT_TRUE(wait_until([&] {
+      const json status = this->status();
+      if (!status.is_object() || status["engines"][0]["phase"] != "ready") return false;
+      return std::all_of(ranks.begin(), ranks.end(), [&](std::size_t rank) {
+        const json& worker = status["engines"][0]["ranks"][rank]["worker"];
+        return worker["mapped"] == true &&
+               worker["pid"] != before.at("worker/" + std::to_string(rank)).pid();
+      });
+    })) << running_->stderr_text();
+  }
+};
+
+TEST_F(ReplayWorkerDeathTest, BlocksInAMoversArenaOutliveTheirWorkers) {
+  start_replay(slow_trace(), {"--speed=1", "--cache-owner=mover"});
+  const json before = status();
+  ASSERT_EQ(before["engines"][0]["phase"], "ready");
+  ASSERT_NO_FATAL_FAILURE(replace_workers({0, 1}));
+  const json after = status();
+  EXPECT_EQ(after["engines"][0]["generation"], before["engines"][0]["generation"]);
+  for (const std::size_t rank : {0U, 1U}) {
+    EXPECT_EQ(contents_of(after, rank), contents_of(before, rank));
+    EXPECT_GT(after["engines"][0]["ranks"][rank]["worker"]["prepared_by"], 0);
+  }
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  const json report = this->report();
+  EXPECT_EQ(report["requests"], kRequests);
+  EXPECT_EQ(report["restarts"], 2);
+  EXPECT_EQ(report["blocks_corrupt"], 0);
+  // Every one of them was verified byte for byte.
+  EXPECT_GT(report["blocks_survived"], 0);
+  EXPECT_GE(report["blocks_verified"], report["blocks_survived"]);
+  EXPECT_EQ(report["leaked_device_bytes"], 0);
+}
+
+TEST_F(ReplayWorkerDeathTest, BlocksInAWorkersArenaEndWithIt) {
+  start_replay(slow_trace(), {"--speed=1", "--cache-owner=worker"});
+  const json before = status();
+  ASSERT_NO_FATAL_FAILURE(replace_workers({1}));
+  const json after = status();
+  EXPECT_GT(after["engines"][0]["generation"], before["engines"][0]["generation"]);
+  EXPECT_NE(contents_of(after, 1), contents_of(before, 1));
+  EXPECT_EQ(contents_of(after, 0), contents_of(before, 0));
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report()["blocks_survived"], 0);
+  EXPECT_EQ(report()["blocks_corrupt"], 0);
+}
 
 class ReplaySignalTest : public ReplayFaultTest, public testing::WithParamInterface<int> {};
 

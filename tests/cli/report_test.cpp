@@ -63,6 +63,7 @@ TEST(ReportTest, HasTheFieldsThatScriptsRelyOn) {
                            "stores",
                            "failed_jobs",
                            "skipped_lines",
+                           "blocks_survived",
                            "retracted"}) {
     EXPECT_TRUE(json.contains(name)) << name;
   }

@@ -23,8 +23,9 @@ struct ReplayCounters {
   std::uint64_t recomputed = 0;       ///< Blocks computed again because their load failed.
   std::uint64_t blocks_verified = 0;
   std::uint64_t blocks_corrupt = 0;
-  std::uint64_t retracted = 0;  ///< Requests put back because their blocks were gone.
-  std::uint64_t rejected = 0;   ///< Requests that are longer than the whole device.
+  std::uint64_t blocks_survived = 0;  ///< Device hits, all groups, on blocks older than a worker.
+  std::uint64_t retracted = 0;        ///< Requests put back because their blocks were gone.
+  std::uint64_t rejected = 0;         ///< Requests that are longer than the whole device.
   std::uint64_t clears = 0;
   std::uint64_t reinits = 0;
   std::uint64_t failed_cycles = 0;  ///< Clears or re-inits that had to be tried again.

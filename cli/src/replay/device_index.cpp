@@ -57,9 +57,11 @@ bool GroupIndex::announce(BlockId block, const Digest& hash) {
   return true;
 }
 
-void GroupIndex::make_valid(BlockId block) {
+void GroupIndex::make_valid(BlockId block, std::uint64_t when) {
   Block& entry = at(block);
-  if (entry.indexed) entry.valid = true;
+  if (!entry.indexed) return;
+  entry.valid = true;
+  entry.valid_since = when;
 }
 
 void GroupIndex::drop_entry(Block& block) {
@@ -110,6 +112,7 @@ void GroupIndex::mark_stored(BlockId block) {
 }
 
 bool GroupIndex::is_stored(BlockId block) const { return at(block).stored; }
+std::uint64_t GroupIndex::valid_since(BlockId block) const { return at(block).valid_since; }
 bool GroupIndex::is_indexed(BlockId block) const { return at(block).indexed; }
 std::uint32_t GroupIndex::references(BlockId block) const { return at(block).references; }
 

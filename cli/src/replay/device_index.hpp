@@ -38,8 +38,9 @@ class GroupIndex {
   /// Names the contents that the block will hold; others find it as kPending. False when the hash
   /// is indexed already: the block stays private. @pre in use, not indexed.
   bool announce(ipc::BlockId block, const ipc::Digest& hash);
-  /// Its contents are complete. No effect when it is not indexed (any more).
-  void make_valid(ipc::BlockId block);
+  /// Its contents are complete. No effect when it is not indexed (any more). when: a note of the
+  /// owner's, for valid_since().
+  void make_valid(ipc::BlockId block, std::uint64_t when = 0);
   /// Takes it out of the index; it is free once unused.
   void forget(ipc::BlockId block);
   /// Takes everything out of the index.
@@ -53,12 +54,14 @@ class GroupIndex {
   void mark_stored(ipc::BlockId block);
   [[nodiscard]] bool is_stored(ipc::BlockId block) const;
   [[nodiscard]] bool is_indexed(ipc::BlockId block) const;
+  [[nodiscard]] std::uint64_t valid_since(ipc::BlockId block) const;
   [[nodiscard]] std::uint32_t references(ipc::BlockId block) const;
 
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;
   struct Block {
     ipc::Digest hash;
+    std::uint64_t valid_since = 0;
     std::uint32_t references = 0;
     bool indexed = false;
     bool valid = false;

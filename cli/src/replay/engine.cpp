@@ -25,10 +25,6 @@ constexpr std::size_t kCompletionBatch = 256;
 /// How far behind a request that has to wait for another one's blocks others may go first.
 constexpr std::size_t kLookAhead = 64;
 
-bool same_arena(const worker::ArenaId& a, const worker::ArenaId& b) {
-  return a.session == b.session && a.epoch == b.epoch;
-}
-
 }  // namespace
 
 Engine::Engine(ipc::EventLoop& loop,
@@ -138,7 +134,7 @@ void Engine::begin_generation(const worker::CacheState& state) {
   }
   std::size_t kept = 0;
   for (std::size_t r = 0; r < std::min(arenas_.size(), state.ranks.size()); ++r) {
-    if (same_arena(arenas_[r], state.ranks[r])) ++kept;
+    if (worker::same_contents(arenas_[r], state.ranks[r])) ++kept;
   }
   const bool all_kept = same_counts && kept == state.ranks.size();
   // Another manager counts generations anew; the arenas tell.
@@ -163,9 +159,13 @@ void Engine::lose_device_contents() {
 }
 
 void Engine::on_worker_lost(ipc::Rank rank) {
-  // Whoever holds the memory: the next worker starts with a zeroed arena.
-  ipc::log_debug("rank {} lost its worker: device contents are gone", rank.value);
-  lose_device_contents();
+  ++worker_deaths_;
+  // Memory that a mover holds lives on, and with it every block but those that unanswered steps
+  // wrote: their requests were put back before this.
+  if (options_.cache_owner == ipc::CacheOwner::kWorker) {
+    ipc::log_debug("rank {} lost its worker: device contents are gone", rank.value);
+    lose_device_contents();
+  }
   pump_later();
 }
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/worker/client.hpp"
@@ -32,6 +33,7 @@ struct EngineOptions {
   std::string engine = "replay";
   ipc::Geometry geometry;
   ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
+  ipc::CacheOwner cache_owner = ipc::CacheOwner::kWorker;
   std::uint32_t in_flight = 16;    ///< Requests worked on at a time.
   std::uint32_t decode_steps = 1;  ///< Reads of a request's blocks.
   double speed = 0;                ///< Times the trace's own pace; 0: as fast as it goes.
@@ -79,6 +81,7 @@ class Engine {
     ipc::Digest hash;
     BlockSource source = BlockSource::kNowhere;
     bool announced = false;  ///< In the index under its hash, by us.
+    bool survived = false;   ///< On the device since before the death of a worker.
   };
   /// One try to serve a request. It holds its blocks until no load and no step touches them.
   struct Attempt {
@@ -167,6 +170,7 @@ class Engine {
   std::vector<worker::ArenaId> arenas_;
   std::uint64_t generation_ = 0;
   std::uint64_t reconnects_ = 0;
+  std::uint64_t worker_deaths_ = 0;
   bool phase_ready_ = false;
   bool playing_ = false;  ///< Was ready for everything once.
 

@@ -179,13 +179,14 @@ void Engine::take_blocks(Attempt& attempt,
   attempt.hit_from_host = plan.hit_from_host;
   // What is there is held first, so that making room for the rest does not evict it.
   for (const PlannedBlock& planned : plan.blocks) {
-    HeldBlock held{planned.group,  {},   planned.position, hashes[planned.position],
-                   planned.source, false};
+    HeldBlock held{planned.group, {},   planned.position, hashes[planned.position], planned.source,
+                   false,         false};
     if (planned.source == BlockSource::kDevice) {
       const auto found = index_of(planned.group).find(held.hash);
       KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
       held.block = found->block;
       index_of(planned.group).acquire(held.block);
+      held.survived = index_of(planned.group).valid_since(held.block) < worker_deaths_;
       if (wants_verify()) attempt.verifying.push_back(attempt.blocks.size());
     }
     attempt.blocks.push_back(held);
@@ -270,7 +271,7 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     }
     ++counters_.loads;
     if (held.announced) {
-      index_of(held.group).make_valid(held.block);
+      index_of(held.group).make_valid(held.block, worker_deaths_);
       index_of(held.group).mark_stored(held.block);
     }
     if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);

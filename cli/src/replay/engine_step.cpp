@@ -123,7 +123,7 @@ void Engine::finish_step(AttemptId id) {
 void Engine::finish_request(Attempt& attempt) {
   check_verified(attempt);
   for (const HeldBlock& held : attempt.blocks) {
-    if (held.announced) index_of(held.group).make_valid(held.block);
+    if (held.announced) index_of(held.group).make_valid(held.block, worker_deaths_);
   }
   count_hits(attempt);
   store_blocks(attempt);
@@ -159,6 +159,9 @@ void Engine::count_hits(const Attempt& attempt) {
   }
   for (std::uint32_t i = 0; i < hit; ++i) {
     ++(attempt.hit_from_host[i] ? counters_.hits_host : counters_.hits_device);
+  }
+  for (const HeldBlock& held : attempt.blocks) {
+    if (held.survived) ++counters_.blocks_survived;
   }
   counters_.block_references += requests_[attempt.request].hash_ids.size();
 }

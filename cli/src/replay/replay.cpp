@@ -237,6 +237,7 @@ void ReplayRun::start_engine() {
   options.engine = kEngineName;
   options.geometry = config_.geometry;
   options.order = config_.arena.order;
+  options.cache_owner = config_.arena.cache_owner;
   options.in_flight = config_.in_flight;
   options.decode_steps = config_.decode_steps;
   options.speed = config_.speed;

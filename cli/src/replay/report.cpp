@@ -87,6 +87,7 @@ Json to_json(const ReplayReport& report) {
             {"recomputed", c.recomputed},
             {"blocks_verified", c.blocks_verified},
             {"blocks_corrupt", c.blocks_corrupt},
+            {"blocks_survived", c.blocks_survived},
             {"retracted", c.retracted},
             {"rejected", c.rejected},
             {"skipped_lines", report.skipped_lines},
@@ -200,6 +201,8 @@ std::string summarize(const ReplayReport& report) {
   };
   optional_row("clears tried again", c.failed_cycles, "a process died meanwhile, or was busy");
   optional_row("clears with quarantine", c.quarantined, "memory waited for a peer");
+  optional_row("blocks found after a death", c.blocks_survived,
+               "on the device since before a worker was replaced");
   optional_row("requests put back", c.retracted, "their device blocks were gone");
   optional_row("requests left out", c.rejected, "longer than the device");
   optional_row("trace lines skipped", report.skipped_lines, "malformed");

@@ -18,7 +18,7 @@ using std::chrono_literals::operator""s;
 constexpr ipc::Duration kRetry = 25ms;
 /// Connecting happens on the engine's only thread.
 constexpr ipc::Duration kConnectTime = 250ms;
-/// A worker that closed its connection is ending: its death follows soon.
+/// A worker that closed its connection is ending: when its death should have followed.
 constexpr ipc::Duration kDeathTime = 2s;
 
 }  // namespace
@@ -36,6 +36,7 @@ StepChannel::StepChannel(
 StepChannel::~StepChannel() {
   loop_.cancel(timer_);
   if (link_ != nullptr) loop_.unwatch(link_->fd());
+  if (departed_ != nullptr) loop_.unwatch(departed_->server().pidfd());
 }
 
 void StepChannel::connect_later() {
@@ -107,13 +108,24 @@ void StepChannel::on_readable() {
 }
 
 void StepChannel::on_lost() {
-  // A closed connection proves nothing: a worker that is alive may still write to its blocks.
-  if (!link_->server().wait_death(ipc::Deadline::after(kDeathTime))) {
-    ipc::log_warn("the worker of rank {} (pid {}) closed its step channel but lives on",
-                  rank_.value, link_->server().pid());
-  }
   loop_.unwatch(link_->fd());
-  link_.reset();
+  departed_ = std::move(link_);
+  const ipc::ProcessRef& worker = departed_->server();
+  if (worker.has_died()) return on_death();
+  // A closed connection proves nothing: a worker that is alive may still write to its blocks.
+  loop_.watch(worker.pidfd(), [this] { on_death(); });
+  timer_ = loop_.after(kDeathTime, [this] {
+    ipc::log_warn(
+        "the worker of rank {} (pid {}) closed its step channel and lives on; waits for its end",
+        rank_.value, departed_->server().pid());
+  });
+}
+
+void StepChannel::on_death() {
+  ipc::log_debug("the worker of rank {} (pid {}) is dead", rank_.value, departed_->server().pid());
+  loop_.unwatch(departed_->server().pidfd());
+  loop_.cancel(timer_);
+  departed_.reset();
   for (auto& [request, done] : std::exchange(pending_, {})) {
     done(KVFERRY_ERROR(kPeerDied, "the worker of rank {} died before it answered", rank_.value));
   }

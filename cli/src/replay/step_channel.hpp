@@ -32,6 +32,7 @@ class StepChannel {
   StepChannel& operator=(const StepChannel&) = delete;
   ~StepChannel();
 
+  /// No sooner than the last worker's death is proven: until then it may write to its blocks.
   [[nodiscard]] bool is_up() const noexcept { return link_ != nullptr; }
   /// done is called exactly once from the loop, unless this object ends before. An error here means
   /// that nothing was sent and done is not called.
@@ -42,6 +43,7 @@ class StepChannel {
   void connect_later();
   void on_readable();
   void on_lost();
+  void on_death();
 
   ipc::EventLoop& loop_;
   const ipc::RuntimeDir dir_;
@@ -49,6 +51,7 @@ class StepChannel {
   const ipc::Rank rank_;
   Hooks hooks_;
   std::unique_ptr<ipc::ControlLink> link_;
+  std::unique_ptr<ipc::ControlLink> departed_;  ///< Ended, its worker's death not yet proven.
   std::unordered_map<std::uint64_t, Done> pending_;
   ipc::TimerId timer_ = 0;
 };
