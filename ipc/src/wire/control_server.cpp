@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace kvferry::ipc {
 namespace {
@@ -29,13 +30,16 @@ constexpr auto kPresenceTime = std::chrono::seconds(10);
 constexpr auto kSilenceTime = std::chrono::milliseconds(50);
 // Time for last messages to leave when the server ends.
 constexpr auto kFarewell = std::chrono::milliseconds(100);
+// A round is short, so that timers, deaths and other descriptors have their turn.
 constexpr int kMessagesPerRound = 256;
-constexpr int kMessagesAtDeath = 1'000'000;
+constexpr std::size_t kBytesPerRound = std::size_t{32} << 20;
+// Messages of others after which a dead peer has none left: they come from each in turn.
+constexpr std::uint64_t kTurnsAfterDeath = 64;
 
-ZmqSocket serve_or_throw(const std::filesystem::path& path, int max_queued) {
+ZmqSocket serve_or_throw(const std::filesystem::path& path, int max_unread) {
   auto listening = listen_on_path(path, SOCK_STREAM);
   if (!listening) throw Exception(std::move(listening).error());
-  return ZmqSocket::serve(path, std::move(listening).value(), max_queued);
+  return ZmqSocket::serve(path, std::move(listening).value(), max_unread);
 }
 
 }  // namespace
@@ -49,21 +53,23 @@ class ControlServer::Impl {
         registry_(loop,
                   options_.registry_path,
                   [this](RegistryCandidate candidate) { on_hello(std::move(candidate)); }),
-        socket_(serve_or_throw(options_.control_path, options_.max_queued_messages)) {
-    loop_.watch(socket_.fd(), [this] { drain(kMessagesPerRound); });
+        socket_(serve_or_throw(options_.control_path, options_.max_unread_messages)) {
+    loop_.watch(socket_.fd(), [this] { drain(); });
+    loop_.watch(writable_->fd(), [this] { on_writable(); });
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   ~Impl() {
     loop_.unwatch(socket_.fd());
+    loop_.unwatch(writable_->fd());
     for (auto& [id, entry] : peers_) forget(*entry);
     socket_.set_linger(kFarewell);
     // Under the registry's lock, which members hold until after this.
     ::unlink(options_.control_path.c_str());
   }
 
-  Status send(const IncarnationId& id, std::span<const std::uint8_t> bytes) {
+  Status send(const IncarnationId& id, Bytes bytes) {
     const auto found = peers_.find(id);
     if (found == peers_.end() || !found->second->present || found->second->dead) {
       return KVFERRY_ERROR(kNotFound, "no peer {} is connected", id.hex());
@@ -73,13 +79,15 @@ class ControlServer::Impl {
       return KVFERRY_ERROR(kInvalidArgument, "message of {} bytes to {}, {} are allowed",
                            bytes.size(), peer.name, kMaxWireBytes);
     }
-    const int error = socket_.send(&id, bytes);
+    if (!found->second->queue->try_reserve(bytes.size())) {
+      return KVFERRY_ERROR(kBusy, "the queue of {} messages or {} bytes to {} (process {}) is full",
+                           options_.max_queued_messages, options_.max_queued_bytes, peer.name,
+                           peer.pid);
+    }
+    const int error = socket_.send(id, std::move(bytes), found->second->queue);
     drain_later();
     switch (error) {
       case 0: return ok();
-      case EAGAIN:
-        return KVFERRY_ERROR(kBusy, "the queue of {} messages to {} (process {}) is full",
-                             options_.max_queued_messages, peer.name, peer.pid);
       case EHOSTUNREACH:
         return KVFERRY_ERROR(kNotFound, "{} (process {}) closed its connection", peer.name,
                              peer.pid);
@@ -98,10 +106,15 @@ class ControlServer::Impl {
                            to_string(request.kind), id.hex());
     }
     Bytes bytes = encode_reply(request, std::move(error), std::move(body));
-    Status sent = send(id, bytes);
+    Status sent = send(id, Bytes(bytes));
     // Kept even when it could not be sent: the repeated request gets it.
     if (const auto found = peers_.find(id); found != peers_.end()) {
       found->second->replies.finish(request.request, std::move(bytes));
+      if (!sent && sent.error().code == ErrorCode::kBusy) {
+        std::vector<RequestId>& unsent = found->second->unsent;
+        if (unsent.size() >= ReplyCache::kMaxReplies) unsent.erase(unsent.begin());
+        unsent.push_back(request.request);
+      }
     }
     return sent;
   }
@@ -121,9 +134,13 @@ class ControlServer::Impl {
     PacketSocket registry;  // invalid once closed
     ProcessRef process;
     ReplyCache replies;
-    bool present = false;  // its first message came: the handler knows it
+    std::vector<RequestId> unsent;  // replies that its full queue did not take
+    bool present = false;           // its first message came: the handler knows it
     bool silent = false;
     bool dead = false;
+    bool dying = false;              // dead, but its last messages are still coming in
+    std::uint64_t last_message = 0;  // dying: which one of all that came was its last
+    std::shared_ptr<SendQueue> queue;
     TimerId timer = 0;  // until present, then from the end of file until silent
   };
 
@@ -141,7 +158,8 @@ class ControlServer::Impl {
 
   void on_hello(RegistryCandidate candidate) {
     const IncarnationId id = candidate.hello.incarnation;
-    if (auto refused = check_duplicate(id, candidate.process)) {
+    ReplyCache replies;
+    if (auto refused = check_duplicate(id, candidate.process, replies)) {
       warn(*refused);
       refuse_candidate(candidate.socket, std::move(*refused));
       return;
@@ -161,14 +179,21 @@ class ControlServer::Impl {
         Peer{id, candidate.hello.kind, std::move(candidate.hello.name), candidate.process.pid()};
     entry->registry = std::move(candidate.socket);
     entry->process = std::move(candidate.process);
+    entry->replies = std::move(replies);
+    entry->queue =
+        std::make_shared<SendQueue>(static_cast<std::size_t>(options_.max_queued_messages),
+                                    options_.max_queued_bytes, writable_);
     entry->timer = loop_.after(kPresenceTime, [this, id] { on_absent(id); });
     loop_.watch(entry->registry.fd(), [this, id] { on_registry(id); });
     loop_.watch(entry->process.pidfd(), [this, id] { on_death(id); });
     peers_.emplace(id, std::move(entry));
   }
 
-  // One process may come again under its name once its earlier connection is closed.
-  std::optional<Error> check_duplicate(const IncarnationId& id, const ProcessRef& process) {
+  // One process may come again under its name once its earlier connection is closed. What it has
+  // asked before is not asked anew.
+  std::optional<Error> check_duplicate(const IncarnationId& id,
+                                       const ProcessRef& process,
+                                       ReplyCache& replies) {
     if (const auto found = peers_.find(id); found != peers_.end()) {
       Entry& old = *found->second;
       if (old.registry.valid()) on_registry(id);  // its end may be unread yet
@@ -182,6 +207,7 @@ class ControlServer::Impl {
       }
       // It is alive: it just said hello. What is told is that its earlier link has ended.
       if (old.present && !old.silent) handler_.on_peer_silent(old.peer);
+      replies = std::move(old.replies);
       remove(id);
     }
     if (peers_.size() >= kMaxPeers) {
@@ -225,15 +251,58 @@ class ControlServer::Impl {
     remove(id);
   }
 
+  // What it sent before it died comes before its death: the rounds go on until it has no turn any
+  // more. Others may send for ever, so not until nothing comes at all.
   void on_death(const IncarnationId& id) {
-    // What it sent before it died comes before its death.
-    drain(kMessagesAtDeath);
-    const auto found = peers_.find(id);
-    if (found == peers_.end()) return;
-    Entry& entry = *found->second;
-    entry.dead = true;
-    if (entry.present) handler_.on_peer_died(entry.peer);
-    remove(id);
+    Entry& entry = *peers_.at(id);
+    if (std::exchange(entry.dying, true)) return;
+    entry.last_message = received_;
+    loop_.unwatch(entry.process.pidfd());
+    loop_.cancel(entry.timer);
+    dying_.push_back(id);
+    drain();
+  }
+
+  void bury(bool nothing_comes) {
+    const std::uint64_t turns = kTurnsAfterDeath + 2 * peers_.size();
+    std::vector<IncarnationId> over;
+    std::erase_if(dying_, [&](const IncarnationId& id) {
+      const auto found = peers_.find(id);
+      if (found == peers_.end()) return true;
+      if (!nothing_comes && received_ - found->second->last_message < turns) return false;
+      over.push_back(id);
+      return true;
+    });
+    for (const IncarnationId& id : over) {
+      Entry& entry = *peers_.at(id);
+      entry.dead = true;
+      if (entry.present) handler_.on_peer_died(entry.peer);
+      remove(id);
+    }
+  }
+
+  // Whoever waits for a reply does not ask again. Forgotten ones are beyond help.
+  void send_unsent(Entry& entry) {
+    std::size_t sent = 0;
+    for (; sent < entry.unsent.size(); ++sent) {
+      const Bytes* reply = entry.replies.find(entry.unsent[sent]);
+      if (reply == nullptr) continue;
+      const Status status = send(entry.peer.id, Bytes(*reply));
+      if (!status && status.error().code == ErrorCode::kBusy) break;
+    }
+    entry.unsent.erase(entry.unsent.begin(),
+                       entry.unsent.begin() + static_cast<std::ptrdiff_t>(sent));
+  }
+
+  void on_writable() {
+    (void)writable_->drain();
+    std::vector<Peer> peers;
+    for (const auto& [id, entry] : peers_) {
+      if (!entry->queue->take_writable() || !entry->present || entry->dead) continue;
+      send_unsent(*entry);
+      peers.push_back(entry->peer);
+    }
+    for (const Peer& peer : peers) handler_.on_peer_writable(peer);
   }
 
   void remove(const IncarnationId& id) {
@@ -251,15 +320,24 @@ class ControlServer::Impl {
 
   // ---- messages ----
 
-  void drain(int budget) {
+  // One round.
+  void drain() {
     if (draining_) return;
     draining_ = true;
     const Undrain undrain{*this};
-    for (; budget > 0; --budget) {
+    bool nothing_comes = false;
+    std::size_t bytes = 0;
+    for (int i = 0; i < kMessagesPerRound && bytes < kBytesPerRound; ++i) {
       const auto message = socket_.try_receive();
-      if (!message) break;
+      if (!message) {
+        nothing_comes = true;
+        break;
+      }
+      bytes += message->body.size();
+      ++received_;
       dispatch(*message);
     }
+    if (!dying_.empty()) bury(nothing_comes || !socket_.readable());
   }
 
   // The socket's descriptor announces nothing that a call of ours has already noticed.
@@ -269,7 +347,7 @@ class ControlServer::Impl {
     loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
       if (alive.expired()) return;
       drain_posted_ = false;
-      drain(kMessagesPerRound);
+      drain();
     });
   }
 
@@ -293,6 +371,7 @@ class ControlServer::Impl {
       return;
     }
     Entry& entry = *found->second;
+    entry.last_message = received_;
     if (message.single && message.body.empty()) {
       on_presence(entry);
       return;
@@ -340,20 +419,33 @@ class ControlServer::Impl {
         case ReplyCache::Seen::kNew: break;
         case ReplyCache::Seen::kRunning: return;
         case ReplyCache::Seen::kReplied:
-          if (const Status sent = send(entry.peer.id, *lookup.reply); !sent) warn(sent.error());
-          return;
-        case ReplyCache::Seen::kTooMany: {
-          const Error busy = KVFERRY_ERROR(kBusy, "{} requests of {} are being handled",
-                                           ReplyCache::kMaxRunning, entry.peer.name);
-          warn(busy);
-          if (const Status sent = send(entry.peer.id, encode_reply(envelope, busy, {})); !sent) {
+          if (const Status sent = send(entry.peer.id, Bytes(*lookup.reply)); !sent) {
             warn(sent.error());
           }
           return;
-        }
+        case ReplyCache::Seen::kForgotten:
+          refuse(entry, envelope,
+                 KVFERRY_ERROR(kStaleEpoch,
+                               "request {} of {} is older than the {} replies that are remembered: "
+                               "whether it took effect is not known; look, then ask anew",
+                               request.value, entry.peer.name, ReplyCache::kMaxReplies));
+          return;
+        case ReplyCache::Seen::kTooMany:
+          refuse(entry, envelope,
+                 KVFERRY_ERROR(kBusy, "{} requests of {} are being handled",
+                               ReplyCache::kMaxRunning, entry.peer.name));
+          return;
       }
     }
     handler_.on_message(entry.peer, std::move(envelope));
+  }
+
+  // Not remembered: nothing was done.
+  void refuse(const Entry& entry, const Envelope& request, const Error& error) {
+    warn(error);
+    if (const Status sent = send(entry.peer.id, encode_reply(request, error, {})); !sent) {
+      warn(sent.error());
+    }
   }
 
   void refuse_version(Entry& entry, const Envelope& envelope, std::uint32_t version) {
@@ -383,10 +475,13 @@ class ControlServer::Impl {
   EventLoop& loop_;
   Options options_;
   ControlHandler& handler_;
+  std::shared_ptr<EventFd> writable_ = std::make_shared<EventFd>();  // shared with the queues
   Registry registry_;  // holds the lock, under which the control path is ours, too
   ZmqSocket socket_;
   std::unordered_map<IncarnationId, std::unique_ptr<Entry>> peers_;
   std::unordered_set<IncarnationId> departed_;  // their last messages may still come in
+  std::vector<IncarnationId> dying_;
+  std::uint64_t received_ = 0;  // messages, ever
   std::uint64_t protocol_errors_ = 0;
   LogGate gate_;
   bool draining_ = false;

@@ -11,9 +11,16 @@ ReplyCache::Lookup ReplyCache::begin(RequestId request) {
     if (!found->second) return {Seen::kRunning, nullptr};
     return {Seen::kReplied, &*found->second};
   }
+  if (request <= latest_) return {Seen::kForgotten, nullptr};
   if (requests_.size() - replied_.size() >= kMaxRunning) return {Seen::kTooMany, nullptr};
   requests_.emplace(request, std::nullopt);
+  latest_ = request;
   return {Seen::kNew, nullptr};
+}
+
+const Bytes* ReplyCache::find(RequestId request) const {
+  const auto found = requests_.find(request);
+  return found == requests_.end() || !found->second ? nullptr : &*found->second;
 }
 
 void ReplyCache::finish(RequestId request, Bytes reply) {

@@ -19,6 +19,18 @@ constexpr int kHandshakeMs = 5000;
 constexpr int kReconnectFirstMs = 20;
 constexpr int kReconnectMostMs = 1000;
 
+/// A message on its way out, and whose it is.
+struct Leaving {
+  Bytes body;
+  std::shared_ptr<SendQueue> queue;
+
+  // On ZeroMQ's thread, or on the sender's when it could not be sent.
+  static void gone(void* /*data*/, void* self) {
+    const std::unique_ptr<Leaving> leaving(static_cast<Leaving*>(self));
+    leaving->queue->left(leaving->body.size());
+  }
+};
+
 Exception zmq_exception(const zmq::error_t& error, const std::string& what) {
   return Exception(
       KVFERRY_ERROR(kSystem, "{}: {} (ZeroMQ error {})", what, error.what(), error.num()));
@@ -29,21 +41,21 @@ Exception zmq_exception(const zmq::error_t& error, const std::string& what) {
 // No heartbeats: on a Unix socket the connection ends exactly when the peer closes it or dies, and
 // pidfds tell which. A heartbeat would only find stopped processes, cut their connections, and so
 // lose what is sent to them until they go on.
-ZmqSocket::ZmqSocket(zmq::socket_type type, int max_queued)
+ZmqSocket::ZmqSocket(zmq::socket_type type, int max_unsent, int max_unread)
     : socket_(context_, type),
       is_router_(type == zmq::socket_type::router),
       fd_(socket_.get(zmq::sockopt::fd)) {
   socket_.set(zmq::sockopt::linger, 0);
-  socket_.set(zmq::sockopt::sndhwm, max_queued);
-  socket_.set(zmq::sockopt::rcvhwm, max_queued);
+  socket_.set(zmq::sockopt::sndhwm, max_unsent);
+  socket_.set(zmq::sockopt::rcvhwm, max_unread);
   socket_.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(kMaxWireBytes));
   socket_.set(zmq::sockopt::handshake_ivl, kHandshakeMs);
   socket_.set(zmq::sockopt::heartbeat_ivl, 0);
 }
 
-ZmqSocket ZmqSocket::serve(const std::filesystem::path& path, UniqueFd listening, int max_queued) {
+ZmqSocket ZmqSocket::serve(const std::filesystem::path& path, UniqueFd listening, int max_unread) {
   try {
-    ZmqSocket socket(zmq::socket_type::router, max_queued);
+    ZmqSocket socket(zmq::socket_type::router, 0, max_unread);
     socket.socket_.set(zmq::sockopt::router_mandatory, true);
     // A process that connects again under its name takes the name over from its old connection.
     socket.socket_.set(zmq::sockopt::router_handover, true);
@@ -61,7 +73,7 @@ ZmqSocket ZmqSocket::connect(const std::filesystem::path& path,
                              const IncarnationId& self,
                              int max_queued) {
   try {
-    ZmqSocket socket(zmq::socket_type::dealer, max_queued);
+    ZmqSocket socket(zmq::socket_type::dealer, max_queued, max_queued);
     socket.socket_.set(zmq::sockopt::routing_id,
                        zmq::const_buffer(self.bytes.data(), self.bytes.size()));
     socket.socket_.set(zmq::sockopt::reconnect_ivl, kReconnectFirstMs);
@@ -114,18 +126,43 @@ std::optional<ZmqMessage> ZmqSocket::try_receive() noexcept {
   return message;
 }
 
+int ZmqSocket::send_frame(std::span<const std::uint8_t> bytes, int flags) noexcept {
+  int result = -1;
+  do {
+    result = zmq_send(socket_.handle(), bytes.data(), bytes.size(), flags | ZMQ_DONTWAIT);
+  } while (result < 0 && zmq_errno() == EINTR);
+  return result < 0 ? zmq_errno() : 0;
+}
+
 int ZmqSocket::send(const IncarnationId* receiver, std::span<const std::uint8_t> body) noexcept {
-  const auto send_frame = [this](std::span<const std::uint8_t> bytes, int flags) {
-    int result = -1;
-    do {
-      result = zmq_send(socket_.handle(), bytes.data(), bytes.size(), flags | ZMQ_DONTWAIT);
-    } while (result < 0 && zmq_errno() == EINTR);
-    return result < 0 ? zmq_errno() : 0;
-  };
   if (receiver != nullptr) {
     if (const int error = send_frame(receiver->bytes, ZMQ_SNDMORE); error != 0) return error;
   }
   return send_frame(body, 0);
+}
+
+int ZmqSocket::send(const IncarnationId& receiver,
+                    Bytes body,
+                    std::shared_ptr<SendQueue> queue) noexcept {
+  if (const int error = send_frame(receiver.bytes, ZMQ_SNDMORE); error != 0) {
+    queue->left(body.size());
+    return error;
+  }
+  auto leaving = std::make_unique<Leaving>(Leaving{std::move(body), std::move(queue)});
+  Bytes& bytes = leaving->body;
+  zmq_msg_t message;
+  if (zmq_msg_init_data(&message, bytes.data(), bytes.size(), &Leaving::gone, leaving.get()) != 0) {
+    return zmq_errno();
+  }
+  (void)leaving.release();  // ZeroMQ calls gone(), whatever becomes of the message.
+  int result = -1;
+  do {
+    result = zmq_msg_send(&message, socket_.handle(), ZMQ_DONTWAIT);
+  } while (result < 0 && zmq_errno() == EINTR);
+  if (result >= 0) return 0;
+  const int error = zmq_errno();
+  (void)zmq_msg_close(&message);
+  return error;
 }
 
 void ZmqSocket::set_linger(std::chrono::milliseconds linger) noexcept {

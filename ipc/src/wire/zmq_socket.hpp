@@ -4,12 +4,15 @@
 
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/wire/codec.hpp"
+#include "wire/send_queue.hpp"
 
 #include <zmq.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -32,8 +35,9 @@ struct ZmqMessage {
 /// @threading one at a time.
 class ZmqSocket {
  public:
-  /// A ROUTER that serves a listening socket. Throws Exception.
-  static ZmqSocket serve(const std::filesystem::path& path, UniqueFd listening, int max_queued);
+  /// A ROUTER that serves a listening socket, and reads at most max_unread messages of a peer
+  /// ahead. What is sent is not bounded here: see SendQueue. Throws Exception.
+  static ZmqSocket serve(const std::filesystem::path& path, UniqueFd listening, int max_unread);
   /// A DEALER that names itself and connects. Throws Exception.
   static ZmqSocket connect(const std::filesystem::path& path,
                            const IncarnationId& self,
@@ -45,11 +49,18 @@ class ZmqSocket {
   /// 0, EAGAIN (queue full), EHOSTUNREACH (ROUTER: no such peer) or another errno.
   [[nodiscard]] int send(const IncarnationId* receiver,
                          std::span<const std::uint8_t> body) noexcept;
+  /// The same with the message's bytes taken over, and counted in queue (where they were reserved)
+  /// until they have left.
+  [[nodiscard]] int send(const IncarnationId& receiver,
+                         Bytes body,
+                         std::shared_ptr<SendQueue> queue) noexcept;
   /// How long the end of this socket waits for messages that are still unsent.
   void set_linger(std::chrono::milliseconds linger) noexcept;
 
  private:
-  ZmqSocket(zmq::socket_type type, int max_queued);
+  ZmqSocket(zmq::socket_type type, int max_unsent, int max_unread);
+
+  [[nodiscard]] int send_frame(std::span<const std::uint8_t> bytes, int flags) noexcept;
 
   zmq::context_t context_;
   zmq::socket_t socket_;  // ends before its context

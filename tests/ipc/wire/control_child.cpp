@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helper of the control plane's multi-process tests.
 //   server DIR       answers kStatus; dies by SIGKILL on kClear; says what its handler is told
-//   peer DIR NAME    connects; commands: call, close, receive
+//   peer DIR NAME    connects; commands: call, pin, close
 #include "kvferry/ipc/wire/control.hpp"
 #include "support/child_side.hpp"
 
@@ -71,6 +71,10 @@ int be_peer(const std::filesystem::path& dir, const std::string& name) {
     if (*line == "close") {
       link.reset();
       say("closed");
+    } else if (*line == "pin") {
+      const auto reply =
+          link->call<ipc::PinReply>(ipc::MessageKind::kPin, ipc::PinRequest{}, deadline);
+      say(reply ? "pinned " + std::to_string(reply->pinned) : reply.error().to_string());
     } else {
       const auto reply =
           link->call<ipc::StatusReply>(ipc::MessageKind::kStatus, ipc::Empty{}, deadline);

@@ -24,6 +24,7 @@ class RecordingHandler : public ipc::ControlHandler {
   void on_peer(const ipc::Peer& peer) override { record("peer " + peer.name); }
   void on_peer_silent(const ipc::Peer& peer) override { record("silent " + peer.name); }
   void on_peer_died(const ipc::Peer& peer) override { record("died " + peer.name); }
+  void on_peer_writable(const ipc::Peer& peer) override { record("writable " + peer.name); }
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override {
     record(std::string(to_string(envelope.kind)) + " " + peer.name);
     if (hook) hook(peer, envelope);

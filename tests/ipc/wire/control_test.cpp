@@ -109,7 +109,7 @@ TEST_F(ControlTest, ARepeatedRequestGetsTheSameReplyAndReachesTheHandlerOnce) {
   EXPECT_EQ(server.handler.count("status peer"), 1);
 }
 
-TEST_F(ControlTest, TheLatest64RepliesAreRemembered) {
+TEST_F(ControlTest, TheLatest64RepliesAreRememberedAndOlderRequestsAreNeverHandledAgain) {
   ServerThread server(server_options(dir_.path()));
   auto link = connect();
   ASSERT_TRUE(link);
@@ -128,8 +128,35 @@ TEST_F(ControlTest, TheLatest64RepliesAreRemembered) {
   }
   EXPECT_EQ(server.handler.count("status peer"), kRemembered + 1);
   ASSERT_TRUE(link->send(requests.front()).has_value());
-  ASSERT_TRUE(wait_message(*link).has_value());
-  EXPECT_EQ(server.handler.count("status peer"), kRemembered + 2);
+  const auto refused = wait_message(*link);
+  ASSERT_TRUE(refused.has_value());
+  ASSERT_TRUE(refused->error.has_value());
+  EXPECT_EQ(refused->error->code, ErrorCode::kStaleEpoch);
+  EXPECT_EQ(server.handler.count("status peer"), kRemembered + 1);
+}
+
+TEST_F(ControlTest, ARequestRepeatedOverANewLinkIsNotHandledAgain) {
+  ServerThread server(server_options(dir_.path()));
+  const ControlLink::Options options = link_options(dir_.path(), "peer");
+  auto link = *ControlLink::connect(options, soon());
+  const Envelope request = request_of(MessageKind::kStatus, link->next_request());
+  ASSERT_TRUE(link->send(request).has_value());
+  const auto first = wait_message(*link);
+  ASSERT_TRUE(first.has_value());
+  const Envelope unanswered = request_of(MessageKind::kClear, link->next_request());
+  ASSERT_TRUE(link->send(unanswered).has_value());
+  ASSERT_TRUE(server.handler.wait_for("clear peer"));
+  link.reset();
+  link = *ControlLink::connect(options, soon());
+  ASSERT_TRUE(link->send(request).has_value());
+  const auto again = wait_message(*link);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->request, request.request);
+  EXPECT_EQ(again->body, first->body);
+  ASSERT_TRUE(link->send(unanswered).has_value());
+  ASSERT_TRUE(link->call<StatusReply>(MessageKind::kStatus, Empty{}, soon()).has_value());
+  EXPECT_EQ(server.handler.count("clear peer"), 1) << "it is being handled";
+  EXPECT_EQ(server.handler.count("status peer"), 2);
 }
 
 TEST_F(ControlTest, AnIncarnationMayBeginWithZeroBytes) {

@@ -24,7 +24,7 @@ enum class ErrorCode : std::uint8_t {
   kTimeout,              ///< The deadline passed; the thing may still happen unless stated.
   kPeerDied,             ///< The kernel proved the peer dead.
   kRevoked,              ///< The epoch was revoked before the work was done; nothing lands later.
-  kStaleEpoch,           ///< The work names a session or epoch that is no longer current.
+  kStaleEpoch,           ///< It names a session, epoch or request that is no longer current.
   kNotReady,             ///< The cache is cleared, clearing or not yet attached; wait for Ready.
   kNoDeviceMemory,       ///< The device refused an allocation.
   kNoHostMemory,         ///< The host pool, /dev/shm or the kernel refused memory.

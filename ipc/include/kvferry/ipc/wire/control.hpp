@@ -10,6 +10,7 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -43,8 +44,10 @@ class ControlHandler {
   virtual void on_message(const Peer& peer, Envelope envelope) = 0;
   /// Closed its registry connection but may be alive: an alarm, never a proof.
   virtual void on_peer_silent(const Peer& peer) = 0;
-  /// The kernel proved it dead.
+  /// The kernel proved it dead. Comes after the messages that it had sent.
   virtual void on_peer_died(const Peer& peer) = 0;
+  /// A send to it was kBusy, and there is room again.
+  virtual void on_peer_writable(const Peer& /*peer*/) {}
 };
 
 /// The manager's side (and a worker's, for steps). @threading the loop's thread only.
@@ -56,7 +59,12 @@ class ControlServer {
     SessionId session;
     int pool_fd = -1;  ///< Given to movers.
     std::uint64_t pool_bytes = 0;
-    int max_queued_messages = 10'000;  ///< Per peer; beyond it send() is kBusy.
+    /// Per peer, unsent; beyond one of them send() is kBusy. An empty queue takes any message.
+    int max_queued_messages = 10'000;
+    std::size_t max_queued_bytes = std::size_t{256} << 20;
+    /// Per peer, read ahead of the handler: the rest waits on the peer's side. With kMaxWireBytes
+    /// this bounds what a peer can make the server hold.
+    int max_unread_messages = 32;
   };
 
   /// Throws Exception: a living server holds the name (kAlreadyExists), the directory refuses.
@@ -68,8 +76,10 @@ class ControlServer {
   /// kNotFound for an unknown or gone peer, kBusy when its queue is full, kInvalidArgument beyond
   /// kMaxWireBytes. Never blocks.
   [[nodiscard]] Status send(const IncarnationId& peer, const Envelope& envelope);
-  /// Replies are remembered (bounded, per peer) so that a repeated request gets the same answer;
-  /// repeats never reach the handler.
+  /// The latest 64 replies to a peer (8 MiB of them, and always the latest) are remembered for as
+  /// long as its process lives, over reconnects of the same incarnation, too: a repeated request
+  /// gets the same answer. One that is older than all of them is refused as kStaleEpoch. So no
+  /// repeat ever reaches the handler. What a full queue did not take is sent when there is room.
   template <typename T>
   Status reply(const IncarnationId& peer, const Envelope& request, const T& body) {
     return send_reply(peer, request, std::nullopt, encode(body));
@@ -139,7 +149,8 @@ class ControlLink {
   /// Nothing when no message waits; kProtocol or kVersionMismatch for one that was dropped.
   [[nodiscard]] Result<std::optional<Envelope>> try_receive();
 
-  /// Fresh request ids, unique in this link's incarnation.
+  /// Fresh request ids, unique in this link's incarnation. They grow, and requests have to be sent
+  /// in their order.
   [[nodiscard]] RequestId next_request() noexcept;
   /// Sends a request and waits for its reply; other messages that arrive are kept for
   /// try_receive(). A reply's error is returned as such. kTimeout names kind and server.

@@ -101,7 +101,9 @@ constexpr std::uint64_t wire_max(MessageKind) {
 struct Envelope {
   std::uint32_t version = kWireVersion;
   MessageKind kind = MessageKind::kBye;
-  RequestId request;  ///< 0 for events. Repeating a request id repeats the reply.
+  /// 0 for events. Ids grow in a process's life. Repeating one repeats the reply, or is refused as
+  /// kStaleEpoch when that is forgotten (ControlServer::reply).
+  RequestId request;
   bool is_reply = false;
   std::optional<Error> error;  ///< Replies only.
   Bytes body;
@@ -331,7 +333,7 @@ struct StoreItem {
   template <typename V> void visit(V& v) { v(group, block, slot); }
 };
 struct SubmitStore {  ///< The caller has observed the writes of these blocks complete.
-  JobId job;          ///< Chosen by the client, unique in its life.
+  JobId job;  ///< Chosen by the client, growing in its life: a finished one is not taken again.
   std::uint64_t generation = 0;
   std::vector<StoreItem> items;
   template <typename V> void visit(V& v) { v(job, generation, items); }
