@@ -135,6 +135,16 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   context_.directory.set_client(std::move(client));
   ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
                 peer.pid, decoded->engine, decoded->model, decoded->name_space);
+  // One that says hello again while it waits is answered once, for the last.
+  const auto earlier =
+      std::find_if(waiting_hellos_.begin(), waiting_hellos_.end(),
+                   [&](const WaitingHello& waiting) { return waiting.peer.id == peer.id; });
+  if (earlier != waiting_hellos_.end()) {
+    context_.refuse(
+        earlier->peer, earlier->request,
+        KVFERRY_ERROR(kCancelled, "{} said hello again before this was answered", peer.name));
+    waiting_hellos_.erase(earlier);
+  }
   waiting_hellos_.push_back({peer, request, engine.id()});
   answer_waiting_hellos();
 }

@@ -3,14 +3,11 @@
 #include "manager/job_service.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <unordered_set>
 #include <utility>
 
 namespace kvferry::cache_manager {
 namespace {
-
-constexpr std::chrono::milliseconds kResendDelay{20};
 
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
 
@@ -45,7 +42,18 @@ ipc::Status JobService::check(const ClientRecord& client,
                            job.value, item.block.value, item.group.value);
     }
   }
-  return context_.jobs.can_accept(engine.id(), client.peer.id, job);
+  KVFERRY_TRY(context_.jobs.can_accept(engine.id(), client.peer.id, job));
+  if (has_backlog(client)) {
+    return KVFERRY_ERROR(kBusy, "{} completions wait until {} reads them: read, then submit",
+                         unsent(client.peer.id), client.peer.name);
+  }
+  return ipc::ok();
+}
+
+// What a client does not read must not grow for as long as it submits.
+bool JobService::has_backlog(const ClientRecord& client) const {
+  return unsent(client.peer.id) + context_.jobs.unfinished(client.engine->id()) >=
+         context_.config.max_jobs_per_engine;
 }
 
 Job JobService::begin(const ClientRecord& client,
@@ -66,15 +74,16 @@ void JobService::refuse(const ClientRecord& client,
                         ipc::JobId job,
                         std::size_t items,
                         const ipc::Error& error) {
-  if (error.code == ipc::ErrorCode::kAlreadyExists) {
-    // The job of that id will be answered; a second answer would be taken for its own.
-    context_.refuse(client.peer, request, error);
-    return;
-  }
   if (error.code == ipc::ErrorCode::kStaleEpoch) {
     context_.jobs.count_stale(client.engine->id());
   }
   context_.jobs.count_refused(client.engine->id());
+  if (error.code == ipc::ErrorCode::kAlreadyExists || unsent(client.peer.id) > 0) {
+    // The job of that id will be answered; a second answer would be taken for its own. And a client
+    // that does not read its completions gets no more of them for what it was refused.
+    context_.refuse(client.peer, request, error);
+    return;
+  }
   context_.reply(client.peer, request, ipc::Empty{});
   ipc::JobDone done;
   done.job = job;
@@ -281,45 +290,48 @@ void JobService::finished(Job& job) {
   send(job.client, std::move(done));
 }
 
+// A completion waits while its client's queue is full, and behind those that wait already.
 void JobService::send(const ipc::IncarnationId& client, ipc::JobDone done) {
-  unsent_.push_back({client, std::move(done)});
-  if (!resend_armed_) {
-    send_unsent();
+  unsent_[client].push_back(std::move(done));
+  if (unsent(client) == 1) {
+    on_writable(client);
   }
 }
 
-// Completions wait for a client whose queue is full; those of others are not held up by it.
-void JobService::send_unsent() {
-  std::set<ipc::IncarnationId> full;
-  std::deque<Unsent> left;
-  for (Unsent& unsent : unsent_) {
-    if (!full.contains(unsent.client)) {
-      const ipc::Status sent =
-          context_.server.notify(unsent.client, ipc::MessageKind::kJobDone, unsent.done);
-      if (sent) {
-        continue;
-      }
-      if (sent.error().code != ipc::ErrorCode::kBusy) {
-        ipc::log_debug("completion of job {} not sent: {}", unsent.done.job.value,
-                       sent.error().to_string());
-        continue;
-      }
-      full.insert(unsent.client);
+void JobService::on_writable(const ipc::IncarnationId& client) {
+  const auto at = unsent_.find(client);
+  if (at == unsent_.end()) {
+    return;
+  }
+  std::deque<ipc::JobDone>& waiting = at->second;
+  while (!waiting.empty()) {
+    const ipc::Status sent =
+        context_.server.notify(client, ipc::MessageKind::kJobDone, waiting.front());
+    if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
+      return;
     }
-    left.push_back(std::move(unsent));
+    if (!sent) {
+      ipc::log_debug("completion of job {} not sent: {}", waiting.front().job.value,
+                     sent.error().to_string());
+    }
+    waiting.pop_front();
   }
-  unsent_ = std::move(left);
-  if (!unsent_.empty() && !resend_armed_) {
-    resend_armed_ = true;
-    context_.loop.after(kResendDelay, [this] {
-      resend_armed_ = false;
-      send_unsent();
-    });
-  }
+  unsent_.erase(at);
 }
 
-void JobService::forget_client(const ipc::IncarnationId& client) {
-  std::erase_if(unsent_, [&](const Unsent& unsent) { return unsent.client == client; });
+std::size_t JobService::unsent() const noexcept {
+  std::size_t count = 0;
+  for (const auto& [client, waiting] : unsent_) {
+    count += waiting.size();
+  }
+  return count;
 }
+
+std::size_t JobService::unsent(const ipc::IncarnationId& client) const {
+  const auto at = unsent_.find(client);
+  return at == unsent_.end() ? 0 : at->second.size();
+}
+
+void JobService::forget_client(const ipc::IncarnationId& client) { unsent_.erase(client); }
 
 }  // namespace kvferry::cache_manager

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -27,15 +28,12 @@ class JobService {
   /// The job table's port: commits or discards, then answers.
   void finished(Job& job);
   void forget_client(const ipc::IncarnationId& client);
-  /// Completions that a client's full queue did not take yet.
-  [[nodiscard]] std::size_t unsent() const noexcept { return unsent_.size(); }
+  /// The client takes messages again.
+  void on_writable(const ipc::IncarnationId& client);
+  /// Completions that wait for clients whose queues are full.
+  [[nodiscard]] std::size_t unsent() const noexcept;
 
  private:
-  struct Unsent {
-    ipc::IncarnationId client;
-    ipc::JobDone done;
-  };
-
   /// Everything that holds for all kinds of jobs: admission, ranges, no device block twice.
   template <typename Items>
   [[nodiscard]] ipc::Status check(const ClientRecord& client,
@@ -55,11 +53,11 @@ class JobService {
   void commit_store(Job& job);
   void commit_swap_out(Job& job);
   void send(const ipc::IncarnationId& client, ipc::JobDone done);
-  void send_unsent();
+  [[nodiscard]] bool has_backlog(const ClientRecord& client) const;
+  [[nodiscard]] std::size_t unsent(const ipc::IncarnationId& client) const;
 
   ManagerContext& context_;
-  std::deque<Unsent> unsent_;
-  bool resend_armed_ = false;
+  std::map<ipc::IncarnationId, std::deque<ipc::JobDone>> unsent_;  ///< Never empty ones.
 };
 
 }  // namespace kvferry::cache_manager

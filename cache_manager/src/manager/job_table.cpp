@@ -40,6 +40,13 @@ ipc::Status JobTable::can_accept(std::uint32_t engine,
                          "job {} of this client is not finished: give each job an id of its own",
                          client_job.value);
   }
+  if (const auto at = over_before_.find(client);
+      at != over_before_.end() && at->second.contains(client_job)) {
+    return KVFERRY_ERROR(kAlreadyExists,
+                         "job {} of this client is over, or older than what is: ids grow, and none "
+                         "is used twice",
+                         client_job.value);
+  }
   if (unfinished(engine) >= limits_.max_jobs_per_engine) {
     return KVFERRY_ERROR(kBusy, "{} jobs of this engine are unfinished, the most are {}: retry",
                          unfinished(engine), limits_.max_jobs_per_engine);
@@ -354,6 +361,7 @@ void JobTable::settle() {
       ++counters.failed;
     }
     by_client_.erase({job.client, job.client_job});
+    over_before_[job.client].add(job.client_job);
     if (--unfinished_[engine] == 0) {
       unfinished_.erase(engine);
     }

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "manager/finished_jobs.hpp"
 #include "manager/hazard_tracker.hpp"
 #include "manager/host_pool.hpp"
 #include "manager/job_queue.hpp"
@@ -119,7 +120,8 @@ class JobTable {
   JobTable& operator=(const JobTable&) = delete;
   ~JobTable() = default;
 
-  /// kBusy when the engine has too many, kAlreadyExists when the client has a job of that id.
+  /// kBusy when the engine has too many, kAlreadyExists when the client has or had a job of that
+  /// id.
   [[nodiscard]] ipc::Status can_accept(std::uint32_t engine,
                                        const ipc::IncarnationId& client,
                                        ipc::JobId client_job) const;
@@ -132,6 +134,8 @@ class JobTable {
   void fail_queued(std::uint32_t engine, const ipc::Error& error);
   /// Nobody is answered any more; queued jobs end, running ones are cancelled.
   void orphan(const ipc::IncarnationId& client);
+  /// The client is dead: its ids will not be used again.
+  void forget_client(const ipc::IncarnationId& client) { over_before_.erase(client); }
   [[nodiscard]] bool has_orphans(std::uint32_t engine) const;
 
   /// A mover's answer. kProtocol for one of the wrong shape, whose items fail; answers to unknown
@@ -208,6 +212,7 @@ class JobTable {
   HazardTracker hazards_;
   std::map<ipc::JobId, Entry> entries_;
   std::map<ClientKey, ipc::JobId> by_client_;
+  std::map<ipc::IncarnationId, FinishedJobs> over_before_;
   std::map<Lane, JobQueue> runnable_;
   std::map<Lane, std::uint32_t> running_;
   std::map<std::uint32_t, std::uint32_t> unfinished_;

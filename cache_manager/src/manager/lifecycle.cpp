@@ -9,8 +9,7 @@
 namespace kvferry::cache_manager {
 namespace {
 
-// What a rank may take beyond its deadline: ending a mover, and proving that its memory is back.
-constexpr std::chrono::milliseconds kMargin{10'000};
+constexpr std::chrono::milliseconds kAnswerMargin{5000};
 constexpr std::chrono::milliseconds kAttacherGrace{2000};
 constexpr std::chrono::milliseconds kLongestDeadline{600'000};
 
@@ -25,6 +24,13 @@ ipc::Error in_rank(const ipc::Error& error, const std::string& engine, ipc::Rank
 }
 
 }  // namespace
+
+std::chrono::milliseconds clear_margin(std::uint64_t pool_bytes) {
+  const ipc::LeaseTimeouts timeouts;
+  const std::uint64_t pinned_gib = (pool_bytes >> 30U) + 1;
+  return timeouts.kill + pinned_gib * timeouts.kill_per_pinned_gib + 2 * timeouts.settle +
+         kAnswerMargin;
+}
 
 ipc::Result<std::vector<EngineRecord*>> Lifecycle::engines_for(const ipc::Peer& peer,
                                                                const std::string& name) {
@@ -138,7 +144,7 @@ void Lifecycle::send_clear(const ClearRef& clear,
   ++clear->pending;
   clear->ranks[index].attacher_open = clear->ranks[index].attacher_open || !is_owner;
   context_.calls.call(target.id, ipc::MessageKind::kRankClear, message,
-                      ipc::Deadline::after(deadline + kMargin),
+                      ipc::Deadline::after(deadline + margin_),
                       [this, clear, index, is_owner,
                        asked = target.state](const ipc::Result<ipc::Envelope>& answer) {
                         on_clear_answer(clear, index, is_owner, asked, answer);
@@ -326,7 +332,7 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
   reinit->peer = peer;
   reinit->request = request;
   reinit->start = ipc::MonotonicClock::now();
-  reinit->give_up = reinit->start + message->deadline + kMargin;
+  reinit->give_up = reinit->start + message->deadline + margin_;
   reinit->engine = &engine;
   reinits_.push_back(reinit);
   engine.begin(EngineOperation::kReinit);

@@ -4,6 +4,8 @@
 
 #include "manager/context.hpp"
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,12 +13,17 @@
 
 namespace kvferry::cache_manager {
 
+/// What a rank may take beyond a clear's deadline: to end a mover, which has the whole pool pinned,
+/// and to prove that its memory is back.
+[[nodiscard]] std::chrono::milliseconds clear_margin(std::uint64_t pool_bytes);
+
 /// Lifecycle rows 2 and 3 over all ranks of an engine: sends the idempotent per-rank commands to
 /// owners and attachers alike, waits for every answer (or its death, or its deadline) and
 /// aggregates. One operation per engine at a time. @threading the loop's thread.
 class Lifecycle {
  public:
-  explicit Lifecycle(ManagerContext& context) : context_(context) {}
+  explicit Lifecycle(ManagerContext& context)
+      : context_(context), margin_(clear_margin(context.pool.stats().bytes)) {}
   Lifecycle(const Lifecycle&) = delete;
   Lifecycle& operator=(const Lifecycle&) = delete;
   ~Lifecycle() = default;
@@ -92,6 +99,7 @@ class Lifecycle {
   void finish_reinit(const ReinitRef& reinit);
 
   ManagerContext& context_;
+  std::chrono::milliseconds margin_;
   std::vector<ClearRef> clears_;
   std::vector<ReinitRef> reinits_;
 };

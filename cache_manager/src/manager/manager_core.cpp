@@ -108,6 +108,11 @@ void ManagerCore::on_peer(const ipc::Peer& peer) {
   log_peer(peer, "connected");
 }
 
+void ManagerCore::on_peer_writable(const ipc::Peer& peer) {
+  job_service_.on_writable(peer.id);
+  after_event();
+}
+
 void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
   if (peer.kind == ipc::ProcessKind::kEngine) {
     ipc::log_info("engine client {} (pid {}) closed its connection", peer.name, peer.pid);
@@ -129,6 +134,7 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   if (peer.kind == ipc::ProcessKind::kEngine) {
     ipc::log_info("engine client {} (pid {}) is dead", peer.name, peer.pid);
     clients_.end_client(peer.id, /*with_sequences=*/true);
+    jobs_.forget_client(peer.id);
     std::vector<std::string> names;
     for (const auto& [name, record] : directory_.engines()) {
       names.push_back(name);
@@ -195,7 +201,8 @@ void ManagerCore::dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope)
       return;
     case Kind::kReinit: lifecycle_.reinit(peer, envelope); return;
     case Kind::kStatus:
-      context_.reply(peer, envelope, ipc::StatusReply{status_json(context_, started_)});
+      context_.reply(peer, envelope,
+                     ipc::StatusReply{status_json(context_, job_service_.unsent(), started_)});
       return;
     default: break;
   }
@@ -361,8 +368,11 @@ void ManagerCore::job_finished(Job& job) {
   }
   orphan_check_posted_ = true;
   // Not from inside the job table.
-  loop_.post([this, engine = job.engine] {
+  loop_.post([this, engine = job.engine, client = job.client] {
     orphan_check_posted_ = false;
+    if (!directory_.is_living(client)) {
+      jobs_.forget_client(client);
+    }
     clients_.answer_waiting_hellos();
     if (const EngineRecord* record = directory_.find(engine)) {
       const std::string name = record->name();

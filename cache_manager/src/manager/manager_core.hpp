@@ -41,6 +41,7 @@ class ManagerCore : private ipc::ControlHandler {
   void on_peer(const ipc::Peer& peer) override;
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
   void on_peer_silent(const ipc::Peer& peer) override;
+  void on_peer_writable(const ipc::Peer& peer) override;
   void on_peer_died(const ipc::Peer& peer) override;
 
   void dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope);

@@ -69,7 +69,9 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
 
 }  // namespace
 
-std::string status_json(const ManagerContext& context, ipc::TimePoint started) {
+std::string status_json(const ManagerContext& context,
+                        std::size_t unread_completions,
+                        ipc::TimePoint started) {
   const HostPool::Stats pool = context.pool.stats();
   const PrefixIndex::Stats& index = context.index.stats();
   json engines = json::array();
@@ -104,6 +106,7 @@ std::string status_json(const ManagerContext& context, ipc::TimePoint started) {
        {{"count", context.sequences.sequences()}, {"blocks", context.sequences.blocks()}}},
       {"engines", std::move(engines)},
       {"peers", std::move(peers)},
+      {"unread_completions", unread_completions},
       {"protocol_errors", context.server.protocol_errors() + context.protocol_errors},
   };
   // Names come from peers: bytes that are no UTF-8 must not make status fail.

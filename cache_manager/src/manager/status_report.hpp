@@ -10,6 +10,8 @@ namespace kvferry::cache_manager {
 
 /// The manager's picture as JSON (fields: docs/operations.md). A pure observation: changes nothing,
 /// not even what is recently used.
-[[nodiscard]] std::string status_json(const ManagerContext& context, ipc::TimePoint started);
+[[nodiscard]] std::string status_json(const ManagerContext& context,
+                                      std::size_t unread_completions,
+                                      ipc::TimePoint started);
 
 }  // namespace kvferry::cache_manager

@@ -259,6 +259,30 @@ TEST_F(JobTableTest, UnfinishedJobIdCannotBeUsedAgain) {
             ErrorCode::kAlreadyExists);
 }
 
+TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
+  JobTable table = make_table();
+  const auto run = [&](std::uint64_t id) {
+    table.submit(make_job(id, JobKind::kLoad, {}));  // Over at once.
+  };
+  const auto refused = [&](std::uint64_t id, const ipc::IncarnationId& client) {
+    const ipc::Status status = table.can_accept(kEngine, client, ipc::JobId{id});
+    return !status && status.error().code == ErrorCode::kAlreadyExists;
+  };
+  run(5);
+  EXPECT_TRUE(refused(5, client_));
+  EXPECT_FALSE(refused(4, client_)) << "it has not been here";
+  for (std::uint64_t id = 10; id < 10 + 2 * FinishedJobs::kRemembered; ++id) {
+    run(id);
+  }
+  EXPECT_TRUE(refused(5, client_));
+  EXPECT_TRUE(refused(4, client_)) << "nobody can tell";
+  EXPECT_TRUE(refused(10 + FinishedJobs::kRemembered, client_));
+  EXPECT_FALSE(refused(10 + 2 * FinishedJobs::kRemembered, client_));
+  EXPECT_FALSE(refused(5, ipc::Digest::from_words(8, 8))) << "another client's";
+  table.forget_client(client_);
+  EXPECT_FALSE(refused(5, client_));
+}
+
 TEST_F(JobTableTest, CancelEndsAQueuedJobAtOnceAndAsksTheMoversOfARunningOne) {
   JobTable table = make_table();
   table.submit(make_job(1, JobKind::kLoad, {4}));

@@ -323,6 +323,66 @@ TEST_F(ManagerJobsTest, MoverThatGetsOnIsNotKilledForAJobThatWaitsBehindOthers) 
   EXPECT_THAT(done.results, ElementsAre(0)) << done.message;
 }
 
+// A client that submits and never reads.
+TEST_F(ManagerJobsTest, UnreadCompletionsAreBoundedAndComeWhenTheyAreRead) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  std::uint64_t next = 1;
+  const auto submit = [&](std::uint64_t jobs, std::uint64_t generation) {
+    for (const std::uint64_t end = next + jobs; next < end; ++next) {
+      ipc::Envelope envelope;
+      envelope.kind = MessageKind::kSubmitLoad;
+      envelope.body = ipc::encode(
+          ipc::SubmitLoad{JobId{next}, generation, 1, {{GroupId{0}, BlockId{1}, key(404)}}});
+      while (!client_->link().send(envelope)) {
+        (void)status();  // The manager reads on.
+      }
+    }
+  };
+  submit(30'000, state_.generation - 1);  // Refused, each with a completion: more than queues take.
+  (void)status();
+  submit(3000, state_.generation);  // Over at once, for there is no such block.
+  const ipc::Deadline deadline = soon();
+  while (status()["engines"][0]["jobs"]["failed"] < 33'000 && !deadline.expired()) {
+    // Each round is an answer of the manager.
+  }
+  EXPECT_GT(status()["unread_completions"], 0);
+  EXPECT_LE(status()["unread_completions"], 1024);
+  while (status()["unread_completions"] != 0 && !deadline.expired()) {
+    while (client_->next(MessageKind::kJobDone, ipc::Deadline::at(ipc::TimePoint{}))) {
+    }
+  }
+  EXPECT_EQ(status()["unread_completions"], 0);
+  EXPECT_TRUE(client_->call<ipc::LookupReply>(MessageKind::kLookup, ipc::Lookup{{key(1)}}));
+}
+
+TEST_F(ManagerJobsTest, HelloThatWaitsIsAnsweredOnceHoweverOftenItIsSaid) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  std::vector<ipc::MoverJob> jobs;
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    jobs.push_back(*job);
+  }
+  client_->notify(MessageKind::kBye, ipc::Empty{});
+  ASSERT_TRUE(movers_[0]->next(MessageKind::kMoverCancel).has_value());
+  client_ = peer(ProcessKind::kEngine, "engine again");
+  const ipc::RequestId first = client_->ask(MessageKind::kEngineHello, client_hello());
+  const ipc::RequestId last = client_->ask(MessageKind::kEngineHello, client_hello());
+  const auto refused = client_->next(MessageKind::kEngineHello);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->request, first);
+  ASSERT_TRUE(refused->error.has_value());
+  EXPECT_EQ(refused->error->code, ErrorCode::kCancelled);
+  movers_[0]->finish(jobs[0]);
+  movers_[1]->finish(jobs[1]);
+  const auto greeted = client_->next(MessageKind::kEngineHello);
+  ASSERT_TRUE(greeted.has_value());
+  EXPECT_EQ(greeted->request, last);
+  EXPECT_FALSE(greeted->error.has_value());
+}
+
 TEST_F(ManagerJobsTest, DeadClientsReservationsGo) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   ChildProcess engine = peer_child("engine", 0);
