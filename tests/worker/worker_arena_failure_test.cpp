@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Zeroing that fails half-way must be waited for like any other work.
+#include "worker/host_device.hpp"
+#include "worker_arena.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+namespace kvferry::worker {
+namespace {
+
+using ipc::Deadline;
+using ipc::Epoch;
+using ipc::ErrorCode;
+using ipc::Result;
+using ipc::Status;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+constexpr std::uint64_t kMiB = 1ULL << 20;
+
+/// What a device that fails or hangs in the middle looks like.
+struct Trouble {
+  int zeroes_left = 1000;   ///< The one after them fails.
+  bool notifies = true;     ///< Else notify() fails.
+  bool looks_busy = false;  ///< Work that was launched does not end yet.
+};
+
+class TroubledStream final : public ipc::Stream {
+ public:
+  TroubledStream(std::unique_ptr<ipc::Stream> stream, Trouble& trouble)
+      : stream_(std::move(stream)), trouble_(trouble) {}
+
+  [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
+    if (trouble_.zeroes_left-- == 0) return KVFERRY_ERROR(kCuda, "zero was told to fail");
+    return stream_->zero(target, size_bytes);
+  }
+  [[nodiscard]] Status notify(int event_fd) override {
+    if (!trouble_.notifies) return KVFERRY_ERROR(kCuda, "notify was told to fail");
+    return stream_->notify(event_fd);
+  }
+  [[nodiscard]] Result<bool> query() override {
+    return trouble_.looks_busy ? Result<bool>(false) : stream_->query();
+  }
+
+  [[nodiscard]] Status copy(ipc::CopyDirection direction,
+                            std::span<const ipc::CopyOp> ops,
+                            ipc::CopyMode mode) override {
+    return stream_->copy(direction, ops, mode);
+  }
+  [[nodiscard]] Status gather(const ipc::RegionTable& table,
+                              std::span<const std::uint32_t> ids,
+                              ipc::DevicePtr packed,
+                              std::uint64_t stride) override {
+    return stream_->gather(table, ids, packed, stride);
+  }
+  [[nodiscard]] Status scatter(const ipc::RegionTable& table,
+                               std::span<const std::uint32_t> ids,
+                               ipc::DevicePtr packed,
+                               std::uint64_t stride) override {
+    return stream_->scatter(table, ids, packed, stride);
+  }
+  [[nodiscard]] Status fill_pattern(const ipc::RegionTable& table,
+                                    std::span<const kernels::SeededBlock> blocks) override {
+    return stream_->fill_pattern(table, blocks);
+  }
+  [[nodiscard]] Status verify_pattern(const ipc::RegionTable& table,
+                                      std::span<const kernels::SeededBlock> blocks,
+                                      ipc::PinnedBuffer& results) override {
+    return stream_->verify_pattern(table, blocks, results);
+  }
+  [[nodiscard]] Status checksum(const ipc::RegionTable& table,
+                                std::span<const std::uint32_t> ids,
+                                ipc::PinnedBuffer& results) override {
+    return stream_->checksum(table, ids, results);
+  }
+
+ private:
+  std::unique_ptr<ipc::Stream> stream_;
+  Trouble& trouble_;
+};
+
+/// A host device whose streams are troubled.
+class TroubledDevice final : public ipc::Device {
+ public:
+  TroubledDevice(std::unique_ptr<ipc::Device> device, Trouble& trouble)
+      : device_(std::move(device)), trouble_(trouble) {}
+
+  [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return device_->spec(); }
+  [[nodiscard]] std::string name() const override { return device_->name(); }
+  [[nodiscard]] Result<ipc::MemoryInfo> memory_info() override { return device_->memory_info(); }
+  [[nodiscard]] Result<std::unique_ptr<ipc::AddressRange>> reserve(std::uint64_t size) override {
+    return device_->reserve(size);
+  }
+  [[nodiscard]] Result<std::unique_ptr<ipc::DeviceMemory>> allocate(
+      std::uint64_t size, ipc::HandleKind kind, ipc::AddressRange* at) override {
+    return device_->allocate(size, kind, at);
+  }
+  [[nodiscard]] Result<std::unique_ptr<ipc::DeviceMemory>> import(ipc::ExportedHandle handle,
+                                                                  ipc::AddressRange* at) override {
+    return device_->import(std::move(handle), at);
+  }
+  [[nodiscard]] std::uint64_t allocation_granularity() const noexcept override {
+    return device_->allocation_granularity();
+  }
+  [[nodiscard]] Result<std::unique_ptr<ipc::Stream>> make_stream(
+      ipc::StreamPriority priority) override {
+    KVFERRY_ASSIGN(auto stream, device_->make_stream(priority));
+    return std::unique_ptr<ipc::Stream>(
+        std::make_unique<TroubledStream>(std::move(stream), trouble_));
+  }
+  [[nodiscard]] Result<std::unique_ptr<ipc::RegionTable>> make_region_table(
+      std::vector<kernels::StridedRegion> regions) override {
+    return device_->make_region_table(std::move(regions));
+  }
+  [[nodiscard]] Result<std::unique_ptr<ipc::PinnedBuffer>> make_pinned_buffer(
+      std::uint64_t size) override {
+    return device_->make_pinned_buffer(size);
+  }
+  [[nodiscard]] Status register_host(void* data, std::uint64_t size) override {
+    return device_->register_host(data, size);
+  }
+  [[nodiscard]] Status unregister_host(void* data) override {
+    return device_->unregister_host(data);
+  }
+
+ private:
+  std::unique_ptr<ipc::Device> device_;
+  Trouble& trouble_;
+};
+
+class WorkerArenaFailureTest : public ::testing::Test {
+ protected:
+  static ipc::ArenaLayout make_layout() {
+    ipc::Geometry geometry;
+    geometry.name = "test";
+    geometry.tokens_per_block = 16;
+    ipc::GroupSpec group;
+    group.name = "main";
+    group.regions = {{ipc::RegionKind::kKey, ipc::DataType::kFp16, 0, false, 1024},
+                     {ipc::RegionKind::kValue, ipc::DataType::kFp16, 0, false, 1024}};
+    geometry.groups = {group};
+    ipc::ArenaOptions options;
+    options.order = ipc::ArenaOrder::kLayerFirstMany;
+    options.gpu_blocks = 8;
+    return ipc::plan_arena(geometry, options).value();
+  }
+  Status map() {
+    return user_.on_mapped(ipc::SessionId::from_words(1, 2), arena_,
+                           ipc::ArenaContents::kUndefined);
+  }
+  /// The contract of on_mapped() after an error, with work still under way and then without.
+  void expect_waits() {
+    const Status busy = user_.quiesce(Epoch{1}, Deadline::after(20ms));
+    ASSERT_FALSE(busy.has_value()) << "the memory may be unmapped under the device's work";
+    EXPECT_EQ(busy.error().code, ErrorCode::kTimeout);
+    trouble_.looks_busy = false;
+    EXPECT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(20s)).has_value());
+    user_.on_unmapped(Epoch{1});
+    EXPECT_TRUE(arena_.release().has_value());
+  }
+
+  Trouble trouble_;
+  TroubledDevice device_{test::open_host_device(64 * kMiB), trouble_};
+  WorkerArena user_{device_, ipc::Rank{0}};
+  ipc::Arena arena_ =
+      ipc::Arena::allocate(device_, Epoch{1}, make_layout(), ipc::HandleKind::kVmm, nullptr)
+          .value();
+};
+
+TEST_F(WorkerArenaFailureTest, ZeroingOfASecondSegmentThatFailsIsWaitedFor) {
+  ASSERT_GE(arena_.layout().segment_bytes.size(), 2U);
+  trouble_.zeroes_left = 1;
+  trouble_.looks_busy = true;
+  EXPECT_EQ(map().error().code, ErrorCode::kCuda);
+  expect_waits();
+}
+
+TEST_F(WorkerArenaFailureTest, ZeroingWithoutANotificationIsWaitedFor) {
+  trouble_.notifies = false;
+  trouble_.looks_busy = true;
+  EXPECT_EQ(map().error().code, ErrorCode::kCuda);
+  expect_waits();
+}
+
+}  // namespace
+}  // namespace kvferry::worker
