@@ -256,7 +256,7 @@ class LeasePrepareRawTest : public LeaseFixture {
     if (!incoming) throw Exception(incoming.error());
     return std::move(incoming).value();
   }
-  AttacherWords make_words() const {
+  [[nodiscard]] AttacherWords make_words() const {
     auto words = AttacherWords::create(identity_.incarnation);
     if (!words) throw Exception(words.error());
     return std::move(words).value();
