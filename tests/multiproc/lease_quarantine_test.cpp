@@ -270,6 +270,8 @@ TEST_P(LeaseStalledWorkerTest, OwnerKilledWithMemoryInQuarantine) {
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
   attacher->resume();
+  // The next owner's epoch has the same number: first it lets go of the dead one's.
+  (void)attacher->expect_view("let go", [](const SeenView& v) { return !v.mapped; });
   attacher->expect_mapped(1);
   EXPECT_THAT(next->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   EXPECT_EQ(used_bytes(), 0U);
