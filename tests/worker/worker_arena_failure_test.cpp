@@ -106,6 +106,10 @@ class TroubledDevice final : public ipc::Device {
   [[nodiscard]] std::uint64_t allocation_granularity() const noexcept override {
     return device_->allocation_granularity();
   }
+  [[nodiscard]] Result<std::unique_ptr<ipc::BorrowedMemory>> borrow(
+      ipc::DevicePtr address) override {
+    return device_->borrow(address);
+  }
   [[nodiscard]] Result<std::unique_ptr<ipc::Stream>> make_stream(
       ipc::StreamPriority priority) override {
     KVFERRY_ASSIGN(auto stream, device_->make_stream(priority));

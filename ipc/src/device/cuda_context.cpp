@@ -46,6 +46,9 @@ CudaDriver CudaDriver::load() {
   look_up("cuMemExportToShareableHandle", driver.mem_export);
   look_up("cuMemImportFromShareableHandle", driver.mem_import);
   look_up("cuMemGetAddressRange", driver.mem_address_range);
+  look_up("cuMemRetainAllocationHandle", driver.mem_retain_handle);
+  look_up("cuMemGetAllocationPropertiesFromHandle", driver.mem_properties);
+  look_up("cuPointerGetAttribute", driver.pointer_attribute);
   return driver;
 }
 

@@ -31,6 +31,9 @@ struct CudaDriver {
   decltype(&cuMemExportToShareableHandle) mem_export = nullptr;
   decltype(&cuMemImportFromShareableHandle) mem_import = nullptr;
   decltype(&cuMemGetAddressRange) mem_address_range = nullptr;
+  decltype(&cuMemRetainAllocationHandle) mem_retain_handle = nullptr;
+  decltype(&cuMemGetAllocationPropertiesFromHandle) mem_properties = nullptr;
+  decltype(&cuPointerGetAttribute) pointer_attribute = nullptr;
 
   /// Throws Exception when a call is missing (driver too old).
   [[nodiscard]] static CudaDriver load();

@@ -73,6 +73,10 @@ class CudaDevice final : public Device {
     return granularity_;
   }
 
+  [[nodiscard]] Result<std::unique_ptr<BorrowedMemory>> borrow(DevicePtr address) override {
+    return borrow_cuda_memory(context_, address);
+  }
+
   [[nodiscard]] Result<std::unique_ptr<Stream>> make_stream(StreamPriority priority) override {
     return make_cuda_stream(context_, priority);
   }

@@ -87,14 +87,7 @@ class LegacyMemory final : public CudaMemory {
       return KVFERRY_ERROR(kInvalidArgument, "imported memory cannot be exported again");
     }
     const DeviceGuard guard(*context_);
-    cudaIpcMemHandle_t raw{};
-    KVFERRY_CUDA_TRY(cudaIpcGetMemHandle(&raw, address().raw()));
-    ExportedHandle handle;
-    handle.kind = HandleKind::kLegacy;
-    handle.size_bytes = size_bytes_;
-    handle.token.resize(sizeof(raw));
-    std::memcpy(handle.token.data(), &raw, sizeof(raw));
-    return handle;
+    return export_legacy(address(), size_bytes_);
   }
 
   [[nodiscard]] Status release() override {
@@ -138,15 +131,7 @@ class VmmMemory final : public CudaMemory {
       return KVFERRY_ERROR(kInvalidArgument, "imported memory cannot be exported again");
     }
     const DeviceGuard guard(*context_);
-    int fd = -1;
-    KVFERRY_DRIVER_TRY(
-        context_->driver(),
-        context_->driver().mem_export(&fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-    ExportedHandle handle;
-    handle.kind = HandleKind::kVmm;
-    handle.size_bytes = size_bytes_;
-    handle.fd = UniqueFd(fd);
-    return handle;
+    return export_vmm(*context_, handle_, size_bytes_);
   }
 
   // Both steps are always tried: a failed unmap must not keep the reference, too.
@@ -222,6 +207,31 @@ Error with_sizes(Error error, const CudaContext& context, std::uint64_t size_byt
 }
 
 }  // namespace
+
+Result<ExportedHandle> export_legacy(DevicePtr base, std::uint64_t size_bytes) {
+  cudaIpcMemHandle_t raw{};
+  KVFERRY_CUDA_TRY(cudaIpcGetMemHandle(&raw, base.raw()));
+  ExportedHandle handle;
+  handle.kind = HandleKind::kLegacy;
+  handle.size_bytes = size_bytes;
+  handle.token.resize(sizeof(raw));
+  std::memcpy(handle.token.data(), &raw, sizeof(raw));
+  return handle;
+}
+
+Result<ExportedHandle> export_vmm(const CudaContext& context,
+                                  CUmemGenericAllocationHandle generic,
+                                  std::uint64_t size_bytes) {
+  int fd = -1;
+  KVFERRY_DRIVER_TRY(
+      context.driver(),
+      context.driver().mem_export(&fd, generic, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  ExportedHandle handle;
+  handle.kind = HandleKind::kVmm;
+  handle.size_bytes = size_bytes;
+  handle.fd = UniqueFd(fd);
+  return handle;
+}
 
 Result<std::uint64_t> cuda_granularity(const CudaContext& context) {
   const DeviceGuard guard(context);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/host_device.hpp"
 
+#include "device/host_borrowed.hpp"
 #include "device/host_stream.hpp"
 #include "kvferry/ipc/base/size.hpp"
 
@@ -127,6 +128,10 @@ Result<std::unique_ptr<DeviceMemory>> HostDevice::import(ExportedHandle handle, 
   KVFERRY_ASSIGN(auto mapping, map_import(handle, std::move(target)));
   return std::unique_ptr<DeviceMemory>(
       std::make_unique<HostMemory>(spec_.host_name, handle.kind, std::move(mapping), UniqueFd()));
+}
+
+Result<std::unique_ptr<BorrowedMemory>> HostDevice::borrow(DevicePtr address) {
+  return borrow_host_memory(spec_.host_name, address);
 }
 
 Result<std::unique_ptr<Stream>> HostDevice::make_stream(StreamPriority /*priority*/) {

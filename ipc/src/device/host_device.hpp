@@ -31,6 +31,7 @@ class HostDevice final : public Device {
   [[nodiscard]] Result<std::unique_ptr<DeviceMemory>> import(ExportedHandle handle,
                                                              AddressRange* at) override;
   [[nodiscard]] std::uint64_t allocation_granularity() const noexcept override;
+  [[nodiscard]] Result<std::unique_ptr<BorrowedMemory>> borrow(DevicePtr address) override;
   [[nodiscard]] Result<std::unique_ptr<Stream>> make_stream(StreamPriority priority) override;
   [[nodiscard]] Result<std::unique_ptr<RegionTable>> make_region_table(
       std::vector<kernels::StridedRegion> regions) override;

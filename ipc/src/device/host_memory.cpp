@@ -128,7 +128,11 @@ HostMemory::HostMemory(std::string device_name,
       address_(mapping->address()),
       size_bytes_(mapping->size_bytes()),
       mapping_(std::move(mapping)),
-      object_(std::move(object)) {}
+      object_(std::move(object)) {
+  if (!object_.valid()) return;
+  allocations_ = HostAllocations::of_this_process();
+  allocations_->add(address_, {device_name_, kind_, size_bytes_, object_.get()});
+}
 
 HostMemory::~HostMemory() {
   if (const Status status = release(); !status.has_value()) {
@@ -165,6 +169,8 @@ Result<std::vector<pid_t>> HostMemory::mapped_elsewhere() {
 
 Status HostMemory::release() {
   if (mapping_ == nullptr) return ok();
+  // Before the addresses are free for another allocation.
+  if (allocations_ != nullptr) allocations_->remove(address_);
   // Other legacy imports of the object in this process keep the shared mapping.
   if (mapping_.use_count() == 1) KVFERRY_TRY(mapping_->unmap());
   mapping_.reset();

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/host_allocations.hpp"
 #include "device/host_ledger.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
@@ -115,6 +116,7 @@ class HostMemory final : public DeviceMemory {
   std::uint64_t size_bytes_;
   std::shared_ptr<HostMapping> mapping_;  ///< Null once released.
   UniqueFd object_;
+  std::shared_ptr<HostAllocations> allocations_;  ///< Null for imported memory.
 };
 
 }  // namespace kvferry::ipc

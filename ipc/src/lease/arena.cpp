@@ -3,12 +3,14 @@
 #include "kvferry/ipc/lease/arena.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "lease/arena_source.hpp"
 #include "model/packed_order.hpp"
 
 #include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace kvferry::ipc {
@@ -82,32 +84,43 @@ Status check_memory(const DeviceMemory& memory, std::size_t index, std::uint64_t
                        memory.size_bytes(), size_bytes);
 }
 
-/// Every one of them, whatever the others say; afterwards the list is empty.
-Status release_all(std::vector<std::unique_ptr<DeviceMemory>>& segments) {
-  std::optional<Error> first;
-  std::string others;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    const Status status = segments[i]->release();
-    if (status) continue;
+/// The first of several failures, with the others in its message.
+class Failures {
+ public:
+  void add(std::string_view what, const Status& status) {
+    if (status) return;
     Error error = status.error();
-    error.message = fmt::format("segment {} of {}: {}", i, segments.size(), error.message);
-    if (!first) {
-      first = std::move(error);
+    error.message = fmt::format("{}: {}", what, error.message);
+    if (!first_) {
+      first_ = std::move(error);
     } else {
-      others += fmt::format("; {}", error.to_string());
+      first_->message += fmt::format("; {}", error.to_string());
     }
   }
+  [[nodiscard]] Status status(std::string_view whose) {
+    if (!first_) return ok();
+    first_->message = fmt::format("{}: {}", whose, first_->message);
+    return std::move(*first_);
+  }
+
+ private:
+  std::optional<Error> first_;
+};
+
+/// Every one of them, whatever the others say; afterwards the list is empty.
+void release_all(std::vector<std::unique_ptr<DeviceMemory>>& segments, Failures& failures) {
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    failures.add(fmt::format("segment {} of {}", i, segments.size()), segments[i]->release());
+  }
   segments.clear();
-  if (!first) return ok();
-  first->message += others;
-  return std::move(*first);
 }
 
 /// Undoes what was done before a failure; the failure is what is reported.
 Error give_up(std::vector<std::unique_ptr<DeviceMemory>>& segments, Epoch epoch, Error cause) {
-  const Status released = release_all(segments);
-  if (!released) {
-    log_error("arena epoch {}: after a failure: {}", epoch.value, released.error().to_string());
+  Failures failures;
+  release_all(segments, failures);
+  if (const Status released = failures.status("after a failure"); !released) {
+    log_error("arena epoch {}: {}", epoch.value, released.error().to_string());
   }
   cause.message = fmt::format("arena epoch {}: {}", epoch.value, cause.message);
   return cause;
@@ -116,17 +129,35 @@ Error give_up(std::vector<std::unique_ptr<DeviceMemory>>& segments, Epoch epoch,
 }  // namespace
 
 Arena::Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments)
-    : epoch_(epoch), layout_(std::move(layout)), segments_(std::move(segments)) {
-  KVFERRY_CHECK(segments_.size() == layout_.segment_bytes.size(),
+    : Arena(epoch, std::move(layout), {}, std::move(segments)) {}
+
+Arena::Arena(Epoch epoch,
+             ArenaLayout layout,
+             std::vector<std::unique_ptr<BorrowedMemory>> borrowed,
+             std::vector<std::unique_ptr<DeviceMemory>> segments)
+    : epoch_(epoch),
+      layout_(std::move(layout)),
+      borrowed_(std::move(borrowed)),
+      segments_(std::move(segments)) {
+  KVFERRY_CHECK(borrowed_.size() + segments_.size() == layout_.segment_bytes.size(),
                 fmt::format("arena epoch {}: {} segments, the layout has {}", epoch_.value,
-                            segments_.size(), layout_.segment_bytes.size()));
+                            borrowed_.size() + segments_.size(), layout_.segment_bytes.size()));
 }
+
+Arena::Arena(Arena&& other) noexcept
+    : epoch_(other.epoch_),
+      layout_(std::move(other.layout_)),
+      source_(std::exchange(other.source_, nullptr)),
+      borrowed_(std::move(other.borrowed_)),
+      segments_(std::move(other.segments_)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   if (this == &other) return *this;
   release_and_log();
   epoch_ = other.epoch_;
   layout_ = std::move(other.layout_);
+  source_ = std::exchange(other.source_, nullptr);
+  borrowed_ = std::move(other.borrowed_);
   segments_ = std::move(other.segments_);
   return *this;
 }
@@ -134,7 +165,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 Arena::~Arena() { release_and_log(); }
 
 void Arena::release_and_log() noexcept {
-  if (segments_.empty()) return;
+  if (!mapped()) return;
   const Status status = release();
   if (!status) log_error("{}", status.error().to_string());
 }
@@ -191,11 +222,16 @@ Result<Arena> Arena::import(Device& device,
   return Arena(epoch, layout, std::move(segments));
 }
 
+const DeviceMemory& Arena::memory(std::size_t segment) const {
+  if (segment < borrowed_.size()) return *borrowed_[segment];
+  return *segments_[segment - borrowed_.size()];
+}
+
 DevicePtr Arena::segment(std::uint32_t index) const {
-  KVFERRY_CHECK(index < segments_.size(),
-                fmt::format("arena epoch {}: segment {} of {} mapped ones", epoch_.value, index,
-                            segments_.size()));
-  return segments_[index]->address();
+  const std::size_t count = mapped() ? borrowed_.size() + segments_.size() : 0;
+  KVFERRY_CHECK(index < count, fmt::format("arena epoch {}: segment {} of {} mapped ones",
+                                           epoch_.value, index, count));
+  return memory(index).address();
 }
 
 DevicePtr Arena::staging_slot(std::uint32_t slot) const {
@@ -235,20 +271,26 @@ std::uint64_t Arena::packed_bytes(GroupId group, RegionSet set) const {
 
 Result<std::vector<ExportedHandle>> Arena::export_handles() const {
   std::vector<ExportedHandle> handles;
-  handles.reserve(segments_.size());
-  for (const std::unique_ptr<DeviceMemory>& memory : segments_) {
-    KVFERRY_ASSIGN(ExportedHandle handle, memory->export_handle());
+  handles.reserve(borrowed_.size() + segments_.size());
+  const auto add = [&handles](DeviceMemory& memory) -> Status {
+    KVFERRY_ASSIGN(ExportedHandle handle, memory.export_handle());
     handles.push_back(std::move(handle));
-  }
+    return ok();
+  };
+  for (const auto& memory : borrowed_) KVFERRY_TRY(add(*memory));
+  for (const auto& memory : segments_) KVFERRY_TRY(add(*memory));
   return handles;
 }
 
 Status Arena::release() {
-  Status status = release_all(segments_);
-  if (status) return status;
-  Error error = std::move(status).error();
-  error.message = fmt::format("arena epoch {}: {}", epoch_.value, error.message);
-  return error;
+  Failures failures;
+  release_all(segments_, failures);
+  if (source_ != nullptr) {
+    // Ours first: memory that we still hold would not go back to the driver.
+    for (const auto& memory : borrowed_) failures.add("borrowed allocation", memory->release());
+    failures.add("the engine", lease::call_release(*std::exchange(source_, nullptr), epoch_));
+  }
+  return failures.status(fmt::format("arena epoch {}", epoch_.value));
 }
 
 }  // namespace kvferry::ipc

@@ -8,10 +8,13 @@ namespace kvferry::ipc {
 
 Result<std::vector<pid_t>> Arena::mapped_elsewhere() const {
   std::vector<pid_t> holders;
-  for (const auto& segment : segments_) {
-    KVFERRY_ASSIGN(const std::vector<pid_t> found, segment->mapped_elsewhere());
+  const auto look = [&holders](DeviceMemory& memory) -> Status {
+    KVFERRY_ASSIGN(const std::vector<pid_t> found, memory.mapped_elsewhere());
     holders.insert(holders.end(), found.begin(), found.end());
-  }
+    return ok();
+  };
+  for (const auto& memory : borrowed_) KVFERRY_TRY(look(*memory));
+  for (const auto& memory : segments_) KVFERRY_TRY(look(*memory));
   std::sort(holders.begin(), holders.end());
   holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
   return holders;

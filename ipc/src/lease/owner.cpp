@@ -22,18 +22,32 @@ lease::OwnerWords create_words(SessionId session) {
   return std::move(created).value();
 }
 
+Status fits_grant(const std::string& tag, const ArenaLayout& layout) {
+  if (layout.segment_bytes.size() <= lease::kMaxHandles &&
+      encode(layout).size() <= lease::kMaxLayoutBytes) {
+    return ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "{}: a layout of {} segments and {} regions does not fit a grant of {} "
+                       "bytes; use an order with fewer segments",
+                       tag, layout.segment_bytes.size(), layout.regions.size(),
+                       lease::kMaxLayoutBytes);
+}
+
 }  // namespace
 
 LeaseOwner::Impl::Impl(LeaseOptions options,
                        const RuntimeDir& dir,
                        Device& device,
                        ArenaUser& user,
-                       LeaseChanged on_change)
+                       LeaseChanged on_change,
+                       ArenaSource* source)
     : options_(std::move(options)),
       session_(Digest::random()),
       tag_(fmt::format("lease {}/{}", options_.identity.engine, options_.identity.rank.value)),
       device_(device),
       user_(user),
+      source_(source),
       on_change_(std::move(on_change)),
       quarantine_(device, user),
       words_(create_words(session_)) {
@@ -41,6 +55,12 @@ LeaseOwner::Impl::Impl(LeaseOptions options,
     throw Exception(KVFERRY_ERROR(kInvalidArgument, "{}: a {} with --cache-owner {} is no owner",
                                   tag_, to_string(options_.identity.self),
                                   to_string(options_.identity.cache_owner)));
+  }
+  if (source_ != nullptr && is_mover()) {
+    throw Exception(KVFERRY_ERROR(kInvalidArgument,
+                                  "{}: a mover cannot lend an engine's memory; regions are "
+                                  "registered by the worker, with --cache-owner worker",
+                                  tag_));
   }
   auto listening = PacketListener::listen(
       dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "lease"));
@@ -136,14 +156,7 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
     return KVFERRY_ERROR(kGeometryMismatch, "{}: layout of geometry {}, this owner has {}", tag_,
                          layout.fingerprint.hex(), me.fingerprint.hex());
   }
-  if (layout.segment_bytes.size() > lease::kMaxHandles ||
-      encode(layout).size() > lease::kMaxLayoutBytes) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "{}: a layout of {} segments and {} regions does not fit a grant of {} "
-                         "bytes; use an order with fewer segments",
-                         tag_, layout.segment_bytes.size(), layout.regions.size(),
-                         lease::kMaxLayoutBytes);
-  }
+  KVFERRY_TRY(fits_grant(tag_, layout));
   collect_releases();
   if (quarantine_.holds_own_user()) {
     return KVFERRY_ERROR(kQuarantined,
@@ -153,8 +166,7 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
   }
   const Epoch next{epoch().value + 1};
   KVFERRY_CHECK(next.value <= words::kMaxEpoch, "epochs are used up");
-  const bool stable = options_.stable_addresses && me.handles == HandleKind::kVmm;
-  auto arena = Arena::allocate(device_, next, layout, me.handles, stable ? &ranges_ : nullptr);
+  auto arena = make_arena(next, layout);
   if (!arena) {
     Error error = std::move(arena).error();
     if (error.code == ErrorCode::kNoDeviceMemory && !quarantine_.empty()) {
@@ -175,6 +187,34 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
   note({});
   move_to(LeasePhase::kReady, next, "init");
   return next;
+}
+
+Result<Arena> LeaseOwner::Impl::make_arena(Epoch epoch, const ArenaLayout& layout) {
+  const HandleKind handles = options_.identity.handles;
+  if (source_ == nullptr) {
+    const bool stable = options_.stable_addresses && handles == HandleKind::kVmm;
+    return Arena::allocate(device_, epoch, layout, handles, stable ? &ranges_ : nullptr);
+  }
+  KVFERRY_ASSIGN(Arena arena, Arena::borrow(device_, epoch, layout, handles, *source_));
+  if (Status sound = check_borrowed(arena); !sound) {
+    if (Status released = arena.release(); !released) {
+      quarantine_remains(epoch, std::move(arena), released.error().message);
+    }
+    return std::move(sound).error();
+  }
+  log_info("{}: epoch {}: {} regions of this process's engine in {} allocations", tag_, epoch.value,
+           arena.layout().regions.size(), arena.borrowed().size());
+  return arena;
+}
+
+Status LeaseOwner::Impl::check_borrowed(const Arena& arena) const {
+  KVFERRY_TRY(fits_grant(tag_, arena.layout()));
+  const std::string overlap = quarantine_.overlap_with(arena);
+  if (overlap.empty()) return ok();
+  return KVFERRY_ERROR(kQuarantined,
+                       "{}: {} share memory, which a peer may still write ({}); keep an epoch's "
+                       "tensors until release() is called, and allocate others",
+                       tag_, overlap, quarantine_.describe());
 }
 
 Status LeaseOwner::Impl::prepare_arena() {
@@ -198,10 +238,15 @@ void LeaseOwner::Impl::abandon_arena(Epoch epoch) {
     return;
   }
   user_.on_unmapped(epoch);
-  if (const Status released = arena_->release(); !released) {
+  const Status released = arena_->release();
+  if (!released) {
     log_error("{}: epoch {}: {}", tag_, epoch.value, released.error().to_string());
   }
+  Arena freed = std::move(*arena_);
   arena_.reset();
+  if (freed.is_borrowed()) {
+    quarantine_remains(epoch, std::move(freed), released ? "" : released.error().message);
+  }
 }
 
 Result<ClearOutcome> LeaseOwner::Impl::clear(Epoch epoch, Deadline deadline) {
@@ -302,8 +347,10 @@ LeaseOwner::LeaseOwner(LeaseOptions options,
                        const RuntimeDir& dir,
                        Device& device,
                        ArenaUser& user,
-                       LeaseChanged on_change)
-    : impl_(std::make_unique<Impl>(std::move(options), dir, device, user, std::move(on_change))) {}
+                       LeaseChanged on_change,
+                       ArenaSource* source)
+    : impl_(std::make_unique<Impl>(
+          std::move(options), dir, device, user, std::move(on_change), source)) {}
 
 LeaseOwner::~LeaseOwner() = default;
 

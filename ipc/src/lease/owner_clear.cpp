@@ -198,8 +198,9 @@ void LeaseOwner::Impl::free_arena() {
                                         holders.error().message));
   }
   clear_->holders = *holders;
-  const bool legacy = options_.identity.handles == HandleKind::kLegacy;
-  if (!legacy || holders->empty()) {
+  // An engine's memory is never given back to it while somebody maps it, whatever the handles.
+  const bool waits = options_.identity.handles == HandleKind::kLegacy || arena_->is_borrowed();
+  if (!waits || holders->empty()) {
     release_arena();
     return;
   }
@@ -220,27 +221,68 @@ void LeaseOwner::Impl::release_arena() {
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
   clear_->free_before_release = free_bytes();
   const Status released = arena_->release();
-  arena_.reset();
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
     note(released.error().to_string());
   }
-  if (deaths == nullptr && released) return finish_clear(ClearKind::kCleared, {}, 0);
-  log_info("{}: epoch {} freed; waits at most {} ms for the driver to show it", tag_,
-           clear_->epoch.value, options_.timeouts.settle.count());
+  if (arena_->is_borrowed()) {
+    clear_->freed.emplace(std::move(*arena_));
+    if (!released) clear_->failure = released.error().message;
+  }
+  arena_.reset();
+  const bool sure = deaths == nullptr && released;
+  if (sure && !clear_->freed) return finish_clear(ClearKind::kCleared, {}, 0);
+  if (!sure) {
+    log_info("{}: epoch {} freed; waits at most {} ms for the driver to show it", tag_,
+             clear_->epoch.value, options_.timeouts.settle.count());
+  }
   clear_->stage = ClearStage::kSettling;
   clear_->stage_end = Deadline::after(options_.timeouts.settle);
   check_settled();
 }
 
+// A quarantined epoch of the engine may have regions in the same allocation.
+lease::Remains LeaseOwner::Impl::remains_of(const Arena& released) const {
+  return lease::look_at_remains(released, [this](AllocationId id) {
+    return (arena_ && lease::lends(*arena_, id)) || quarantine_.lends(id);
+  });
+}
+
+// Whatever exists of an engine's released epoch; nothing when it is all gone.
+void LeaseOwner::Impl::quarantine_remains(Epoch epoch, Arena freed, const std::string& failure) {
+  const lease::Remains remains = remains_of(freed);
+  if (remains.allocations == 0) return;
+  quarantine_.add({.epoch = epoch,
+                   .bytes = remains.bytes,
+                   .holder = lease::describe_remains(remains, failure),
+                   .arena = std::move(freed),
+                   .failure = failure,
+                   .baseline_bytes = free_bytes() + arena_bytes()});
+}
+
 void LeaseOwner::Impl::check_settled() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
   const std::string dead = deaths == nullptr ? std::string("nobody") : describe(*deaths);
-  if (lease::memory_came_back(clear_->free_before_release, free_bytes(), clear_->bytes)) {
+  const lease::Remains remains = clear_->freed ? remains_of(*clear_->freed) : lease::Remains{};
+  // Whether an engine freed its memory is asked of each allocation: others of its may come and go.
+  const bool count_free = deaths != nullptr || !clear_->freed;
+  if (remains.allocations == 0 &&
+      (!count_free || lease::memory_came_back(clear_->free_before_release, free_bytes(),
+                                              clear_->bytes - remains.shared_bytes))) {
     const ClearKind kind = deaths == nullptr ? ClearKind::kCleared : ClearKind::kClearedPeerDead;
     return finish_clear(kind, fmt::format("died with the epoch mapped: {}", dead), 0);
   }
-  if (!clear_->stage_end.expired()) return set_stage(ClearStage::kSettling, clear_->stage_end);
+  // What release() failed to free will not be freed by waiting.
+  if (!clear_->stage_end.expired() && (remains.allocations == 0 || clear_->failure.empty())) {
+    return set_stage(ClearStage::kSettling, clear_->stage_end);
+  }
+  if (remains.allocations > 0) {
+    std::string detail =
+        fmt::format("{} of epoch {} are kept by {}", format_size(remains.bytes),
+                    clear_->epoch.value, lease::describe_remains(remains, clear_->failure));
+    quarantine_remains(clear_->epoch, std::move(*clear_->freed), clear_->failure);
+    return finish_clear(ClearKind::kQuarantined, std::move(detail), remains.bytes);
+  }
   std::string holder =
       clear_->holders.empty()
           ? fmt::format("a forked child of dead {}", dead)
@@ -271,7 +313,7 @@ void LeaseOwner::Impl::quarantine_arena(std::string holder) {
     item.settle = slots_.deaths(clear_->epoch) != nullptr;
     item.ranges = std::exchange(ranges_, {});
     item.arena.emplace(std::move(*arena_));
-  } else if (options_.identity.handles == HandleKind::kVmm) {
+  } else if (options_.identity.handles == HandleKind::kVmm && !arena_->is_borrowed()) {
     // Reference-counted: our references go now, the rest comes back when the peer lets go.
     item.baseline_bytes = free_bytes();
     item.settle = slots_.deaths(clear_->epoch) != nullptr;

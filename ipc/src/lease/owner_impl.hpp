@@ -5,6 +5,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "lease/borrowed_remains.hpp"
 #include "lease/lease_messages.hpp"
 #include "lease/lease_slots.hpp"
 #include "lease/lease_words.hpp"
@@ -35,7 +36,8 @@ class LeaseOwner::Impl {
        const RuntimeDir& dir,
        Device& device,
        ArenaUser& user,
-       LeaseChanged on_change);
+       LeaseChanged on_change,
+       ArenaSource* source);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   ~Impl();
@@ -72,12 +74,16 @@ class LeaseOwner::Impl {
     std::uint64_t free_before_release = 0;
     std::string own_work = {};        ///< Why our own user did not let go; empty: it did.
     std::vector<pid_t> holders = {};  ///< Seen mapping the memory just before our release.
+    std::optional<Arena> freed = {};  ///< A borrowed one, released: to be looked at.
+    std::string failure = {};         ///< Of its release.
   };
 
   // owner.cpp
   void run_thread();
   [[noreturn]] void fail_construction(Error error, const RuntimeDir& dir);
   Result<Epoch> init_now(const ArenaLayout& layout);
+  Result<Arena> make_arena(Epoch epoch, const ArenaLayout& layout);
+  Status check_borrowed(const Arena& arena) const;
   Status prepare_arena();
   void abandon_arena(Epoch epoch);
   void shut_down();
@@ -134,6 +140,8 @@ class LeaseOwner::Impl {
   void free_arena();
   void release_arena();
   void check_settled();
+  [[nodiscard]] lease::Remains remains_of(const Arena& released) const;
+  void quarantine_remains(Epoch epoch, Arena freed, const std::string& failure);
   void quarantine_arena(std::string holder);
   void finish_clear(ClearKind kind, std::string detail, std::uint64_t quarantined_bytes);
 
@@ -142,6 +150,7 @@ class LeaseOwner::Impl {
   const std::string tag_;  ///< "lease chat/0" for log lines.
   Device& device_;
   ArenaUser& user_;
+  ArenaSource* const source_;  ///< Null: arenas are allocated here.
   const LeaseChanged on_change_;
 
   // Destroyed in reverse: mapped memory goes before the addresses set aside for it.

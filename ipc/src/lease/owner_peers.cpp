@@ -403,7 +403,7 @@ void LeaseOwner::Impl::collect_releases() {
   const auto living = [this](Epoch epoch) { return !slots_.holding(epoch).empty(); };
   const auto died = [this](Epoch epoch) { return slots_.deaths(epoch) != nullptr; };
   if (quarantine_.empty()) return;
-  for (const Epoch epoch : quarantine_.reap(living, died, arena_bytes())) {
+  for (const Epoch epoch : quarantine_.reap(living, died, arena_ ? &*arena_ : nullptr)) {
     slots_.forget_deaths(epoch);
   }
 }

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "lease/borrowed_remains.hpp"
 
 #include <fmt/format.h>
 
@@ -30,7 +31,7 @@ std::string describe(const std::vector<pid_t>& pids) {
 
 Quarantine::~Quarantine() {
   for (QuarantineItem& item : items_) {
-    if (!item.arena) continue;
+    if (!item.arena || !item.arena->mapped()) continue;
     // Freeing under a living mapping is undefined: the driver takes the memory back when this
     // process ends, so it is left to that.
     log_error("lease: epoch {} stays allocated until this process ends: {} bytes kept by {}",
@@ -47,7 +48,37 @@ void Quarantine::add(QuarantineItem item) {
   items_.push_back(std::move(item));
 }
 
-bool Quarantine::try_end(QuarantineItem& item, std::uint64_t arena_bytes) {
+bool Quarantine::try_release(QuarantineItem& item, std::uint64_t arena_bytes) {
+  const auto holders = item.arena->mapped_elsewhere();
+  if (!holders) {
+    log_warn("lease: epoch {}: who maps it cannot be told: {}", item.epoch.value,
+             holders.error().to_string());
+    return false;
+  }
+  if (!holders->empty()) {
+    item.holder = fmt::format("process {}", lease::describe(*holders));
+    return false;
+  }
+  const auto before = free_bytes(device_);
+  const Status released = item.arena->release();
+  const bool borrowed = item.arena->is_borrowed();
+  if (!released) {
+    log_error("lease: quarantined epoch {}: {}", item.epoch.value, released.error().to_string());
+    if (borrowed) {
+      item.failure = released.error().message;
+    } else {
+      item.settle = true;
+    }
+  }
+  if (item.settle && before) item.baseline_bytes = *before + arena_bytes;
+  if (borrowed) return true;
+  item.arena.reset();
+  item.ranges.clear();
+  return true;
+}
+
+bool Quarantine::try_end(QuarantineItem& item, const Arena* mapped) {
+  const std::uint64_t arena_bytes = mapped == nullptr ? 0 : mapped->total_bytes();
   if (item.own_user) {
     // The user was given its full drain time before; now it is only asked.
     if (const Status idle = user_.quiesce(item.epoch, Deadline::after(Duration::zero())); !idle) {
@@ -56,41 +87,46 @@ bool Quarantine::try_end(QuarantineItem& item, std::uint64_t arena_bytes) {
     user_.on_unmapped(item.epoch);
     item.own_user = false;
   }
+  if (item.arena && item.arena->mapped() && !try_release(item, arena_bytes)) return false;
+  std::uint64_t expected = item.bytes;
   if (item.arena) {
-    const auto holders = item.arena->mapped_elsewhere();
-    if (!holders) {
-      log_warn("lease: epoch {}: who maps it cannot be told: {}", item.epoch.value,
-               holders.error().to_string());
+    const Remains remains = look_at_remains(*item.arena, [&](AllocationId id) {
+      return (mapped != nullptr && lease::lends(*mapped, id)) || lends(id);
+    });
+    if (remains.allocations > 0) {
+      item.holder = describe_remains(remains, item.failure);
       return false;
     }
-    if (!holders->empty()) {
-      item.holder = fmt::format("process {}", lease::describe(*holders));
-      return false;
-    }
-    const auto before = free_bytes(device_);
-    const Status released = item.arena->release();
-    item.arena.reset();
-    item.ranges.clear();
-    if (!released) {
-      log_error("lease: quarantined epoch {}: {}", item.epoch.value, released.error().to_string());
-      item.settle = true;
-    }
-    if (item.settle && before) item.baseline_bytes = *before + arena_bytes;
+    expected -= std::min(expected, remains.shared_bytes);
   }
   if (!item.settle) return true;
   const auto now = free_bytes(device_);
-  return now && memory_came_back(item.baseline_bytes, *now + arena_bytes, item.bytes);
+  return now && memory_came_back(item.baseline_bytes, *now + arena_bytes, expected);
+}
+
+bool Quarantine::lends(AllocationId id) const {
+  return std::any_of(items_.begin(), items_.end(), [id](const QuarantineItem& item) {
+    return item.arena && lease::lends(*item.arena, id);
+  });
+}
+
+std::string Quarantine::overlap_with(const Arena& arena) const {
+  for (const QuarantineItem& item : items_) {
+    std::string overlap = item.arena ? arena.overlap_with(*item.arena) : std::string();
+    if (!overlap.empty()) return overlap;
+  }
+  return {};
 }
 
 std::vector<Epoch> Quarantine::reap(const std::function<bool(Epoch)>& living,
                                     const std::function<bool(Epoch)>& died,
-                                    std::uint64_t arena_bytes) {
+                                    const Arena* mapped) {
   std::vector<Epoch> ended;
   for (std::size_t i = 0; i < items_.size();) {
     QuarantineItem& item = items_[i];
     // A holder that has died since may have left a forked child behind.
     item.settle = item.settle || died(item.epoch);
-    if (living(item.epoch) || !try_end(item, arena_bytes)) {
+    if (living(item.epoch) || !try_end(item, mapped)) {
       ++i;
       continue;
     }

@@ -20,10 +20,12 @@ struct QuarantineItem {
   std::uint64_t bytes = 0;
   std::string holder;         ///< Who keeps it, in words.
   AddressRanges ranges = {};  ///< Those that arena is mapped into, if any: they outlive it.
-  std::optional<Arena> arena =
-      std::nullopt;       ///< Legacy: the allocation, kept until nobody maps it.
-  bool own_user = false;  ///< Our own user did not let go of it: asked again before the free.
-  bool settle = false;    ///< Gone only once the driver's free memory shows it.
+  /// Kept until nobody maps it: a legacy allocation, or what an engine lent; of the latter also
+  /// what is left after its release, until that is gone.
+  std::optional<Arena> arena = std::nullopt;
+  std::string failure = {};  ///< What an engine's release said when it failed.
+  bool own_user = false;     ///< Our own user did not let go of it: asked again before the free.
+  bool settle = false;       ///< Gone only once the driver's free memory shows it.
   std::uint64_t baseline_bytes = 0;  ///< Free memory (plus our arena) right after our own release.
 };
 
@@ -48,20 +50,26 @@ class Quarantine {
 
   void add(QuarantineItem item);
   /// Frees what may be freed. living: a lease of this epoch lives; died: one of them ended by a
-  /// death; arena_bytes: of the arena that is mapped now, which the driver counts as used. Returns
-  /// the epochs whose quarantine ended.
+  /// death; mapped: the arena of now, which the driver counts as used; null for none. Returns the
+  /// epochs whose quarantine ended.
   std::vector<Epoch> reap(const std::function<bool(Epoch)>& living,
                           const std::function<bool(Epoch)>& died,
-                          std::uint64_t arena_bytes);
+                          const Arena* mapped);
   /// Our own user still works on an earlier epoch, and it uses one at a time.
   [[nodiscard]] bool holds_own_user() const noexcept;
   [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   [[nodiscard]] std::string describe() const;
+  /// A quarantined epoch that was not released has regions of an engine in the allocation.
+  [[nodiscard]] bool lends(AllocationId id) const;
+  /// Two regions in words that share memory, one of them of such an epoch; "" when there are none.
+  [[nodiscard]] std::string overlap_with(const Arena& arena) const;
 
  private:
   /// True when the item is over.
-  bool try_end(QuarantineItem& item, std::uint64_t arena_bytes);
+  bool try_end(QuarantineItem& item, const Arena* mapped);
+  /// Frees the memory unless somebody maps it; true when done.
+  bool try_release(QuarantineItem& item, std::uint64_t arena_bytes);
 
   Device& device_;
   ArenaUser& user_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 namespace kvferry::ipc {
 namespace {
@@ -168,12 +169,71 @@ Status place_staging(const ArenaOptions& options, ArenaLayout& layout, Planner& 
   return ok();
 }
 
+/// Equal slices at equal distances.
+struct Slices {
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t stride = 0;
+  std::uint64_t count = 0;
+  friend auto operator<=>(const Slices&, const Slices&) = default;
+};
+
+/// Slices of one common block that lie side by side become one. @pre sorted.
+void join_neighbours(std::vector<Slices>& all) {
+  std::vector<Slices> joined;
+  for (const Slices& slices : all) {
+    Slices* last = joined.empty() ? nullptr : &joined.back();
+    if (last != nullptr && last->segment == slices.segment &&
+        last->offset + last->bytes == slices.offset && last->stride == slices.stride &&
+        last->count == slices.count && last->bytes + slices.bytes <= slices.stride) {
+      last->bytes += slices.bytes;
+    } else {
+      joined.push_back(slices);
+    }
+  }
+  all = std::move(joined);
+}
+
+bool ends_at(const ByteRange& range, const ByteRange& next) noexcept {
+  return range.segment == next.segment && range.offset + range.size_bytes == next.offset;
+}
+
 }  // namespace
 
 std::uint64_t ArenaLayout::total_bytes() const {
   std::uint64_t sum = 0;
   for (const std::uint64_t bytes : segment_bytes) sum += bytes;
   return sum;
+}
+
+std::vector<ByteRange> ArenaLayout::covered_ranges() const {
+  std::vector<Slices> all;
+  for (const Region& region : regions) {
+    all.push_back({region.segment, region.offset, region.block_bytes, region.block_stride,
+                   groups[region.group.value].block_count});
+  }
+  if (staging.slots > 0) {
+    all.push_back(
+        {staging.segment, staging.offset, staging.slot_bytes, staging.slot_bytes, staging.slots});
+  }
+  std::sort(all.begin(), all.end());
+  join_neighbours(all);
+  std::vector<ByteRange> ranges;
+  for (const Slices& slices : all) {
+    const bool one_run = slices.bytes == slices.stride;
+    const std::uint64_t count = one_run ? 1 : slices.count;
+    const std::uint64_t bytes = one_run ? slices.count * slices.bytes : slices.bytes;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const ByteRange range{slices.segment, slices.offset + i * slices.stride, bytes};
+      if (!ranges.empty() && ends_at(ranges.back(), range)) {
+        ranges.back().size_bytes += range.size_bytes;
+      } else {
+        ranges.push_back(range);
+      }
+    }
+  }
+  return ranges;
 }
 
 Result<ArenaLayout> plan_arena(const Geometry& geometry, const ArenaOptions& options) {

@@ -95,7 +95,8 @@ class RankService::Impl {
        ProcessKind kind,
        Device& device,
        ArenaUser& user,
-       Hooks hooks)
+       Hooks hooks,
+       ArenaSource* source)
       : loop_(loop),
         config_(config),
         kind_(kind),
@@ -106,7 +107,7 @@ class RankService::Impl {
     auto dir = RuntimeDir::open(config.runtime_dir, config.instance);
     if (!dir) throw Exception(std::move(dir).error());
     dir_ = std::make_unique<RuntimeDir>(std::move(dir).value());
-    start_lease();
+    start_lease(source);
     log_info("{} {}/{}: {} of the cache, handles {}, device {}", to_string(kind), config.engine,
              config.rank.value, owner_ ? "owner" : "attacher", to_string(config.handles),
              device.name());
@@ -136,17 +137,18 @@ class RankService::Impl {
   [[nodiscard]] const IncarnationId& incarnation() const noexcept { return config_.incarnation; }
 
  private:
-  void start_lease() {
+  void start_lease(ArenaSource* source) {
     const LeaseOptions options = lease_options(config_, kind_);
     auto changed = [this](const LeaseView& view) {
       // Lease thread: hand the picture over to the loop, where everything else
       // lives.
+      if (hooks_.on_lease) hooks_.on_lease(view);
       post([this, view] { on_lease_changed(view); });
     };
     if (options.identity.is_owner()) {
       auto layout = plan_arena(config_.geometry, config_.arena);
       if (!layout) throw Exception(std::move(layout).error());
-      owner_ = std::make_unique<LeaseOwner>(options, *dir_, device_, user_, changed);
+      owner_ = std::make_unique<LeaseOwner>(options, *dir_, device_, user_, changed, source);
       const Deadline deadline = Deadline::after(kFirstInit);
       auto epoch = owner_->init(*layout, deadline);
       if (!epoch && !(may_come_back(epoch.error().code) && fits_device(*layout))) {
@@ -154,6 +156,13 @@ class RankService::Impl {
       }
       if (!epoch) await_memory(std::move(*layout), deadline, epoch.error());
     } else {
+      if (source != nullptr) {
+        throw Exception(KVFERRY_ERROR(
+            kInvalidArgument,
+            "{} {}/{} has regions of an engine to register, but --cache-owner {} lets the other "
+            "side allocate; use --cache-owner worker, or register no regions",
+            to_string(kind_), config_.engine, config_.rank.value, to_string(config_.cache_owner)));
+      }
       attacher_ = std::make_unique<LeaseAttacher>(options, *dir_, device_, config_.geometry, user_,
                                                   changed);
     }
@@ -482,8 +491,9 @@ RankService::RankService(EventLoop& loop,
                          ProcessKind kind,
                          Device& device,
                          ArenaUser& user,
-                         Hooks hooks)
-    : impl_(std::make_unique<Impl>(loop, config, kind, device, user, std::move(hooks))) {}
+                         Hooks hooks,
+                         ArenaSource* source)
+    : impl_(std::make_unique<Impl>(loop, config, kind, device, user, std::move(hooks), source)) {}
 
 RankService::~RankService() = default;
 

@@ -96,6 +96,26 @@ class DeviceMemory {
   [[nodiscard]] virtual Status release() = 0;
 };
 
+/// Which allocation of this machine: no two that exist at one time have the same, and a later one
+/// does not get the id of an earlier one.
+struct AllocationId {
+  std::uint64_t space = 0;
+  std::uint64_t number = 0;
+  friend constexpr auto operator<=>(const AllocationId&, const AllocationId&) = default;
+};
+
+/// A whole allocation of this process that somebody else made and will free, such as a segment of a
+/// framework's caching allocator: exported, and mapped by peers, like memory of our own. release()
+/// drops what keeps the memory alive on our side and frees nothing; mapped_elsewhere(), id() and
+/// still_allocated() answer after it, too.
+class BorrowedMemory : public DeviceMemory {
+ public:
+  [[nodiscard]] virtual AllocationId id() const noexcept = 0;
+  /// False once its owner freed it. Host: and no process maps it any more; CUDA looks at this
+  /// process only. Meant for after release(): VMM memory that is borrowed still cannot be freed.
+  [[nodiscard]] virtual Result<bool> still_allocated() = 0;
+};
+
 enum class CopyDirection : std::uint8_t { kDeviceToHost = 1, kHostToDevice = 2 };
 
 struct CopyOp {
@@ -189,6 +209,14 @@ class Device {
   [[nodiscard]] virtual Result<std::unique_ptr<DeviceMemory>> import(ExportedHandle handle,
                                                                      AddressRange* at) = 0;
   [[nodiscard]] virtual std::uint64_t allocation_granularity() const noexcept = 0;
+
+  /// The allocation that contains the address, for sharing it; kind() says by which handles.
+  /// cudaMalloc memory has legacy handles; cuMemCreate memory that was made exportable as a POSIX
+  /// descriptor has VMM handles; on a host device, what any Device object of this process that
+  /// names it allocated. kInvalidArgument for everything else (another device, pool or managed
+  /// memory, memory that was imported): the message says what it is and how to allocate instead.
+  /// @lifetime whoever allocated the memory keeps it until release().
+  [[nodiscard]] virtual Result<std::unique_ptr<BorrowedMemory>> borrow(DevicePtr address) = 0;
 
   [[nodiscard]] virtual Result<std::unique_ptr<Stream>> make_stream(StreamPriority priority) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<RegionTable>> make_region_table(

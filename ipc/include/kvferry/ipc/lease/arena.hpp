@@ -6,10 +6,13 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -23,12 +26,13 @@ using AddressRanges = std::vector<std::unique_ptr<AddressRange>>;
 
 /// The mapped arena of one epoch in one process, for owner and attacher alike: segments, layout and
 /// pointer lists. release() is the one free function for both roles: after it nothing of the epoch
-/// is left in this object, whatever the role and whatever failed on the way.
+/// is left in this object, whatever the role and whatever failed on the way. An owner's arena is
+/// allocated here or borrowed from an engine.
 /// @threading one at a time; const members any.
 class Arena {
  public:
   Arena(Epoch epoch, ArenaLayout layout, std::vector<std::unique_ptr<DeviceMemory>> segments);
-  Arena(Arena&&) noexcept = default;
+  Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -40,6 +44,12 @@ class Arena {
                                               const ArenaLayout& layout,
                                               HandleKind kind,
                                               AddressRanges* ranges);
+  /// Takes the regions of an engine's own memory, asked for as the plan says, and allocates the
+  /// plan's staging ring beside them. Each allocation that a region lies in becomes one segment,
+  /// however many regions share it. Errors name the region, both values and the remedy; what the
+  /// source had allocated is released again before they are returned.
+  [[nodiscard]] static Result<Arena> borrow(
+      Device& device, Epoch epoch, const ArenaLayout& plan, HandleKind kind, ArenaSource& source);
   /// Handles in segment order. A failure part way closes what was imported.
   [[nodiscard]] static Result<Arena> import(Device& device,
                                             Epoch epoch,
@@ -49,7 +59,9 @@ class Arena {
 
   [[nodiscard]] Epoch epoch() const noexcept { return epoch_; }
   [[nodiscard]] const ArenaLayout& layout() const noexcept { return layout_; }
-  [[nodiscard]] bool mapped() const noexcept { return !segments_.empty(); }
+  [[nodiscard]] bool mapped() const noexcept { return !segments_.empty() || source_ != nullptr; }
+  /// Its regions are an engine's; true after release(), too.
+  [[nodiscard]] bool is_borrowed() const noexcept { return !borrowed_.empty(); }
   [[nodiscard]] std::uint64_t total_bytes() const { return layout_.total_bytes(); }
   [[nodiscard]] DevicePtr segment(std::uint32_t index) const;
   [[nodiscard]] DevicePtr staging_slot(std::uint32_t slot) const;
@@ -65,16 +77,38 @@ class Arena {
   /// (DeviceMemory::mapped_elsewhere).
   [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() const;
 
-  /// Releases every segment, errors collected and never short-circuited. Pointers and tables made
-  /// from it are void; layout() stays readable. A second call is ok and does nothing.
+  /// Releases every segment, errors collected and never short-circuited, and then asks the source
+  /// of a borrowed arena to free the regions. Pointers and tables made from it are void; layout()
+  /// stays readable. A second call is ok and does nothing.
   [[nodiscard]] Status release();
 
+  /// The allocations behind a borrowed arena's regions, released or not; nothing for others.
+  [[nodiscard]] std::span<const std::unique_ptr<BorrowedMemory>> borrowed() const noexcept {
+    return borrowed_;
+  }
+  /// Whether both are borrowed and not released, and share a byte of a block: "" when not, else
+  /// both regions in words.
+  [[nodiscard]] std::string overlap_with(const Arena& other) const;
+
  private:
+  Arena(Epoch epoch,
+        ArenaLayout layout,
+        std::vector<std::unique_ptr<BorrowedMemory>> borrowed,
+        std::vector<std::unique_ptr<DeviceMemory>> segments);
+  static Result<Arena> take_regions(Device& device,
+                                    const ArenaRequest& request,
+                                    const std::vector<RegionMemory>& regions,
+                                    const ArenaLayout& plan,
+                                    HandleKind kind);
+  [[nodiscard]] const DeviceMemory& memory(std::size_t segment) const;
   void release_and_log() noexcept;
 
   Epoch epoch_;
   ArenaLayout layout_;
-  std::vector<std::unique_ptr<DeviceMemory>> segments_;
+  ArenaSource* source_ = nullptr;  ///< Of a borrowed arena that was not released.
+  /// The first segments of a borrowed arena. Kept after the release, to be looked at.
+  std::vector<std::unique_ptr<BorrowedMemory>> borrowed_;
+  std::vector<std::unique_ptr<DeviceMemory>> segments_;  ///< Those that follow: ours.
 };
 
 /// What the memory of a mapped epoch holds.

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
+#include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 
@@ -125,22 +126,25 @@ using LeaseChanged = std::function<void(const LeaseView&)>;
 
 /// The owner's side for one rank: listens, grants, revokes, frees. One internal thread does grants
 /// and clears; calls from other threads are handed to it.
-/// @threading any. @lifetime device and user outlive it; the destructor shuts down (a bounded
-/// clear).
+/// @threading any. @lifetime device, user and source outlive it; the destructor shuts down (a
+/// bounded clear).
 class LeaseOwner {
  public:
-  /// Throws Exception: the name is owned by a living process, no room, no permission.
+  /// source: whose memory the regions are; null: allocated here. Throws Exception: the name is
+  /// owned by a living process, no room, no permission; kInvalidArgument for a mover with a source.
   LeaseOwner(LeaseOptions options,
              const RuntimeDir& dir,
              Device& device,
              ArenaUser& user,
-             LeaseChanged on_change);
+             LeaseChanged on_change,
+             ArenaSource* source = nullptr);
   LeaseOwner(const LeaseOwner&) = delete;
   LeaseOwner& operator=(const LeaseOwner&) = delete;
   ~LeaseOwner();
 
-  /// Allocates the next epoch, lets the user prepare it, exports and publishes Ready. kBusy while
-  /// mapped or while a clear runs; kNoDeviceMemory (kQuarantined when quarantine is the reason).
+  /// Allocates (or borrows) the next epoch as the layout plans it, lets the user prepare it,
+  /// exports and publishes Ready. kBusy while mapped or while a clear runs; kNoDeviceMemory
+  /// (kQuarantined when quarantine is the reason).
   [[nodiscard]] Result<Epoch> init(const ArenaLayout& layout, Deadline deadline);
   /// Ends the epoch: quiesce, Revoking, wait, free, Cleared. The same outcome again when that epoch
   /// is already cleared, and of a clear of it that runs already; kStaleEpoch for one that never

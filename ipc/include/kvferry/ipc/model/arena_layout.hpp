@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -44,6 +45,14 @@ struct StagingRing {
   template <typename V> void visit(V& v) { v(segment, offset, slot_bytes, slots); }
 };
 
+/// A run of bytes in one segment.
+struct ByteRange {
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+  friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
+};
+
 /// Everything an attacher needs to address an arena, without pointers. Sent with every grant.
 struct ArenaLayout {
   ArenaOrder order = ArenaOrder::kLayerFirst;
@@ -64,6 +73,9 @@ struct ArenaLayout {
   [[nodiscard]] Status validate(const Geometry& geometry) const;
   /// Bytes of all segments.
   [[nodiscard]] std::uint64_t total_bytes() const;
+  /// The bytes that regions and ring cover, and no other, in order and as few ranges as that takes:
+  /// a segment may hold other things of an engine, too. @pre validated.
+  [[nodiscard]] std::vector<ByteRange> covered_ranges() const;
 };
 
 struct ArenaOptions {

@@ -18,8 +18,8 @@ namespace kvferry::ipc {
 /// link to the manager with reconnects, the one clear and the one re-init, state reports.
 /// Clears and re-inits run on a thread of their own, one at a time.
 /// @threading constructor, destructor and send() on the loop's thread; hooks are called there.
-/// @lifetime loop, device and user outlive it. The destructor ends the arena (bounded) and says
-/// bye.
+/// @lifetime loop, device, user and source outlive it. The destructor ends the arena (bounded) and
+/// says bye.
 class RankService {
  public:
   struct Hooks {
@@ -32,6 +32,9 @@ class RankService {
     /// Asked before each attempt to connect: false while work of a lost manager still runs. A new
     /// manager may therefore take a connected mover's silence about old jobs as their end.
     std::function<bool()> may_connect;
+    /// The lease's picture changed. On the lease thread, to the very end: also after the loop's own
+    /// hooks have fallen silent.
+    std::function<void(const LeaseView&)> on_lease;
     /// Empties the caching device allocator: part of every clear, in both roles, after the regions
     /// are gone and before anybody is told that they are. Called on the lease's thread or on the
     /// clearing one.
@@ -44,13 +47,15 @@ class RankService {
   /// Throws Exception when the lease cannot be set up. The owner allocates its first epoch at once,
   /// manager or not; a failure to do so is thrown, except for memory that is still taken: an
   /// earlier life's arena is pinned until its peer has let go, so that the owner tries again for a
-  /// while, from the loop.
+  /// while, from the loop. source: an engine's memory for the arena, null for none;
+  /// kInvalidArgument unless this process is a worker that owns the cache.
   RankService(EventLoop& loop,
               const RankConfig& config,
               ProcessKind kind,
               Device& device,
               ArenaUser& user,
-              Hooks hooks);
+              Hooks hooks,
+              ArenaSource* source = nullptr);
   RankService(const RankService&) = delete;
   RankService& operator=(const RankService&) = delete;
   ~RankService();
