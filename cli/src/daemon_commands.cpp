@@ -106,10 +106,14 @@ int worker_command(const Arguments& arguments) {
       "      --geometry llama-3-8b --gpu-blocks 4096 --device cuda:0",
       options.common);
   add_rank_options(*app, options);
+  worker::WorkerConfig config;
+  add_arena_memory(*app, config.arena_memory);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
+  if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
+    return usage_error(*app, fits.error());
+  }
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());
-  worker::WorkerConfig config;
   config.rank = std::move(rank).value();
   return run_daemon(fmt::format("worker/{}", options.rank), options.common.log_level,
                     options.parent_fd, [&] { worker::run_worker(config); });

@@ -56,6 +56,22 @@ void add_arena_options(CLI::App& app, ArenaChoice& choice) {
       ->check(CLI::Range(0U, kMaxStagingSlots));
 }
 
+void add_arena_memory(CLI::App& app, worker::ArenaMemory& target) {
+  add_choice<worker::ArenaMemory>(
+      app, "--arena-memory", target,
+      {{"kvferry", worker::ArenaMemory::kKvferry}, {"engine", worker::ArenaMemory::kEngine}},
+      "Whose memory the arena is: kvferry's, or tensors of the engine, which registers their "
+      "regions");
+}
+
+ipc::Status check_arena_memory(worker::ArenaMemory memory, CacheOwner owner) {
+  if (memory == worker::ArenaMemory::kKvferry || owner == CacheOwner::kWorker) return ipc::ok();
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "--arena-memory {} needs --cache-owner worker: with --cache-owner {} the "
+                       "mover allocates the arena, and the engine has no regions to register",
+                       worker::to_string(memory), ipc::to_string(owner));
+}
+
 void add_rank_options(CLI::App& app, RankOptions& options) {
   app.add_option("--engine", options.engine, "Name of the engine that the rank belongs to")
       ->type_name("NAME")

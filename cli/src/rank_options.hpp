@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/worker/worker.hpp"
 #include "options.hpp"
 
 #include <CLI/CLI.hpp>
@@ -23,6 +24,10 @@ struct ArenaChoice {
   std::optional<std::uint32_t> staging_slots;
 };
 void add_arena_options(CLI::App& app, ArenaChoice& choice);
+/// "--arena-memory": for the commands that start workers.
+void add_arena_memory(CLI::App& app, worker::ArenaMemory& target);
+/// A mover that owns the cache cannot use an engine's memory: kInvalidArgument.
+[[nodiscard]] ipc::Status check_arena_memory(worker::ArenaMemory memory, ipc::CacheOwner owner);
 
 /// What mover and worker are started with.
 struct RankOptions {

@@ -103,6 +103,7 @@ void add_system_options(CLI::App& app, ReplayOptions& options) {
   add_size(app, "--host-memory", options.config.host_memory,
            "Host memory for blocks [a fifth of the distinct ones, at least 10,000]");
   add_arena_options(app, options.config.arena);
+  add_arena_memory(app, options.config.arena_memory);
   add_parsed<cache_manager::CopyStrategy>(app, "--copy-strategy", options.config.strategy,
                                           cache_manager::parse_copy_strategy,
                                           "How movers copy: auto, direct, staged, batch or memcpy")
@@ -208,6 +209,9 @@ int replay_command(const Arguments& arguments) {
   config.log_level = std::min(options.common.log_level, ipc::LogLevel::kInfo);
   if (const auto chosen = choose_devices(options.device, config); !chosen) {
     return usage_error(*app, chosen.error());
+  }
+  if (const auto fits = check_arena_memory(config.arena_memory, config.arena.cache_owner); !fits) {
+    return usage_error(*app, fits.error());
   }
   const bool cuda = config.device_kind == ipc::DeviceKind::kCuda;
   config.geometry_name =

@@ -12,6 +12,7 @@ namespace kvferry::test {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 
 void expect_clean(const json& report) {
@@ -23,15 +24,18 @@ void expect_clean(const json& report) {
   EXPECT_TRUE(report["error"].is_null()) << report["error"];
 }
 
-/// Owner, handles, arena.
+/// Owner (engine: a worker that registers its own memory), handles, arena.
 using Setup = std::tuple<std::string, std::string, std::string>;
 
 class ReplaySetupTest : public ReplayTest, public testing::WithParamInterface<Setup> {};
 
 TEST_P(ReplaySetupTest, ServesVerifiesAndLeavesNothingWithClearsUnderTraffic) {
   const auto& [owner, handles, arena] = GetParam();
-  const Finished run = replay(write_trace(150), {"--clear-every=40", "--cache-owner=" + owner,
-                                                 "--handles=" + handles, "--arena=" + arena});
+  const bool engine = owner == "engine";
+  const Finished run =
+      replay(write_trace(150), {"--clear-every=40", "--cache-owner=" + (engine ? "worker" : owner),
+                                engine ? "--arena-memory=engine" : "--arena-memory=kvferry",
+                                "--handles=" + handles, "--arena=" + arena});
   ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
   const json report = this->report();
   expect_clean(report);
@@ -53,6 +57,8 @@ TEST_P(ReplaySetupTest, ServesVerifiesAndLeavesNothingWithClearsUnderTraffic) {
       EXPECT_EQ(device["free_after"], device["seen_free_after"]) << clear;
     }
   }
+  EXPECT_EQ(report["arena_memory"], engine ? "engine" : "kvferry");
+  EXPECT_EQ(report["quarantined"], 0);
   EXPECT_EQ(report["restarts"], 0);
   EXPECT_GT(report["bytes_to_host"], 0);
   EXPECT_GT(report["bytes_to_device"], 0);
@@ -60,7 +66,7 @@ TEST_P(ReplaySetupTest, ServesVerifiesAndLeavesNothingWithClearsUnderTraffic) {
 
 INSTANTIATE_TEST_SUITE_P(All,
                          ReplaySetupTest,
-                         testing::Combine(testing::Values("worker", "mover"),
+                         testing::Combine(testing::Values("worker", "mover", "engine"),
                                           testing::Values("vmm", "legacy"),
                                           testing::Values("layer-first", "block-first")),
                          [](const auto& setup) {
@@ -124,6 +130,13 @@ TEST_F(ReplayTest, AMadeUpWorkloadRepeatsFromItsSeed) {
   for (const char* name : {"block_references", "hits_device", "hits_host", "stores"}) {
     EXPECT_EQ(first[name], again[name]) << name;
   }
+}
+
+TEST_F(ReplayTest, AMoverThatOwnsTheCacheCannotUseAnEnginesMemory) {
+  const Finished run = replay(write_trace(30), {"--cache-owner=mover", "--arena-memory=engine"});
+  EXPECT_EQ(run.exit, ChildExit::exited(2));
+  EXPECT_THAT(run.complaints,
+              AllOf(HasSubstr("--arena-memory engine"), HasSubstr("--cache-owner worker")));
 }
 
 TEST_F(ReplayTest, AMalformedLineIsNamedAndEndsTheRun) {

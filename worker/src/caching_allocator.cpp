@@ -52,7 +52,7 @@ std::uint64_t smallest_rest(Pool pool) {
 
 class CachingAllocator::Impl {
  public:
-  explicit Impl(ipc::Device& device) : device_(device) {}
+  Impl(ipc::Device& device, ipc::HandleKind handles) : device_(device), handles_(handles) {}
 
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -128,7 +128,7 @@ class CachingAllocator::Impl {
   }
 
   Result<Blocks::iterator> add_segment(Pool pool, std::uint64_t segment_bytes) {
-    KVFERRY_ASSIGN(auto memory, device_.allocate(segment_bytes, ipc::HandleKind::kLegacy, nullptr));
+    KVFERRY_ASSIGN(auto memory, device_.allocate(segment_bytes, handles_, nullptr));
     const std::uintptr_t address = memory->address().address;
     const std::uint64_t got_bytes = memory->size_bytes();
     const auto [segment, inserted] = segments_.emplace(address, Segment{std::move(memory), pool});
@@ -202,6 +202,7 @@ class CachingAllocator::Impl {
   }
 
   ipc::Device& device_;
+  const ipc::HandleKind handles_;
   mutable std::mutex mutex_;  ///< Guards everything below.
   std::map<std::uintptr_t, Segment> segments_;
   Blocks blocks_;  ///< Points into segments_, whose nodes do not move.
@@ -214,7 +215,8 @@ ScratchBuffer::~ScratchBuffer() {
   if (owner_ != nullptr) owner_->give_back(address_);
 }
 
-CachingAllocator::CachingAllocator(ipc::Device& device) : impl_(std::make_unique<Impl>(device)) {}
+CachingAllocator::CachingAllocator(ipc::Device& device, ipc::HandleKind handles)
+    : impl_(std::make_unique<Impl>(device, handles)) {}
 
 CachingAllocator::~CachingAllocator() = default;
 

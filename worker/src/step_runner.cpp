@@ -36,11 +36,11 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
                        const ipc::RuntimeDir& dir,
                        const ipc::RankConfig& config,
                        ipc::Device& device,
-                       WorkerArena& arena,
+                       Enter enter,
                        CachingAllocator& allocator,
                        StreamCompletions::Failed on_device_failed)
     : device_(device),
-      arena_(arena),
+      enter_(std::move(enter)),
       allocator_(allocator),
       rank_(config.rank),
       pinned_(device),
@@ -125,7 +125,7 @@ void StepRunner::start_queued() {
 }
 
 void StepRunner::start(Request request) {
-  auto use = arena_.enter(request.step.session, request.step.epoch);
+  auto use = enter_(request.step.session, request.step.epoch);
   if (!use) {
     fail(request.peer, request.envelope, std::move(use).error());
     return;

@@ -6,11 +6,11 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/worker/arena_use.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
 #include "pinned_pool.hpp"
 #include "step_plan.hpp"
 #include "stream_completions.hpp"
-#include "worker_arena.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -31,12 +31,15 @@ class StepRunner final : public ipc::ControlHandler {
   static constexpr std::size_t kMaxInFlight = 8;
   static constexpr std::size_t kMaxQueued = 1024;
 
+  /// Permission to work on an epoch of the arena: RegisteredWorker::enter().
+  using Enter = std::function<ipc::Result<ArenaUse>(const ipc::SessionId&, ipc::Epoch)>;
+
   /// Throws Exception: the names are taken by a living worker, or the device refuses a stream.
   StepRunner(ipc::EventLoop& loop,
              const ipc::RuntimeDir& dir,
              const ipc::RankConfig& config,
              ipc::Device& device,
-             WorkerArena& arena,
+             Enter enter,
              CachingAllocator& allocator,
              StreamCompletions::Failed on_device_failed);
 
@@ -85,7 +88,7 @@ class StepRunner final : public ipc::ControlHandler {
   void empty_after_failure(ipc::Error& error);
 
   ipc::Device& device_;
-  WorkerArena& arena_;
+  const Enter enter_;
   CachingAllocator& allocator_;
   const ipc::Rank rank_;
   PinnedPool pinned_;              ///< Outlives the work that writes its buffers.

@@ -48,12 +48,23 @@ void WorkerArena::add_revoke_listener(std::function<void()> listener) {
   listeners_.push_back(std::move(listener));
 }
 
+// The caller holds the mutex.
+Status WorkerArena::check_open() const {
+  if (mapped_ && open_) return ipc::ok();
+  return KVFERRY_ERROR(kNotReady, "the arena of rank {} is {}; wait for Ready", rank_.value,
+                       mapped_ ? "being cleared" : "not mapped");
+}
+
+Result<ArenaUse> WorkerArena::enter() {
+  const std::lock_guard lock(mutex_);
+  KVFERRY_TRY(check_open());
+  ++users_;
+  return ArenaUse(this, &*mapped_);
+}
+
 Result<ArenaUse> WorkerArena::enter(const ipc::SessionId& session, Epoch epoch) {
   const std::lock_guard lock(mutex_);
-  if (!mapped_ || !open_) {
-    return KVFERRY_ERROR(kNotReady, "the arena of rank {} is {}; wait for Ready", rank_.value,
-                         mapped_ ? "being cleared" : "not mapped");
-  }
+  KVFERRY_TRY(check_open());
   if (mapped_->session != session || mapped_->epoch != epoch) {
     return KVFERRY_ERROR(
         kStaleEpoch, "rank {}: request names session {} epoch {}, mapped is {} epoch {}",
@@ -94,8 +105,9 @@ Result<MappedArena> WorkerArena::build(ipc::SessionId session, const ipc::Arena&
 Status WorkerArena::zero(const ipc::Arena& arena) {
   const ipc::TimePoint started = ipc::MonotonicClock::now();
   zeroing_ = true;
-  for (std::uint32_t i = 0; i < arena.layout().segment_bytes.size(); ++i) {
-    KVFERRY_TRY(stream_->zero(arena.segment(i), arena.layout().segment_bytes[i]));
+  // Nothing beside them: memory that an engine lent may hold its other tensors as well.
+  for (const ipc::ByteRange& range : arena.layout().covered_ranges()) {
+    KVFERRY_TRY(stream_->zero(arena.segment(range.segment) + range.offset, range.size_bytes));
   }
   zeroed_.drain();
   KVFERRY_TRY(stream_->notify(zeroed_.fd()));

@@ -6,76 +6,16 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/worker/arena_use.hpp"
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace kvferry::worker {
-
-/// Pointers and sizes of one group in the mapped arena.
-struct GroupView {
-  std::uint32_t block_count = 0;
-  /// By RegionSet; null where the group has no such region.
-  std::array<std::unique_ptr<ipc::RegionTable>, 3> tables;
-  std::array<std::uint64_t, 3> packed_bytes{};
-
-  [[nodiscard]] const ipc::RegionTable* table(ipc::RegionSet set) const noexcept {
-    return tables[index(set)].get();
-  }
-  [[nodiscard]] std::uint64_t packed(ipc::RegionSet set) const noexcept {
-    return packed_bytes[index(set)];
-  }
-  [[nodiscard]] static std::size_t index(ipc::RegionSet set) noexcept {
-    return static_cast<std::size_t>(set) - 1;
-  }
-};
-
-/// What the runner and the staging agent may use of one mapped epoch.
-struct MappedArena {
-  ipc::SessionId session;
-  ipc::Epoch epoch;
-  std::vector<GroupView> groups;
-  std::uint64_t slot_bytes = 0;
-  std::vector<ipc::DevicePtr> slots;
-};
-
-class WorkerArena;
-
-/// Permission to use the arena: while one exists, quiesce() waits and nothing is unmapped. Held
-/// from before the first launch until the work was observed complete. @threading any.
-class ArenaUse {
- public:
-  ArenaUse() = default;
-  ArenaUse(ArenaUse&& other) noexcept
-      : owner_(std::exchange(other.owner_, nullptr)),
-        arena_(std::exchange(other.arena_, nullptr)) {}
-  ArenaUse& operator=(ArenaUse&& other) noexcept {
-    ArenaUse taken(std::move(other));
-    std::swap(owner_, taken.owner_);
-    std::swap(arena_, taken.arena_);
-    return *this;
-  }
-  ArenaUse(const ArenaUse&) = delete;
-  ArenaUse& operator=(const ArenaUse&) = delete;
-  ~ArenaUse();
-
-  [[nodiscard]] const MappedArena& arena() const noexcept { return *arena_; }
-
- private:
-  friend class WorkerArena;
-  ArenaUse(WorkerArena* owner, const MappedArena* arena) : owner_(owner), arena_(arena) {}
-  WorkerArena* owner_ = nullptr;
-  const MappedArena* arena_ = nullptr;
-};
-
-static_assert(std::is_nothrow_move_constructible_v<ArenaUse>);
 
 /// The worker's user of the arena in both roles: zeroes it where nobody has before, builds its
 /// pointer tables, and lets runner and staging agent in and out.
@@ -93,6 +33,8 @@ class WorkerArena final : public ipc::ArenaUser {
   /// kNotReady while nothing is mapped or the epoch is being revoked, kStaleEpoch for another
   /// session or epoch.
   [[nodiscard]] ipc::Result<ArenaUse> enter(const ipc::SessionId& session, ipc::Epoch epoch);
+  /// For whichever epoch is mapped now.
+  [[nodiscard]] ipc::Result<ArenaUse> enter();
 
   [[nodiscard]] ipc::Status on_mapped(ipc::SessionId session,
                                       ipc::Arena& arena,
@@ -102,6 +44,7 @@ class WorkerArena final : public ipc::ArenaUser {
 
  private:
   friend class ArenaUse;
+  [[nodiscard]] ipc::Status check_open() const;
   void leave() noexcept;
   [[nodiscard]] ipc::Result<MappedArena> build(ipc::SessionId session, const ipc::Arena& arena);
   [[nodiscard]] ipc::Status zero(const ipc::Arena& arena);

@@ -133,6 +133,7 @@ void ReplayRun::decide_sizes() {
   report_.workload = config_.workload_text;
   report_.cache_owner = ipc::to_string(config_.arena.cache_owner);
   report_.handles = ipc::to_string(config_.arena.handles);
+  report_.arena_memory = worker::to_string(config_.arena_memory);
   report_.arena = ipc::to_string(config_.arena.order);
   report_.verify = to_text(config_.verify);
   if (!cuda) return;
@@ -164,11 +165,13 @@ void ReplayRun::print_header() const {
   table.add(
       {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(sizing_.host_bytes),
                                   with_separators(sizing_.host_bytes / host_block))});
-  table.add(
-      {"processes", fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
-                                "the {3}, {4} handles",
-                                config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
-                                report_.arena, report_.cache_owner, report_.handles)});
+  table.add({"processes",
+             fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
+                         "the {3} in {5} memory, {4} handles",
+                         config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
+                         report_.arena, report_.cache_owner, report_.handles,
+                         config_.arena_memory == worker::ArenaMemory::kEngine ? "the engine's"
+                                                                              : "kvferry's")});
   table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
                                        dir_.path().string(), config_.instance)});
   fmt::print(stderr, "kvferry replay\n{}", table.render("  "));
@@ -210,6 +213,7 @@ ipc::Status ReplayRun::start_children() {
     ChildSpec worker;
     worker.name = fmt::format("worker/{}", r);
     worker.arguments = rank_arguments("worker", r);
+    worker.arguments.push_back("--arena-memory=" + report_.arena_memory);
     KVFERRY_TRY(supervisor_->start(std::move(worker)));
     ChildSpec mover;
     mover.name = fmt::format("mover/{}", r);

@@ -26,6 +26,7 @@ struct ReplayConfig {
   ipc::Geometry geometry;
   std::vector<int> cuda_ordinals;  ///< Ranks go round these; host devices have none.
   ArenaChoice arena;
+  worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
   std::optional<std::uint64_t> host_memory;
   std::optional<std::uint32_t> gpu_blocks;
   std::string workload_text;      ///< "conversation, seed 0" or the trace's path.

@@ -111,6 +111,7 @@ Json to_json(const ReplayReport& report) {
             {"host_memory_bytes", report.host_memory_bytes},
             {"workload", report.workload},
             {"cache_owner", report.cache_owner},
+            {"arena_memory", report.arena_memory},
             {"handles", report.handles},
             {"arena", report.arena},
             {"verify", report.verify},

@@ -34,6 +34,7 @@ struct ReplayReport {
   std::uint64_t host_memory_bytes = 0;
   std::string workload;
   std::string cache_owner;
+  std::string arena_memory;
   std::string handles;
   std::string arena;
   std::string verify;

@@ -14,7 +14,7 @@ using ContextPtr = std::shared_ptr<const CudaContext>;
 
 /// The driver's own number of an allocation; nothing when no allocation is at the address.
 Result<std::optional<std::uint64_t>> buffer_id(const CudaContext& context, CUdeviceptr address) {
-  unsigned long long id = 0;  // NOLINT(google-runtime-int): the driver's type
+  std::uint64_t id = 0;
   const CUresult error =
       context.driver().pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
   if (error == CUDA_ERROR_INVALID_VALUE) return std::optional<std::uint64_t>();

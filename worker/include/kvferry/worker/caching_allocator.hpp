@@ -98,7 +98,9 @@ class CachingAllocator {
   static constexpr std::uint64_t kMediumRequestBytes = 10ULL << 20;
   static constexpr std::uint64_t kMediumSegmentBytes = 20ULL << 20;
 
-  explicit CachingAllocator(ipc::Device& device);
+  /// handles: what its segments can be shared by, should a tensor in one be lent to kvferry.
+  explicit CachingAllocator(ipc::Device& device,
+                            ipc::HandleKind handles = ipc::HandleKind::kLegacy);
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
   /// @pre every ScratchBuffer is gone.

@@ -4,10 +4,19 @@
 
 #include "kvferry/ipc/rank/rank_config.hpp"
 
+#include <cstdint>
+#include <string_view>
+
 namespace kvferry::worker {
+
+/// Who allocates the arena of a worker that owns the cache: kvferry, in the layout that it plans,
+/// or the engine, which registers the regions of its own tensors (registration.hpp).
+enum class ArenaMemory : std::uint8_t { kKvferry = 1, kEngine = 2 };
+[[nodiscard]] std::string_view to_string(ArenaMemory memory) noexcept;
 
 struct WorkerConfig {
   ipc::RankConfig rank;
+  ArenaMemory arena_memory = ArenaMemory::kKvferry;
 };
 
 /// Runs the reference worker of one rank until SIGTERM or SIGINT: arena, staging agent, runner.

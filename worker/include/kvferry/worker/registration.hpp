@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/lease/arena_source.hpp"
+#include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/worker/arena_use.hpp"
+
+#include <functional>
+#include <memory>
+
+/// For the GPU process of a serving engine: its memory takes part in store, load, clear and re-init
+/// without being allocated by kvferry.
+namespace kvferry::worker {
+
+/// What an engine's worker is told.
+struct WorkerHooks {
+  /// The epoch is about to be cleared: end what is queued and let go of every ArenaUse soon.
+  /// enter() is refused already. On the lease thread; must not wait for what a clear waits for.
+  std::function<void()> on_revoked;
+  /// Part of every clear, after the arena is gone, whatever its outcome: empty the caching
+  /// allocator of everything but the arena's memory. On the clearing thread.
+  std::function<void()> empty_allocator;
+  /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
+  /// version), or its device failed. Its process should end. Any thread.
+  std::function<void(const ipc::Error&)> on_fatal;
+};
+
+/// One rank's worker, registered: it serves attaching movers (lease handshake), gathers and
+/// scatters for them (staging agent), and obeys the manager's clears and re-inits. It looks for the
+/// manager, and for the next one after it died, by itself; without one it goes on serving the
+/// arena.
+///
+/// States, as view() shows them: Ready (mapped; enter() gives permission) → Revoking (enter() says
+/// kNotReady) → Cleared, or Quarantined when memory could not be proven let go → Ready with the
+/// next epoch, at addresses of the engine's choice.
+/// @threading enter(), view(): any; the others one at a time.
+/// @lifetime device, regions and what the hooks use outlive it.
+class RegisteredWorker {
+ public:
+  /// regions: null when kvferry is to allocate (or, with --cache-owner mover, to map) the arena.
+  /// Throws Exception when this rank has a living worker or the device refuses a stream.
+  RegisteredWorker(ipc::Device& device,
+                   const ipc::RankConfig& identity,
+                   ipc::ArenaSource* regions,
+                   WorkerHooks hooks);
+  RegisteredWorker(const RegisteredWorker&) = delete;
+  RegisteredWorker& operator=(const RegisteredWorker&) = delete;
+  ~RegisteredWorker();
+
+  /// Takes part from now on: asks regions for the first epoch, looks for movers and the manager.
+  /// Once; what uses enter() and what the hooks use stands before. Throws Exception; see
+  /// register_worker().
+  void start();
+
+  /// For a step that runs on the arena now, or on this epoch only. kNotReady while nothing is
+  /// mapped or a clear runs, kStaleEpoch for another session or epoch.
+  [[nodiscard]] ipc::Result<ArenaUse> enter();
+  [[nodiscard]] ipc::Result<ArenaUse> enter(const ipc::SessionId& session, ipc::Epoch epoch);
+
+  [[nodiscard]] ipc::LeaseView view() const;
+
+  /// Ends the arena (a bounded clear) and says bye to the manager; enter() is refused from then on,
+  /// and no hook is called any more. When view() still shows quarantined_bytes afterwards, their
+  /// tensors must not be freed before the process ends: a peer maps them. Twice is harmless.
+  void close();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Makes and starts a worker whose KV tensors are its own. identity: names, rank, roles and the
+/// geometry, which says the groups and their regions; regions: where they lie, asked for the first
+/// epoch before this returns. Errors: kInvalidArgument (regions that do not fit the geometry, the
+/// device or the kind of handles, naming region, both values and remedy; --cache-owner mover),
+/// kAlreadyExists (a living worker of this rank), and what regions.allocate() says.
+[[nodiscard]] ipc::Result<std::unique_ptr<RegisteredWorker>> register_worker(
+    ipc::Device& device,
+    const ipc::RankConfig& identity,
+    ipc::ArenaSource& regions,
+    WorkerHooks hooks = {});
+
+}  // namespace kvferry::worker
