@@ -345,6 +345,72 @@ TEST_P(DeviceConformanceTest, AnotherProcessReadsAndWritesTheSameMemory) {
   EXPECT_EQ(peer.child().wait(test::soon()), test::ChildExit::exited(0));
 }
 
+// What an engine does: memory that kvferry did not allocate, known by an address inside it.
+TEST_P(DeviceConformanceTest, BorrowedMemoryIsFoundFromAnyAddressAndSharedAsAWhole) {
+  auto memory = allocate(32 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  auto lent = device_->borrow(memory->address() + (17 * kMiB + 4096));
+  ASSERT_TRUE(lent.has_value()) << lent.error().to_string();
+  EXPECT_EQ((*lent)->address(), memory->address());
+  EXPECT_EQ((*lent)->size_bytes(), memory->size_bytes());
+  EXPECT_EQ((*lent)->kind(), GetParam());
+  auto again = device_->borrow(memory->address());
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ((*again)->id(), (*lent)->id());
+  auto image = pinned(kMiB);
+  std::memset(image->data(), 0x5A, kMiB);
+  copy(CopyDirection::kHostToDevice, image->data(), memory->address() + 31 * kMiB, kMiB);
+  Peer peer(GetParam());
+  auto handle = (*lent)->export_handle();
+  ASSERT_TRUE(handle.has_value()) << handle.error().to_string();
+  peer.send(*handle);
+  handle->fd.reset();
+  ASSERT_TRUE(peer.child().wait_line("mapped", test::soon())) << peer.child().stderr_text();
+  ASSERT_TRUE(peer.child().write_line("invert"));
+  ASSERT_TRUE(peer.child().wait_line("inverted", test::soon())) << peer.child().stderr_text();
+  copy(CopyDirection::kDeviceToHost, image->data(), memory->address() + 31 * kMiB, kMiB);
+  for (std::uint64_t i = 0; i < kMiB; ++i) ASSERT_EQ(image->data()[i], std::byte{0xA5}) << i;
+  ASSERT_TRUE(peer.child().write_line("close"));
+  ASSERT_TRUE(peer.child().wait_line("closed", test::soon())) << peer.child().stderr_text();
+}
+
+TEST_P(DeviceConformanceTest, BorrowingKeepsNothingOnceGivenBackAndSeesTheFree) {
+  const auto before = device_->memory_info();
+  auto memory = allocate(64 * kMiB);
+  ASSERT_NE(memory, nullptr);
+  auto lent = device_->borrow(memory->address());
+  ASSERT_TRUE(lent.has_value()) << lent.error().to_string();
+  EXPECT_TRUE((*lent)->still_allocated().value_or(false));
+  ASSERT_TRUE((*lent)->release().has_value());
+  EXPECT_TRUE((*lent)->still_allocated().value_or(false)) << "giving back frees nothing";
+  EXPECT_FALSE((*lent)->export_handle().has_value());
+  ASSERT_TRUE(memory->release().has_value());
+  EXPECT_FALSE((*lent)->still_allocated().value_or(true));
+  const auto after = device_->memory_info();
+  ASSERT_TRUE(before.has_value() && after.has_value());
+  EXPECT_EQ(after->free_bytes, before->free_bytes);
+  // Whatever lies there next is another allocation.
+  auto next = allocate(64 * kMiB);
+  ASSERT_NE(next, nullptr);
+  auto other = device_->borrow(next->address());
+  ASSERT_TRUE(other.has_value());
+  EXPECT_NE((*other)->id(), (*lent)->id());
+  EXPECT_FALSE((*lent)->still_allocated().value_or(true));
+}
+
+TEST_P(DeviceConformanceTest, MemoryThatIsNotOnTheDeviceCannotBeBorrowed) {
+  std::vector<std::byte> heap(kMiB);
+  const DevicePtr pageable{reinterpret_cast<std::uintptr_t>(heap.data())};
+  auto refused = device_->borrow(pageable);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument) << refused.error().to_string();
+  auto buffer = pinned(kMiB);
+  refused = device_->borrow(DevicePtr{reinterpret_cast<std::uintptr_t>(buffer->data())});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument) << refused.error().to_string();
+  EXPECT_TRUE(stream_->query().has_value());  // and the device still works
+}
+
 TEST_P(DeviceConformanceTest, KilledImporterPinsNothing) {
   const auto before = device_->memory_info();
   auto memory = allocate(64 * kMiB);
