@@ -7,7 +7,7 @@ set_target_properties(kvferry_lease_fixture PROPERTIES CXX_EXTENSIONS OFF)
 kvferry_add_executable(NAME kvferry_lease_peer SOURCES lease_peer.cpp LINK kvferry_test_support)
 
 # Helpers are looked for beside the test binary.
-foreach(name lease_cycles lease_deaths lease_quarantine lease_hello lease_prepare)
+foreach(name lease_cycles lease_deaths lease_quarantine lease_hello lease_prepare lease_source)
   kvferry_add_test(NAME ${name}_test LABEL multiproc TIMEOUT 120 SOURCES ${name}_test.cpp
                    LINK kvferry_lease_fixture)
   target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)

@@ -37,7 +37,8 @@ struct SeenView {
 /// (answered when done, others may follow meanwhile); close|open GATE and fail GATE N with the
 /// gates mapped, zeroing (half-way), quiesce, unmapped and freed ("at GATE EPOCH" when held there);
 /// poke N and peek (the first byte), fill N and others N (all bytes), address, resources, fork,
-/// quit. A worker zeroes undefined contents; zeroings tells how often it did.
+/// quit. A worker zeroes undefined contents; zeroings tells how often it did. With
+/// source=yes, an engine's memory: source count EPOCH|fail|throw|keep|free|again.
 class LeasePeer {
  public:
   explicit LeasePeer(const std::vector<std::string>& arguments);

@@ -6,8 +6,10 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "support/child_side.hpp"
 #include "support/lease_geometry.hpp"
+#include "support/region_source.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -22,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -153,6 +156,66 @@ class GatedUser final : public ArenaUser {
   Arena* arena_ = nullptr;
 };
 
+// An engine whose next release() the test decides on. What an epoch's addresses were stays taken,
+// so that the next one has others.
+class GatedSource final : public ArenaSource {
+ public:
+  GatedSource(Device& device, HandleKind kind) : source_(device, kind) {}
+
+  Result<std::vector<RegionMemory>> allocate(const ArenaRequest& request) override {
+    const std::lock_guard lock(mutex_);
+    if (again_) return last_;
+    auto regions = source_.allocate(request);
+    if (regions) last_ = *regions;
+    return regions;
+  }
+
+  Status release(Epoch epoch) override {
+    const std::lock_guard lock(mutex_);
+    const std::string mode = std::exchange(mode_, "");
+    source_.before_release = [&mode]() -> Status {
+      if (mode == "throw") throw std::runtime_error("no such tensor");
+      return mode == "fail" ? KVFERRY_ERROR(kBusy, "release was told to fail") : Status();
+    };
+    source_.keeps_memory = mode == "keep";
+    std::vector<std::pair<void*, std::size_t>> places;
+    for (const auto& memory : source_.memory_of(epoch.value)) {
+      places.emplace_back(memory->address().raw(), memory->size_bytes());
+    }
+    const Status released = source_.release(epoch);
+    if (!mode.empty()) return released;
+    for (const auto& [address, size] : places) {
+      ::mmap(address, size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    }
+    return released;
+  }
+
+  // count EPOCH; fail, throw, keep: what the next release() does; free: everything that is left;
+  // again: allocate() gives the last epoch's regions.
+  std::string obey(const std::string& verb, std::uint64_t epoch) {
+    const std::lock_guard lock(mutex_);
+    if (verb == "count") return fmt::format("released {} {}", epoch, source_.release_count(epoch));
+    if (verb == "free") {
+      source_.free_all();
+      return "freed";
+    }
+    if (verb == "again") {
+      again_ = true;
+    } else {
+      mode_ = verb;
+    }
+    return verb;
+  }
+
+ private:
+  std::mutex mutex_;
+  kvferry::test::RegionSource source_;
+  std::vector<RegionMemory> last_;
+  std::string mode_;
+  bool again_ = false;
+};
+
 std::string describe(const LeaseView& view) {
   const auto code = [](const std::optional<Error>& error) {
     return error ? std::string(to_string(error->code)) : std::string("-");
@@ -171,7 +234,9 @@ LeaseOptions parse_options(Arguments& arguments, const Geometry& geometry, Arena
   me.engine = "chat";
   me.rank = Rank{0};
   me.ranks = geometry.ranks;
-  me.self = arguments["self"] == "mover" ? ProcessKind::kMover : ProcessKind::kWorker;
+  me.self = arguments["self"] == "mover"    ? ProcessKind::kMover
+            : arguments["self"] == "engine" ? ProcessKind::kEngine
+                                            : ProcessKind::kWorker;
   me.cache_owner = arguments["owner"] == "mover" ? CacheOwner::kMover : CacheOwner::kWorker;
   me.handles = arguments["handles"] == "legacy" ? HandleKind::kLegacy : HandleKind::kVmm;
   me.fingerprint = geometry.fingerprint(order);
@@ -231,7 +296,11 @@ class Peer {
     if (!dir) throw Exception(dir.error());
     const auto changed = [](const LeaseView& view) { say(describe(view)); };
     if (options_.identity.is_owner()) {
-      owner_ = std::make_unique<LeaseOwner>(options_, *dir, *device_, user_, changed);
+      if (arguments["source"] == "yes") {
+        source_ = std::make_unique<GatedSource>(*device_, options_.identity.handles);
+      }
+      owner_ =
+          std::make_unique<LeaseOwner>(options_, *dir, *device_, user_, changed, source_.get());
     } else {
       attacher_ =
           std::make_unique<LeaseAttacher>(options_, *dir, *device_, geometry_, user_, changed);
@@ -279,6 +348,9 @@ class Peer {
       in >> name >> ms;
       user_.fail_next(name, ms);
       say("failing " + name);
+    } else if (verb == "source") {
+      in >> name >> epoch;
+      say(source_->obey(name, epoch));
     } else if (verb == "poke") {
       in >> ms;
       user_.poke(ms);
@@ -353,6 +425,7 @@ class Peer {
   LeaseOptions options_;
   std::unique_ptr<Device> device_;
   GatedUser user_;
+  std::unique_ptr<GatedSource> source_;
   std::unique_ptr<LeaseOwner> owner_;
   std::unique_ptr<LeaseAttacher> attacher_;
   std::mutex calls_mutex_;  // guards calls_

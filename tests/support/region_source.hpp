@@ -5,6 +5,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena_source.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,7 +31,7 @@ class RegionSource : public ipc::ArenaSource {
     std::vector<ipc::RegionMemory> regions;
     for (std::size_t first = 0; first < request.regions.size(); first += regions_each_) {
       const std::size_t end = std::min(first + regions_each_, request.regions.size());
-      std::uint64_t size = kMargin;
+      std::uint64_t size = kMargin + extra_bytes;
       for (std::size_t i = first; i < end; ++i) size += bytes(request.regions[i]) + kMargin;
       KVFERRY_ASSIGN(auto memory, device_.allocate(size, kind_, nullptr));
       std::uint64_t offset = kMargin;
@@ -60,6 +61,7 @@ class RegionSource : public ipc::ArenaSource {
   [[nodiscard]] int release_count(std::uint64_t epoch) { return releases[epoch]; }
 
   int allocates = 0;
+  std::uint64_t extra_bytes = 0;                              ///< At the end of each allocation.
   std::map<std::uint64_t, int> releases;                      ///< By epoch.
   std::function<void(std::vector<ipc::RegionMemory>&)> mend;  ///< What is given instead.
   std::function<ipc::Status()> before_allocate;               ///< May fail or throw.

@@ -165,13 +165,14 @@ void ReplayRun::print_header() const {
   table.add(
       {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(sizing_.host_bytes),
                                   with_separators(sizing_.host_bytes / host_block))});
-  table.add({"processes",
-             fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
-                         "the {3} in {5} memory, {4} handles",
-                         config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
-                         report_.arena, report_.cache_owner, report_.handles,
-                         config_.arena_memory == worker::ArenaMemory::kEngine ? "the engine's"
-                                                                              : "kvferry's")});
+  table.add(
+      {"processes",
+       fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
+                   "the {3}, {4} handles",
+                   config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s", report_.arena,
+                   config_.arena_memory == worker::ArenaMemory::kEngine ? "worker's engine"
+                                                                        : report_.cache_owner,
+                   report_.handles)});
   table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
                                        dir_.path().string(), config_.instance)});
   fmt::print(stderr, "kvferry replay\n{}", table.render("  "));

@@ -21,7 +21,7 @@ struct WorkerHooks {
   /// enter() is refused already. On the lease thread; must not wait for what a clear waits for.
   std::function<void()> on_revoked;
   /// Part of every clear, after the arena is gone, whatever its outcome: empty the caching
-  /// allocator of everything but the arena's memory. On the clearing thread.
+  /// allocator of everything but the arena's memory. On the lease thread or the clearing one.
   std::function<void()> empty_allocator;
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
   /// version), or its device failed. Its process should end. Any thread.
@@ -76,7 +76,9 @@ class RegisteredWorker {
 /// geometry, which says the groups and their regions; regions: where they lie, asked for the first
 /// epoch before this returns. Errors: kInvalidArgument (regions that do not fit the geometry, the
 /// device or the kind of handles, naming region, both values and remedy; --cache-owner mover),
-/// kAlreadyExists (a living worker of this rank), and what regions.allocate() says.
+/// kAlreadyExists (a living worker of this rank), and what regions.allocate() says. Only its
+/// kNoDeviceMemory may be no error yet: an earlier life's memory can be pinned for a while, and the
+/// worker returned asks again until view() shows Ready, or ends through on_fatal.
 [[nodiscard]] ipc::Result<std::unique_ptr<RegisteredWorker>> register_worker(
     ipc::Device& device,
     const ipc::RankConfig& identity,

@@ -62,7 +62,8 @@ class ArenaSource {
 
   /// One RegionMemory for each requested region, in that order. Regions share no byte, and nothing
   /// but kvferry's jobs and the engine's own steps writes them. The blocks are zeroed afterwards,
-  /// and nothing around them. An error (or an exception) means that nothing stays allocated.
+  /// and nothing around them. An epoch that failed before it was ready is asked for again. An error
+  /// (or an exception) means that nothing stays allocated.
   [[nodiscard]] virtual Result<std::vector<RegionMemory>> allocate(const ArenaRequest& request) = 0;
 
   /// Give the epoch's memory back to the driver: drop its tensors, empty the caching allocator.
