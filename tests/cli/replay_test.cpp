@@ -169,9 +169,9 @@ TEST_F(ReplayTest, RefusesADeviceThatDoesNotHoldTheLongestRequest) {
 }
 
 TEST_F(ReplayTest, AReportThatCannotBeWrittenFailsTheRun) {
-  const Finished run = replay(write_trace(60, 20), {"--report=/nonexistent/report.json"});
+  const Finished run = replay(write_trace(60, 20), {"--report=" + path("trace.jsonl/report.json")});
   EXPECT_EQ(run.exit, ChildExit::exited(1));
-  EXPECT_THAT(run.complaints, HasSubstr("/nonexistent/report.json"));
+  EXPECT_THAT(run.complaints, HasSubstr("trace.jsonl/report.json"));
 }
 
 class NoManagerTest : public ReplayTest, public testing::WithParamInterface<std::string> {};

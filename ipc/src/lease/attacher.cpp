@@ -23,7 +23,8 @@ LeaseAttacher::Impl::Impl(LeaseOptions options,
                           const Geometry& geometry,
                           ArenaUser& user,
                           LeaseChanged on_change)
-    : options_(std::move(options)),
+    : dir_(dir),
+      options_(std::move(options)),
       owner_path_(dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "lease")),
       rendezvous_path_(
           dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "seek")),

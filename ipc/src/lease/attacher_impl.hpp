@@ -102,6 +102,7 @@ class LeaseAttacher::Impl {
   void stay_stuck(const Error& why);
   void go_on();
 
+  const RuntimeDir dir_;  ///< Keeps the directory while our names are in it.
   const LeaseOptions options_;
   const std::filesystem::path owner_path_;
   const std::filesystem::path rendezvous_path_;

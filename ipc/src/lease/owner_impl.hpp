@@ -145,6 +145,7 @@ class LeaseOwner::Impl {
   void quarantine_arena(std::string holder);
   void finish_clear(ClearKind kind, std::string detail, std::uint64_t quarantined_bytes);
 
+  const RuntimeDir dir_;  ///< Keeps the directory while our names are in it.
   const LeaseOptions options_;
   const SessionId session_;
   const std::string tag_;  ///< "lease chat/0" for log lines.
