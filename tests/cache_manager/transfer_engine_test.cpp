@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -36,7 +37,11 @@ class Answers {
  public:
   void add(MoverJobDone done) {
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      order_.push_back(done.job.value);
+      changed_.notify_all();
+      // On the lane's thread: the lane stands still while an answer is held.
+      changed_.wait(lock, [&] { return done.job.value != held_; });
       EXPECT_TRUE(answers_.emplace(done.job.value, std::move(done)).second) << "answered twice";
     }
     changed_.notify_all();
@@ -49,9 +54,31 @@ class Answers {
     return arrived ? answers_.at(job) : MoverJobDone{};
   }
 
+  /// The lane that answers this job does not go on until release().
+  void hold(std::uint64_t job) {
+    const std::lock_guard lock(mutex_);
+    held_ = job;
+  }
+  bool wait_held() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, test::soon().when(),
+                               [&] { return !order_.empty() && order_.back() == held_; });
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    held_ = 0;
+    changed_.notify_all();
+  }
+  std::vector<std::uint64_t> order() {
+    const std::lock_guard lock(mutex_);
+    return order_;
+  }
+
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<std::uint64_t> order_;
+  std::uint64_t held_ = 0;
   std::map<std::uint64_t, MoverJobDone> answers_;
 };
 
@@ -254,6 +281,27 @@ TEST_P(TransferEngineTest, QuiesceAnswersEveryJobAndAdmitsNoMore) {
   engine_->submit(job(999, CopyDirection::kDeviceToHost, {item(0, 0, 0)}));
   EXPECT_EQ(answers_.wait(999).results,
             std::vector<std::uint8_t>{static_cast<std::uint8_t>(ErrorCode::kNotReady)});
+}
+
+TEST_P(TransferEngineTest, BetterJobsDoNotHoldOneBackForEver) {
+  map();
+  answers_.hold(1);
+  engine_->submit(job(1, CopyDirection::kHostToDevice, {item(0, 1, 0)}));
+  ASSERT_TRUE(answers_.wait_held());
+  engine_->submit(job(2, CopyDirection::kHostToDevice, {item(0, 2, 1)}));
+  constexpr std::uint64_t kBetter = 20;
+  for (std::uint64_t i = 0; i < kBetter; ++i) {
+    MoverJob better = job(10 + i, CopyDirection::kHostToDevice, {item(0, 3, 2)});
+    better.priority = 9;
+    engine_->submit(std::move(better));
+  }
+  answers_.release();
+  (void)answers_.wait(10 + kBetter - 1);
+  const std::vector<std::uint64_t> order = answers_.order();
+  const auto oldest = std::find(order.begin(), order.end(), 2U);
+  ASSERT_NE(oldest, order.end()) << "still behind all others";
+  EXPECT_LE(oldest - order.begin(), TransferLane::kFairShare);
+  EXPECT_GT(oldest - order.begin(), 1) << "priority counts, too";
 }
 
 TEST_P(TransferEngineTest, CancelledAndPoolLessJobsAreAnswered) {

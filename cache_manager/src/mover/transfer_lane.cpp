@@ -119,8 +119,7 @@ void TransferLane::run() {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (stopping_) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
+      job = take_next();
       running_ = true;
       running_job_ = job.job.job;
       stop_running_.reset();
@@ -138,6 +137,20 @@ void TransferLane::run() {
     }
     changed_.notify_all();
   }
+}
+
+// The first of the highest priority, but every kFairShare-th time the oldest: a stream of better
+// jobs must not hold one back for ever.
+LaneJob TransferLane::take_next() {
+  auto next = queue_.begin();
+  if (++taken_ % kFairShare == 0) {
+    next = std::min_element(queue_.begin(), queue_.end(), [](const LaneJob& a, const LaneJob& b) {
+      return a.submitted < b.submitted;
+    });
+  }
+  LaneJob job = std::move(*next);
+  queue_.erase(next);
+  return job;
 }
 
 void TransferLane::execute(LaneJob& job) {

@@ -43,11 +43,13 @@ struct LaneJob {
 };
 
 /// Moves blocks in one direction: a thread, a stream and a staging connection of its own, so that
-/// loads and stores run at the same time. Jobs run one after another, higher priority first.
+/// loads and stores run at the same time. Jobs run one after another, higher priority first, but
+/// every kFairShare-th is the oldest.
 /// @threading all public calls from any thread.
 class TransferLane {
  public:
   using Done = std::function<void(ipc::MoverJobDone)>;
+  static constexpr std::uint32_t kFairShare = 8;
 
   struct Options {
     ipc::CopyDirection direction = ipc::CopyDirection::kDeviceToHost;
@@ -77,6 +79,7 @@ class TransferLane {
 
  private:
   void run();
+  [[nodiscard]] LaneJob take_next();  ///< @pre mutex_ is held and queue_ not empty.
   void execute(LaneJob& job);
   void run_direct(LaneJob& job,
                   std::span<const ipc::MoverItem> items,
@@ -104,6 +107,7 @@ class TransferLane {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::deque<LaneJob> queue_;
+  std::uint32_t taken_ = 0;
   bool stopping_ = false;
   bool running_ = false;
   ipc::JobId running_job_;

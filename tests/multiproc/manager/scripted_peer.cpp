@@ -56,9 +56,10 @@ ScriptedPeer::ScriptedPeer(const std::string& runtime_dir,
 
 ipc::Result<ipc::Empty> ScriptedPeer::rank_hello(std::uint32_t rank,
                                                  const ipc::Geometry& geometry,
-                                                 ipc::CacheOwner owner) {
+                                                 ipc::CacheOwner owner,
+                                                 const std::string& engine) {
   ipc::RankHello hello;
-  hello.engine = "chat";
+  hello.engine = engine;
   hello.rank = ipc::Rank{rank};
   hello.kind = kind_;
   hello.cache_owner = owner;

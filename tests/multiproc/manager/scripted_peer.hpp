@@ -34,10 +34,10 @@ class ScriptedPeer {
   [[nodiscard]] ipc::ControlLink& link() noexcept { return *link_; }
 
   // Workers and movers.
-  [[nodiscard]] ipc::Result<ipc::Empty> rank_hello(
-      std::uint32_t rank,
-      const ipc::Geometry& geometry,
-      ipc::CacheOwner owner = ipc::CacheOwner::kWorker);
+  [[nodiscard]] ipc::Result<ipc::Empty> rank_hello(std::uint32_t rank,
+                                                   const ipc::Geometry& geometry,
+                                                   ipc::CacheOwner owner = ipc::CacheOwner::kWorker,
+                                                   const std::string& engine = "chat");
   /// Reports the arena (session of the rank, epoch) as mapped and ready.
   void report_mapped(std::uint32_t rank, std::uint64_t epoch);
   void report_cleared(std::uint32_t rank, std::uint64_t epoch);
