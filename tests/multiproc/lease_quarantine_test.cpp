@@ -230,6 +230,50 @@ TEST_P(LeaseQuarantineTest, ForkedChildThatKeepsTheMappingIsNamed) {
   owner->quit();
 }
 
+TEST_P(LeaseQuarantineTest, OthersAllocationsHideNoReturn) {
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  Keeper child(attacher->ask("fork", "forked"));
+  ASSERT_GT(child.pid(), 0);
+  attacher->kill_and_reap();
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  // Somebody else of the same device takes as much as is about to come back, and keeps it.
+  const ShortTempDir elsewhere;
+  auto neighbour = start_owner({{"dir", elsewhere.path().native()}});
+  ASSERT_EQ(neighbour->ask("init 5000", "init"), "init ok 1");
+  ASSERT_TRUE(child.end());
+  (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
+  neighbour->quit();
+  EXPECT_EQ(used_bytes(), 0U);
+  owner->quit();
+}
+
+TEST_P(LeaseQuarantineTest, OthersFreesFeignNoReturn) {
+  const ShortTempDir elsewhere;
+  auto neighbour = start_owner({{"dir", elsewhere.path().native()}});
+  ASSERT_EQ(neighbour->ask("init 5000", "init"), "init ok 1");
+  auto owner = start_owner();
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  Keeper child(attacher->ask("fork", "forked"));
+  ASSERT_GT(child.pid(), 0);
+  attacher->kill_and_reap();
+  EXPECT_THAT(owner->ask("clear 1 5000", "clear"), StartsWith("clear quarantined"));
+  neighbour->quit();
+  // Each of these lets the owner look at its quarantine.
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  EXPECT_THAT(owner->ask("clear 2 5000", "clear"), StartsWith("clear cleared 0"));
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 3");
+  EXPECT_GT(owner->view().quarantined, 0U) << "what came back was the neighbour's";
+  ASSERT_TRUE(child.end());
+  (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
+  EXPECT_THAT(owner->ask("clear 3 5000", "clear"), StartsWith("clear cleared 0"));
+  owner->quit();
+}
+
 TEST_P(LeaseStalledWorkerTest, TwoLivingAttachersOneQuarantinedOneServed) {
   auto owner = start_owner();
   auto stalled = start_attacher();

@@ -27,6 +27,21 @@ Result<std::uintptr_t> map_pages(
   return reinterpret_cast<std::uintptr_t>(data);
 }
 
+/// The kernel's books know the object until the last descriptor and mapping of it are gone.
+class HostMemoryTrace final : public MemoryTrace {
+ public:
+  HostMemoryTrace(std::string device_name, ObjectId object)
+      : device_name_(std::move(device_name)), object_(object) {}
+  [[nodiscard]] Result<bool> is_kept() const override {
+    KVFERRY_ASSIGN(const HostLedgerView view, read_host_ledger(device_name_));
+    return view.object_bytes.contains(object_);
+  }
+
+ private:
+  std::string device_name_;
+  ObjectId object_;
+};
+
 constexpr int kNoMemory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 /// The rule that CUDA leaves undefined, enforced: legacy memory is freed only when no living
@@ -139,6 +154,13 @@ HostMemory::~HostMemory() {
     log_error("host device {}: release of {} bytes: {}", device_name_, size_bytes_,
               status.error().message);
   }
+}
+
+std::unique_ptr<MemoryTrace> HostMemory::trace() const {
+  if (!object_.valid()) return nullptr;
+  const auto object = object_id(object_.get());
+  if (!object.has_value()) return nullptr;
+  return std::make_unique<HostMemoryTrace>(device_name_, *object);
 }
 
 Result<ExportedHandle> HostMemory::export_handle() {

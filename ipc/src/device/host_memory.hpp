@@ -107,6 +107,7 @@ class HostMemory final : public DeviceMemory {
   [[nodiscard]] HandleKind kind() const noexcept override { return kind_; }
   [[nodiscard]] Result<ExportedHandle> export_handle() override;
   [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() override;
+  [[nodiscard]] std::unique_ptr<MemoryTrace> trace() const override;
   [[nodiscard]] Status release() override;
 
  private:

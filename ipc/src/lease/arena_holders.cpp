@@ -20,4 +20,14 @@ Result<std::vector<pid_t>> Arena::mapped_elsewhere() const {
   return holders;
 }
 
+std::vector<std::unique_ptr<MemoryTrace>> Arena::traces() const {
+  std::vector<std::unique_ptr<MemoryTrace>> traces;
+  if (is_borrowed()) return traces;
+  for (const auto& segment : segments_) {
+    traces.push_back(segment->trace());
+    if (!traces.back()) return {};
+  }
+  return traces;
+}
+
 }  // namespace kvferry::ipc

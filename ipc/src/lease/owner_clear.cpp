@@ -219,7 +219,7 @@ void LeaseOwner::Impl::free_arena() {
 void LeaseOwner::Impl::release_arena() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
-  clear_->free_before_release = free_bytes();
+  clear_->check = lease::ReturnCheck(*arena_, free_bytes());
   const Status released = arena_->release();
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
@@ -252,12 +252,12 @@ lease::Remains LeaseOwner::Impl::remains_of(const Arena& released) const {
 void LeaseOwner::Impl::quarantine_remains(Epoch epoch, Arena freed, const std::string& failure) {
   const lease::Remains remains = remains_of(freed);
   if (remains.allocations == 0) return;
-  quarantine_.add({.epoch = epoch,
-                   .bytes = remains.bytes,
-                   .holder = lease::describe_remains(remains, failure),
-                   .arena = std::move(freed),
-                   .failure = failure,
-                   .baseline_bytes = free_bytes() + arena_bytes()});
+  lease::QuarantineItem item{
+      .epoch = epoch, .bytes = remains.bytes, .holder = lease::describe_remains(remains, failure)};
+  item.check = lease::ReturnCheck(freed, free_bytes() + arena_bytes());
+  item.arena = std::move(freed);
+  item.failure = failure;
+  quarantine_.add(std::move(item));
 }
 
 void LeaseOwner::Impl::check_settled() {
@@ -267,8 +267,7 @@ void LeaseOwner::Impl::check_settled() {
   // Whether an engine freed its memory is asked of each allocation: others of its may come and go.
   const bool count_free = deaths != nullptr || !clear_->freed;
   if (remains.allocations == 0 &&
-      (!count_free || lease::memory_came_back(clear_->free_before_release, free_bytes(),
-                                              clear_->bytes - remains.shared_bytes))) {
+      (!count_free || clear_->check.is_back(free_bytes(), clear_->bytes - remains.shared_bytes))) {
     const ClearKind kind = deaths == nullptr ? ClearKind::kCleared : ClearKind::kClearedPeerDead;
     return finish_clear(kind, fmt::format("died with the epoch mapped: {}", dead), 0);
   }
@@ -287,11 +286,13 @@ void LeaseOwner::Impl::check_settled() {
       clear_->holders.empty()
           ? fmt::format("a forked child of dead {}", dead)
           : fmt::format("process {}, a child of dead {}", lease::describe(clear_->holders), dead);
-  quarantine_.add({.epoch = clear_->epoch,
-                   .bytes = clear_->bytes,
-                   .holder = holder,
-                   .settle = true,
-                   .baseline_bytes = clear_->free_before_release});
+  if (!clear_->check.is_exact()) {
+    holder += " (or another process allocated as much meanwhile, which the driver does not tell)";
+  }
+  lease::QuarantineItem item{.epoch = clear_->epoch, .bytes = clear_->bytes, .holder = holder};
+  item.settle = true;
+  item.check = std::move(clear_->check);
+  quarantine_.add(std::move(item));
   finish_clear(ClearKind::kQuarantined,
                fmt::format("epoch {} was freed, but {} did not come back to the driver within {} "
                            "ms: kept by {}; end that process",
@@ -315,7 +316,7 @@ void LeaseOwner::Impl::quarantine_arena(std::string holder) {
     item.arena.emplace(std::move(*arena_));
   } else if (options_.identity.handles == HandleKind::kVmm && !arena_->is_borrowed()) {
     // Reference-counted: our references go now, the rest comes back when the peer lets go.
-    item.baseline_bytes = free_bytes();
+    item.check = lease::ReturnCheck(*arena_, free_bytes());
     item.settle = slots_.deaths(clear_->epoch) != nullptr;
     if (const Status released = arena_->release(); !released) {
       log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());

@@ -71,7 +71,7 @@ class LeaseOwner::Impl {
     Deadline stage_end;
     TimerId timer = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t free_before_release = 0;
+    lease::ReturnCheck check = {};    ///< Of the release.
     std::string own_work = {};        ///< Why our own user did not let go; empty: it did.
     std::vector<pid_t> holders = {};  ///< Seen mapping the memory just before our release.
     std::optional<Arena> freed = {};  ///< A borrowed one, released: to be looked at.

@@ -60,6 +60,7 @@ bool Quarantine::try_release(QuarantineItem& item, std::uint64_t arena_bytes) {
     return false;
   }
   const auto before = free_bytes(device_);
+  item.check = ReturnCheck(*item.arena, before.value_or(0) + arena_bytes);
   const Status released = item.arena->release();
   const bool borrowed = item.arena->is_borrowed();
   if (!released) {
@@ -70,7 +71,6 @@ bool Quarantine::try_release(QuarantineItem& item, std::uint64_t arena_bytes) {
       item.settle = true;
     }
   }
-  if (item.settle && before) item.baseline_bytes = *before + arena_bytes;
   if (borrowed) return true;
   item.arena.reset();
   item.ranges.clear();
@@ -101,7 +101,7 @@ bool Quarantine::try_end(QuarantineItem& item, const Arena* mapped) {
   }
   if (!item.settle) return true;
   const auto now = free_bytes(device_);
-  return now && memory_came_back(item.baseline_bytes, *now + arena_bytes, expected);
+  return now && item.check.is_back(*now + arena_bytes, expected);
 }
 
 bool Quarantine::lends(AllocationId id) const {
@@ -136,7 +136,7 @@ std::vector<Epoch> Quarantine::reap(const std::function<bool(Epoch)>& living,
     const std::uint64_t bytes = item.bytes;
     items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(i));
     // What came back for this one must not be counted for another as well.
-    for (QuarantineItem& other : items_) other.baseline_bytes += bytes;
+    for (QuarantineItem& other : items_) other.check.discount(bytes);
   }
   return ended;
 }

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
+#include "lease/return_check.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -25,17 +26,9 @@ struct QuarantineItem {
   std::optional<Arena> arena = std::nullopt;
   std::string failure = {};  ///< What an engine's release said when it failed.
   bool own_user = false;     ///< Our own user did not let go of it: asked again before the free.
-  bool settle = false;       ///< Gone only once the driver's free memory shows it.
-  std::uint64_t baseline_bytes = 0;  ///< Free memory (plus our arena) right after our own release.
+  bool settle = false;       ///< Gone only once check says so.
+  ReturnCheck check = {};    ///< Of the last release; free memory counted with our arena.
 };
-
-/// True when `now` shows at least `bytes` more than `before`, less one part in 16 for other
-/// processes that allocate meanwhile.
-[[nodiscard]] constexpr bool memory_came_back(std::uint64_t before,
-                                              std::uint64_t now,
-                                              std::uint64_t bytes) noexcept {
-  return now >= before + (bytes - bytes / 16);
-}
 
 /// "12, 13": process ids.
 [[nodiscard]] std::string describe(const std::vector<pid_t>& pids);

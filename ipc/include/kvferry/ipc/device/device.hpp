@@ -75,6 +75,15 @@ class AddressRange {
   [[nodiscard]] virtual std::uint64_t size_bytes() const noexcept = 0;
 };
 
+/// Follows memory beyond its release here: whether anybody else still keeps it. Exact, whatever
+/// else of the device is allocated or freed meanwhile. @threading one at a time.
+class MemoryTrace {
+ public:
+  virtual ~MemoryTrace() = default;
+  /// False once no process maps the memory or holds a handle of it.
+  [[nodiscard]] virtual Result<bool> is_kept() const = 0;
+};
+
 /// Memory of the device that this process allocated or imported. The destructor releases it and
 /// logs a failure; release() reports it. Releasing twice is harmless.
 class DeviceMemory {
@@ -90,6 +99,9 @@ class DeviceMemory {
   [[nodiscard]] virtual Result<std::vector<pid_t>> mapped_elsewhere() {
     return std::vector<pid_t>{};
   }
+  /// Taken before release(). Null where the backend cannot tell (CUDA), or after the release: then
+  /// the free memory of the device is all there is to look at.
+  [[nodiscard]] virtual std::unique_ptr<MemoryTrace> trace() const { return nullptr; }
   /// Allocated: unmap and free. Imported: unmap and drop the reference. After success the address
   /// faults when touched. Waits for no peer. Legacy memory that a living peer still maps: host
   /// backend aborts with a report that names the peer.

@@ -77,6 +77,10 @@ class Arena {
   /// (DeviceMemory::mapped_elsewhere).
   [[nodiscard]] Result<std::vector<pid_t>> mapped_elsewhere() const;
 
+  /// One trace per segment; none at all when the backend cannot tell about one of
+  /// them, or when regions are borrowed.
+  [[nodiscard]] std::vector<std::unique_ptr<MemoryTrace>> traces() const;
+
   /// Releases every segment, errors collected and never short-circuited, and then asks the source
   /// of a borrowed arena to free the regions. Pointers and tables made from it are void; layout()
   /// stays readable. A second call is ok and does nothing.
