@@ -253,11 +253,22 @@ std::vector<ipc::IncarnationId> JobTable::workers_used_by(const ipc::Incarnation
 
 void JobTable::mover_untouchable(const ipc::IncarnationId& mover,
                                  const ipc::IncarnationId& worker) {
+  fail_parts(
+      [&](const RankTarget& target) { return target.mover == mover && target.worker == worker; },
+      "the mover died before it answered");
+}
+
+void JobTable::mover_rejoined(const ipc::IncarnationId& mover) {
+  fail_parts([&](const RankTarget& target) { return target.mover == mover; },
+             "the connection to the mover was lost before it answered; it has ended the job");
+}
+
+void JobTable::fail_parts(const std::function<bool(const RankTarget&)>& over,
+                          const std::string& why) {
   for (auto& [id, entry] : entries_) {
     for (Part& part : entry.parts) {
-      if (part.open && part.target.mover == mover && part.target.worker == worker) {
-        fail_items(entry.job, part.items, ipc::ErrorCode::kPeerDied,
-                   "the mover died before it answered");
+      if (part.open && over(part.target)) {
+        fail_items(entry.job, part.items, ipc::ErrorCode::kPeerDied, why);
         close_part(entry, part);
       }
     }

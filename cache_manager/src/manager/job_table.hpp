@@ -149,6 +149,10 @@ class JobTable {
   /// Proven: neither that mover nor that worker on its behalf touches a block any more.
   void mover_untouchable(const ipc::IncarnationId& mover, const ipc::IncarnationId& worker);
 
+  /// A living mover connects anew, which it does only when it has ended every job: what it has not
+  /// answered it never will. To be called before anything is sent to it again.
+  void mover_rejoined(const ipc::IncarnationId& mover);
+
   /// Sends what may be sent: after any change of what targets() says.
   void pump(std::uint32_t engine);
   [[nodiscard]] std::optional<ipc::TimePoint> next_deadline() const;
@@ -195,6 +199,7 @@ class JobTable {
   void make_runnable(Entry& entry);
   void start(Entry& entry, const std::vector<RankTarget>& targets);
   void close_part(Entry& entry, Part& part);
+  void fail_parts(const std::function<bool(const RankTarget&)>& over, const std::string& why);
   void end_unsent(Entry& entry, const ipc::Error& error);
   void finish(Entry& entry);
   void send_runnable(std::uint32_t engine);

@@ -101,6 +101,7 @@ ManagerCore::~ManagerCore() {
 
 void ManagerCore::on_peer(const ipc::Peer& peer) {
   directory_.add_peer(peer);
+  jobs_.mover_rejoined(peer.id);
   if (EngineRecord* engine = directory_.engine_of(peer.id)) {
     engine->set_connected(peer.id, true);
     engine_changed(*engine);

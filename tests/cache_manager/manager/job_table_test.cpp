@@ -582,5 +582,19 @@ TEST_F(JobTableTest, EveryRandomJobEndsExactlyOnce) {
   EXPECT_EQ(counters.done + counters.failed + counters.cancelled, submitted);
 }
 
+TEST_F(JobTableTest, MoverThatConnectsAnewHasEndedWhatItDidNotAnswer) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kLoad, {4}));
+  ASSERT_EQ(sent_.size(), 2U) << "the second one waits for the block";
+  answer(table, sent_[1]);
+  table.mover_rejoined(mover(1));
+  EXPECT_TRUE(finished_.empty()) << "it had answered; the other rank's mover has not";
+  table.mover_rejoined(mover(0));
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kPeerDied)));
+  EXPECT_EQ(sent_.size(), 4U) << "the block is given on";
+}
+
 }  // namespace
 }  // namespace kvferry::cache_manager
