@@ -223,7 +223,7 @@ std::string describe(const LeaseView& view) {
   return fmt::format("view {} {} {} {} {} {} {} {} {} {}", to_string(view.phase), view.epoch.value,
                      view.session.is_zero() ? "alone" : "connected",
                      view.mapped ? "mapped" : "unmapped", view.prepared_by.value,
-                     view.living_leases, view.quarantined_bytes, code(view.refused),
+                     view.lease_holders.size(), view.quarantined_bytes, code(view.refused),
                      code(view.peer_refused), view.note.empty() ? "-" : view.note);
 }
 

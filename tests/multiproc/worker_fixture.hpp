@@ -28,22 +28,29 @@
 
 namespace kvferry::test {
 
-/// The manager as a worker sees it: takes its hello and its states, sends it requests. Lives on the
-/// thread of its loop; what tests wait for is behind the mutex.
+/// The manager as a worker and its mover see it: takes their hellos, states and answers, sends them
+/// requests. Lives on the thread of its loop; what tests wait for is behind the mutex.
 class RankManager final : public ipc::ControlHandler {
  public:
+  struct Pool {
+    int fd = -1;
+    std::uint64_t bytes = 0;
+  };
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<ipc::RankState> state;             ///< The worker's last one.
+    std::optional<ipc::RankState> mover_state;       ///< The mover's last one.
     std::map<std::uint64_t, ipc::Envelope> replies;  ///< By request id.
-    std::vector<std::string> peers;
+    std::vector<ipc::MoverJobDone> answers;          ///< As they came.
   };
 
-  RankManager(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, Shared& shared)
-      : shared_(shared), server_(loop, options(dir), *this) {}
+  RankManager(ipc::EventLoop& loop, const ipc::RuntimeDir& dir, Shared& shared, Pool pool)
+      : shared_(shared), server_(loop, options(dir, pool), *this) {}
 
-  void on_peer(const ipc::Peer& peer) override { worker_ = peer.id; }
+  void on_peer(const ipc::Peer& peer) override {
+    (peer.kind == ipc::ProcessKind::kMover ? mover_ : worker_) = peer.id;
+  }
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override {
     if (envelope.kind == ipc::MessageKind::kRankHello) {
       (void)server_.reply(peer.id, envelope, ipc::Empty{});
@@ -51,7 +58,10 @@ class RankManager final : public ipc::ControlHandler {
     }
     const std::lock_guard lock(shared_.mutex);
     if (envelope.kind == ipc::MessageKind::kRankState) {
-      shared_.state = ipc::decode<ipc::RankState>(envelope.body, "state").value();
+      auto& state = peer.kind == ipc::ProcessKind::kMover ? shared_.mover_state : shared_.state;
+      state = ipc::decode<ipc::RankState>(envelope.body, "state").value();
+    } else if (envelope.kind == ipc::MessageKind::kMoverJobDone) {
+      shared_.answers.push_back(ipc::decode<ipc::MoverJobDone>(envelope.body, "answer").value());
     } else if (envelope.is_reply) {
       const std::uint64_t id = envelope.request.value;
       shared_.replies[id] = std::move(envelope);
@@ -61,19 +71,24 @@ class RankManager final : public ipc::ControlHandler {
   void on_peer_silent(const ipc::Peer& /*peer*/) override {}
   void on_peer_died(const ipc::Peer& /*peer*/) override {}
 
-  void send(const ipc::Envelope& envelope) { (void)server_.send(worker_, envelope); }
+  void send(ipc::ProcessKind to, const ipc::Envelope& envelope) {
+    (void)server_.send(to == ipc::ProcessKind::kMover ? mover_ : worker_, envelope);
+  }
 
  private:
-  static ipc::ControlServer::Options options(const ipc::RuntimeDir& dir) {
+  static ipc::ControlServer::Options options(const ipc::RuntimeDir& dir, Pool pool) {
     ipc::ControlServer::Options options;
     options.registry_path = dir.registry_socket();
     options.control_path = dir.control_socket();
     options.session = ipc::SessionId::random();
+    options.pool_fd = pool.fd;
+    options.pool_bytes = pool.bytes;
     return options;
   }
 
   Shared& shared_;
   ipc::IncarnationId worker_;
+  ipc::IncarnationId mover_;
   ipc::ControlServer server_;
 };
 
@@ -84,12 +99,14 @@ class WorkerFixture : public ::testing::Test {
 
   void start_manager() {
     manager_ = std::make_unique<worker::ServiceThread<RankManager>>(
-        [this](ipc::EventLoop& loop) { return std::make_unique<RankManager>(loop, dir_, shared_); },
+        [this](ipc::EventLoop& loop) {
+          return std::make_unique<RankManager>(loop, dir_, shared_, pool_);
+        },
         [] {});
   }
   void start_worker(const std::string& owner = "worker", const std::string& handles = "vmm") {
     worker_.emplace(
-        ChildOptions{.program = sibling_program("kvferry_worker_child"),
+        ChildOptions{.program = sibling_program(worker_program_),
                      .arguments = {temp_.path().string(), device_text_, owner, handles}});
   }
   /// The worker's state once it fits; the test fails when it never does.
@@ -125,14 +142,22 @@ class WorkerFixture : public ::testing::Test {
     ASSERT_TRUE(
         steps_->call<ipc::Empty>(ipc::MessageKind::kStepHello, ipc::Empty{}, soon()).has_value());
   }
-  /// Sends a request as the manager and waits for its reply.
-  template <typename Request> ipc::Envelope ask(ipc::MessageKind kind, const Request& request) {
+  /// Sends a message as the manager; its request id.
+  template <typename Body>
+  std::uint64_t tell(ipc::ProcessKind to, ipc::MessageKind kind, const Body& body) {
     ipc::Envelope envelope;
     envelope.kind = kind;
     envelope.request = ipc::RequestId{++last_request_};
-    envelope.body = ipc::encode(request);
-    const std::uint64_t id = envelope.request.value;
-    manager_->post([envelope](RankManager& manager) { manager.send(envelope); });
+    envelope.body = ipc::encode(body);
+    manager_->post([to, envelope](RankManager& manager) { manager.send(to, envelope); });
+    return envelope.request.value;
+  }
+  /// Sends a request as the manager and waits for its reply.
+  template <typename Request>
+  ipc::Envelope ask(ipc::MessageKind kind,
+                    const Request& request,
+                    ipc::ProcessKind to = ipc::ProcessKind::kWorker) {
+    const std::uint64_t id = tell(to, kind, request);
     std::unique_lock lock(shared_.mutex);
     EXPECT_TRUE(shared_.changed.wait_until(lock, soon().when(),
                                            [&] { return shared_.replies.contains(id); }));
@@ -186,6 +211,8 @@ class WorkerFixture : public ::testing::Test {
   const std::string device_text_ = fmt::format("host:{}:64MiB", device_name_);
   ShortTempDir temp_;
   ipc::RuntimeDir dir_ = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
+  std::string worker_program_ = "kvferry_worker_child";
+  RankManager::Pool pool_;
   RankManager::Shared shared_;
   std::unique_ptr<worker::ServiceThread<RankManager>> manager_;
   std::uint64_t last_request_ = 0;

@@ -106,9 +106,9 @@ class RankLink {
       return;
     }
     const ipc::Deadline deadline = ipc::Deadline::after(quiesce->deadline);
-    agent_.post([this, mover = quiesce->mover, deadline, mailbox = mailbox_,
+    agent_.post([this, request = *quiesce, deadline, mailbox = mailbox_,
                  envelope = std::move(envelope)](StagingAgent& agent) {
-      agent.quiesce(mover, deadline, [this, mailbox, envelope](const ipc::Status& status) {
+      agent.quiesce(request, deadline, [this, mailbox, envelope](const ipc::Status& status) {
         mailbox->post([this, envelope, status] { answer(envelope, status); });
       });
     });

@@ -36,6 +36,15 @@ ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankCon
   return std::move(listener).value();
 }
 
+bool is_meant(const ipc::QuiesceStaging& request, const IncarnationId& mover) {
+  return (mover == request.mover) != request.others;
+}
+
+std::string describe(const ipc::QuiesceStaging& request) {
+  return fmt::format("{}{}", request.others ? "others than mover " : "dead mover ",
+                     request.mover.hex());
+}
+
 }  // namespace
 
 StagingAgent::StagingAgent(ipc::EventLoop& loop,
@@ -127,16 +136,12 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
   }
   if (connection.mover.is_zero()) {
     Status accepted = on_hello(connection, packet);
-    if (accepted) {
-      greet_waiting();
-    } else {
-      answer(connection.id, 0, accepted.error());
-    }
+    if (!accepted) answer(connection.id, 0, accepted.error());
     return accepted;
   }
-  if (!connection.greeted) {
-    return KVFERRY_ERROR(kProtocol, "mover {} asks before its hello was answered",
-                         connection.mover.hex());
+  if (!connection.welcome) {
+    return KVFERRY_ERROR(kProtocol, "a request on lane {} came before its hello was answered",
+                         connection.lane);
   }
   KVFERRY_ASSIGN(StageRequest stage, ipc::decode<StageRequest>(packet.bytes, "StageRequest"));
   if (queue_.size() >= kMaxQueued) {
@@ -152,6 +157,49 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
 Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
   KVFERRY_ASSIGN(const ipc::AgentHello hello,
                  ipc::decode<ipc::AgentHello>(packet.bytes, "AgentHello"));
+  KVFERRY_TRY(check_hello(hello, connection));
+  connection.mover = hello.mover;
+  connection.lane = hello.lane;
+  std::vector<std::uint64_t> earlier;
+  for (const Connection& other : connections_) {
+    const bool same_lane = !other.mover.is_zero() && other.lane == connection.lane;
+    if (same_lane && other.id != connection.id) earlier.push_back(other.id);
+  }
+  for (const std::uint64_t other : earlier) drop(other, "its lane has connected anew");
+  if (const std::size_t left = left_on_lane(connection); left > 0) {
+    ipc::log_info(
+        "staging: mover {} connected on lane {}, where {} launches of an ended connection "
+        "still run: it waits for them",
+        connection.mover.hex(), connection.lane, left);
+    return ipc::ok();
+  }
+  ipc::log_info("staging: mover {} connected on lane {}", connection.mover.hex(), connection.lane);
+  welcome_waiting();
+  return ipc::ok();
+}
+
+// The answer to a hello has id 0, and is the proof that nothing of the lane's past runs any more.
+void StagingAgent::welcome_waiting() {
+  for (Connection& connection : connections_) {
+    if (connection.mover.is_zero() || connection.welcome || left_on_lane(connection) > 0) continue;
+    connection.welcome = true;
+    answer(connection.id, 0, std::nullopt);
+  }
+}
+
+std::size_t StagingAgent::left_on_lane(const Connection& connection) const {
+  return static_cast<std::size_t>(
+      std::count_if(in_flight_.begin(), in_flight_.end(), [&connection](const InFlight& work) {
+        return work.lane == connection.lane && work.connection != connection.id;
+      }));
+}
+
+Status StagingAgent::check_hello(const ipc::AgentHello& hello, const Connection& connection) const {
+  if (connection.socket.peer_closed()) {
+    // Given up by its mover, whose next connection this one must not push out.
+    return KVFERRY_ERROR(kPeerDied, "mover {} closed the connection before its hello was read",
+                         hello.mover.hex());
+  }
   if (hello.version != ipc::kWireVersion) {
     return KVFERRY_ERROR(kVersionMismatch, "mover speaks version {}, this worker {}", hello.version,
                          ipc::kWireVersion);
@@ -163,31 +211,7 @@ Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
   if (hello.mover.is_zero() || is_fenced(hello.mover)) {
     return KVFERRY_ERROR(kProtocol, "mover {} was declared dead", hello.mover.hex());
   }
-  // Its earlier connection goes with all that waits in it, unread requests included.
-  std::vector<std::uint64_t> replaced;
-  for (const Connection& other : connections_) {
-    if (other.mover == hello.mover && other.lane == hello.lane) replaced.push_back(other.id);
-  }
-  for (const std::uint64_t other : replaced) drop(other, "replaced by a new one");
-  connection.mover = hello.mover;
-  connection.lane = hello.lane;
   return ipc::ok();
-}
-
-// The answer to a hello, which has id 0, is a proof: nothing that the lane had asked for through an
-// earlier connection runs any more.
-void StagingAgent::greet_waiting() {
-  for (Connection& connection : connections_) {
-    if (connection.greeted || connection.mover.is_zero()) continue;
-    const bool busy =
-        std::any_of(in_flight_.begin(), in_flight_.end(), [&connection](const InFlight& work) {
-          return work.mover == connection.mover && work.lane == connection.lane;
-        });
-    if (busy) continue;
-    connection.greeted = true;
-    ipc::log_info("staging: mover {} connected, lane {}", connection.mover.hex(), connection.lane);
-    answer(connection.id, 0, std::nullopt);
-  }
 }
 
 void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
@@ -246,8 +270,8 @@ void StagingAgent::start(Request request) {
     const InFlight ended = std::move(*work);
     in_flight_.erase(work);
     answer(ended.connection, ended.id, ended.error);
+    welcome_waiting();
     settle_waiters();
-    greet_waiting();
     start_queued();
   });
 }
@@ -276,37 +300,39 @@ void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optio
   }
 }
 
-std::size_t StagingAgent::running(const IncarnationId& mover) const {
+std::size_t StagingAgent::running(const ipc::QuiesceStaging& request) const {
   return static_cast<std::size_t>(
       std::count_if(in_flight_.begin(), in_flight_.end(),
-                    [&mover](const InFlight& work) { return work.mover == mover; }));
+                    [&request](const InFlight& work) { return is_meant(request, work.mover); }));
 }
 
 bool StagingAgent::is_fenced(const IncarnationId& mover) const {
   return std::find(fenced_.begin(), fenced_.end(), mover) != fenced_.end();
 }
 
-void StagingAgent::quiesce(const IncarnationId& mover, ipc::Deadline deadline, Quiesced quiesced) {
-  // First the fence and the socket, so that nothing which it sent earlier can still start: neither
-  // requests unread in the socket nor a hello that waits to be accepted.
-  if (!is_fenced(mover)) fenced_.push_back(mover);
+void StagingAgent::quiesce(const ipc::QuiesceStaging& request,
+                           ipc::Deadline deadline,
+                           Quiesced quiesced) {
+  // First the fence and the sockets, so that nothing which was sent earlier can still start:
+  // neither requests unread in a socket nor a hello that waits to be accepted.
+  if (!request.others && !is_fenced(request.mover)) fenced_.push_back(request.mover);
   if (fenced_.size() > kMaxFenced) fenced_.pop_front();
   std::vector<std::uint64_t> ended;
   for (const Connection& connection : connections_) {
-    if (connection.mover == mover) ended.push_back(connection.id);
+    const bool greeted = !connection.mover.is_zero();
+    if (greeted && is_meant(request, connection.mover)) ended.push_back(connection.id);
   }
-  for (const std::uint64_t connection : ended) drop(connection, "declared dead by the manager");
-  std::erase_if(queue_, [&mover](const Request& request) { return request.mover == mover; });
-  const std::size_t left = running(mover);
+  for (const std::uint64_t connection : ended) drop(connection, "quiesced by the manager");
+  const std::size_t left = running(request);
   if (left == 0) {
     quiesced(ipc::ok());
     return;
   }
-  ipc::log_info("staging: waits for {} launches asked by dead mover {}, deadline in {} ms", left,
-                mover.hex(), deadline.poll_timeout_ms());
+  ipc::log_info("staging: waits for {} launches asked by {}, deadline in {} ms", left,
+                describe(request), deadline.poll_timeout_ms());
   Waiter& waiter = waiters_.emplace_back();
   waiter.id = next_id_++;
-  waiter.mover = mover;
+  waiter.request = request;
   waiter.quiesced = std::move(quiesced);
   waiter.timer = loop_.at(deadline.when(), [this, id = waiter.id] {
     const auto found = std::find_if(waiters_.begin(), waiters_.end(),
@@ -314,21 +340,21 @@ void StagingAgent::quiesce(const IncarnationId& mover, ipc::Deadline deadline, Q
     if (found == waiters_.end()) return;
     const Waiter late = std::move(*found);
     waiters_.erase(found);
-    late.quiesced(KVFERRY_ERROR(kTimeout, "{} launches asked by dead mover {} have not ended",
-                                running(late.mover), late.mover.hex()));
+    late.quiesced(KVFERRY_ERROR(kTimeout, "{} launches asked by {} have not ended",
+                                running(late.request), describe(late.request)));
   });
 }
 
 void StagingAgent::settle_waiters() {
   for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
-    if (running(waiter->mover) > 0) {
+    if (running(waiter->request) > 0) {
       ++waiter;
       continue;
     }
     const Waiter settled = std::move(*waiter);
     waiter = waiters_.erase(waiter);
     loop_.cancel(settled.timer);
-    ipc::log_info("staging: dead mover {} is quiesced", settled.mover.hex());
+    ipc::log_info("staging: nothing asked by {} runs any more", describe(settled.request));
     settled.quiesced(ipc::ok());
   }
 }

@@ -21,7 +21,8 @@ namespace kvferry::worker {
 
 /// Gathers and scatters for movers, on a high-priority stream of the worker's process: a kernel
 /// from another process would stop the compute. Requests come over a socket, are checked without
-/// trust, and are answered after the work was observed complete.
+/// trust, and are answered after the work was observed complete. One connection per lane is served:
+/// the next one is greeted when nothing of those before it runs any more.
 /// @threading its loop's thread.
 class StagingAgent {
  public:
@@ -42,9 +43,10 @@ class StagingAgent {
 
   /// The epoch is being revoked: queued requests end as kRevoked.
   void on_revoked();
-  /// Shuts a dead mover out for good (its socket, its unread and queued requests) and calls back
-  /// once nothing asked by it runs any more, or with kTimeout.
-  void quiesce(const ipc::IncarnationId& mover, ipc::Deadline deadline, Quiesced quiesced);
+  /// Ends the connections of the movers meant, with what they sent and is unread or queued, and
+  /// calls back once nothing asked by them runs any more, or with kTimeout. A single one is dead
+  /// and shut out for good.
+  void quiesce(const ipc::QuiesceStaging& request, ipc::Deadline deadline, Quiesced quiesced);
 
  private:
   struct Connection {
@@ -53,7 +55,7 @@ class StagingAgent {
     ipc::IncarnationId mover;  ///< Zero before its hello.
     ipc::TimerId hello_timer = 0;
     std::uint32_t lane = 0;
-    bool greeted = false;  ///< Its hello was answered.
+    bool welcome = false;  ///< Its hello was answered: it may ask.
   };
   struct Request {
     std::uint64_t connection = 0;
@@ -71,7 +73,7 @@ class StagingAgent {
   };
   struct Waiter {
     std::uint64_t id = 0;
-    ipc::IncarnationId mover;
+    ipc::QuiesceStaging request;
     ipc::TimerId timer = 0;
     Quiesced quiesced;
   };
@@ -81,16 +83,20 @@ class StagingAgent {
   void on_readable(std::uint64_t connection);
   [[nodiscard]] ipc::Status on_packet(Connection& connection, const ipc::Packet& packet);
   [[nodiscard]] ipc::Status on_hello(Connection& connection, const ipc::Packet& packet);
+  [[nodiscard]] ipc::Status check_hello(const ipc::AgentHello& hello,
+                                        const Connection& connection) const;
+  /// Other connections' launches on the connection's lane that have not ended.
+  [[nodiscard]] std::size_t left_on_lane(const Connection& connection) const;
+  void welcome_waiting();
   Connection* find(std::uint64_t connection);
   void drop(std::uint64_t connection, std::string_view why);
   void start_queued();
   void start(Request request);
   [[nodiscard]] ipc::Status launch(const ipc::StageRequest& stage, const MappedArena& arena);
   void answer(std::uint64_t connection, std::uint64_t id, std::optional<ipc::Error> error);
-  [[nodiscard]] std::size_t running(const ipc::IncarnationId& mover) const;
+  [[nodiscard]] std::size_t running(const ipc::QuiesceStaging& request) const;
   [[nodiscard]] bool is_fenced(const ipc::IncarnationId& mover) const;
   void settle_waiters();
-  void greet_waiting();
 
   ipc::EventLoop& loop_;
   const ipc::RankConfig config_;

@@ -50,11 +50,12 @@ void DeathProof::mover_died(const ipc::IncarnationId& mover) {
 void DeathProof::worker_died(const ipc::IncarnationId& worker) {
   std::vector<Pair> pairs;
   for (const Pair& pair : open_) {
-    if (pair.second == worker) {
+    if (pair.worker == worker) {
       pairs.push_back(pair);
     }
   }
   workers_.erase(worker);
+  std::erase_if(settling_, [&worker](const Pair& pair) { return pair.worker == worker; });
   for (const Pair& pair : pairs) {
     proven(pair);
   }
@@ -62,12 +63,12 @@ void DeathProof::worker_died(const ipc::IncarnationId& worker) {
 
 void DeathProof::ask(const Pair& pair) {
   ipc::QuiesceStaging quiesce;
-  quiesce.mover = pair.first;
+  quiesce.mover = pair.mover;
   quiesce.deadline = kQuiesce;
-  context_.calls.call(pair.second, ipc::MessageKind::kQuiesceStaging, quiesce,
+  context_.calls.call(pair.worker, ipc::MessageKind::kQuiesceStaging, quiesce,
                       ipc::Deadline::after(kQuiesce + kAnswerMargin),
                       [this, pair](const ipc::Result<ipc::Envelope>& answer) {
-                        if (answer || !is_living(pair.second)) {
+                        if (answer || !is_living(pair.worker)) {
                           proven(pair);
                           return;
                         }
@@ -75,7 +76,7 @@ void DeathProof::ask(const Pair& pair) {
                           return;
                         }
                         ipc::log_warn("worker {} has not quiesced the staging of dead mover {}: {}",
-                                      pair.second.hex(), pair.first.hex(),
+                                      pair.worker.hex(), pair.mover.hex(),
                                       answer.error().to_string());
                         context_.loop.after(kAskAgain, [this, pair] {
                           if (open_.contains(pair)) {
@@ -85,12 +86,54 @@ void DeathProof::ask(const Pair& pair) {
                       });
 }
 
+void DeathProof::settle(const EngineRecord& engine) {
+  for (const Pair& pair : engine.unsettled()) {
+    if (settling_.insert(pair).second) {
+      ask_to_settle(pair);
+    }
+  }
+}
+
+void DeathProof::ask_to_settle(const Pair& pair) {
+  ipc::QuiesceStaging quiesce;
+  quiesce.mover = pair.mover;
+  quiesce.others = true;
+  quiesce.deadline = kQuiesce;
+  context_.calls.call(
+      pair.worker, ipc::MessageKind::kQuiesceStaging, quiesce,
+      ipc::Deadline::after(kQuiesce + kAnswerMargin),
+      [this, pair](const ipc::Result<ipc::Envelope>& answer) { on_settle_answer(pair, answer); });
+}
+
+void DeathProof::on_settle_answer(const Pair& pair, const ipc::Result<ipc::Envelope>& answer) {
+  EngineRecord* engine = context_.directory.engine_of(pair.worker);
+  const bool wanted = engine != nullptr && engine->find(pair.worker) != nullptr &&
+                      engine->find(pair.mover) != nullptr;
+  if (!wanted) {
+    settling_.erase(pair);
+    return;
+  }
+  if (answer) {
+    settling_.erase(pair);
+    engine->note_settled(pair);
+    context_.engine_changed(*engine);
+    return;
+  }
+  ipc::log_warn("worker {} may still work for another mover than {}: {}; offload waits for it",
+                pair.worker.hex(), pair.mover.hex(), answer.error().to_string());
+  context_.loop.after(kAskAgain, [this, pair] {
+    if (settling_.contains(pair)) {
+      ask_to_settle(pair);
+    }
+  });
+}
+
 void DeathProof::proven(const Pair& pair) {
   if (open_.erase(pair) == 0) {
     return;
   }
-  ipc::log_info("nothing of dead mover {} touches a block any more", pair.first.hex());
-  context_.jobs.mover_untouchable(pair.first, pair.second);
+  ipc::log_info("nothing of dead mover {} touches a block any more", pair.mover.hex());
+  context_.jobs.mover_untouchable(pair.mover, pair.worker);
 }
 
 }  // namespace kvferry::cache_manager

@@ -8,13 +8,15 @@
 
 #include <map>
 #include <set>
-#include <utility>
 
 namespace kvferry::cache_manager {
 
 /// What has to be proven after a mover's death before its jobs may end: that no staging agent works
 /// on its behalf any more. The mover is dead already (the kernel said so); the worker has to answer
 /// a quiesce or be dead, too. A worker that does neither is asked again: its blocks stay taken.
+///
+/// And before a mover's first job: that its worker runs nothing of any other mover. One may have
+/// died, or have been given up, while no manager was there to see it.
 /// @threading the loop's thread.
 class DeathProof {
  public:
@@ -27,17 +29,24 @@ class DeathProof {
   void watch_worker(const ipc::IncarnationId& worker);
   void mover_died(const ipc::IncarnationId& mover);
   void worker_died(const ipc::IncarnationId& worker);
+  /// Gets the proof for every rank that lacks nothing else.
+  void settle(const EngineRecord& engine);
+  /// Proofs that are waited for.
+  [[nodiscard]] std::size_t open() const noexcept { return open_.size() + settling_.size(); }
 
  private:
-  using Pair = std::pair<ipc::IncarnationId, ipc::IncarnationId>;  ///< Mover, worker.
+  using Pair = RankPair;
 
   [[nodiscard]] bool is_living(const ipc::IncarnationId& worker) const;
   void ask(const Pair& pair);
   void proven(const Pair& pair);
+  void ask_to_settle(const Pair& pair);
+  void on_settle_answer(const Pair& pair, const ipc::Result<ipc::Envelope>& answer);
 
   ManagerContext& context_;
   std::map<ipc::IncarnationId, ipc::ProcessRef> workers_;
   std::set<Pair> open_;
+  std::set<Pair> settling_;
 };
 
 }  // namespace kvferry::cache_manager

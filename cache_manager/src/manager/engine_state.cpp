@@ -188,11 +188,45 @@ bool EngineRecord::rank_ready(std::uint32_t rank) const {
 
 bool EngineRecord::rank_offload_ready(std::uint32_t rank) const {
   const RankRecord& record = ranks_.at(rank);
-  // More than one living lease: an earlier life of the attacher may still copy.
-  return rank_ready(rank) && is_mapped(record, record.mover) &&
-         record.mover->state.session == record.worker->state.session &&
-         record.mover->state.epoch == record.worker->state.epoch &&
-         owner(rank)->state.living_leases <= 1;
+  return rank_connected(rank) && record.settled_worker == record.worker->id &&
+         record.settled_mover == record.mover->id;
+}
+
+// Everything but the proof that nothing of an earlier mover is left.
+bool EngineRecord::rank_connected(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  if (!rank_ready(rank) || !is_mapped(record, record.mover) ||
+      record.mover->state.session != record.worker->state.session ||
+      record.mover->state.epoch != record.worker->state.epoch) {
+    return false;
+  }
+  // Somebody else's lease: an earlier life of the attacher, or one that serves an earlier manager,
+  // may still copy.
+  const std::vector<ipc::IncarnationId>& holders = owner(rank)->state.lease_holders;
+  const ipc::IncarnationId& known = attacher(rank)->id;
+  return std::all_of(holders.begin(), holders.end(),
+                     [&known](const ipc::IncarnationId& holder) { return holder == known; });
+}
+
+std::vector<RankPair> EngineRecord::unsettled() const {
+  std::vector<RankPair> pairs;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!rank_connected(rank) || rank_offload_ready(rank)) {
+      continue;
+    }
+    pairs.push_back({ranks_[rank].mover->id, ranks_[rank].worker->id});
+  }
+  return pairs;
+}
+
+void EngineRecord::note_settled(const RankPair& pair) {
+  for (RankRecord& rank : ranks_) {
+    if (rank.mover && rank.worker && rank.mover->id == pair.mover &&
+        rank.worker->id == pair.worker) {
+      rank.settled_mover = pair.mover;
+      rank.settled_worker = pair.worker;
+    }
+  }
 }
 
 bool EngineRecord::waits_for_worker() const {

@@ -32,6 +32,16 @@ struct RankRecord {
   /// Reported cleared: a state report of that epoch that was on its way does not revive it.
   ipc::SessionId cleared_session;
   ipc::Epoch cleared_epoch;
+  /// The worker that was seen to run nothing of any mover but this one.
+  ipc::IncarnationId settled_worker;
+  ipc::IncarnationId settled_mover;
+};
+
+/// A mover and the worker whose staging agent it uses.
+struct RankPair {
+  ipc::IncarnationId mover;
+  ipc::IncarnationId worker;
+  friend auto operator<=>(const RankPair&, const RankPair&) = default;
 };
 
 /// Fixed by the first worker or mover that registers, held against all others.
@@ -82,6 +92,10 @@ class EngineRecord {
   /// Not ready, and yet every rank's owner keeps the contents that this generation stands for: they
   /// wait for a worker.
   [[nodiscard]] bool waits_for_worker() const;
+  /// Ranks that lack nothing for offload but the proof that their worker runs nothing for any other
+  /// mover: one that died while no manager was there, say.
+  [[nodiscard]] std::vector<RankPair> unsettled() const;
+  void note_settled(const RankPair& pair);
 
   void begin(EngineOperation operation) { operation_ = operation; }
   /// cleared: every rank is; a failed operation leaves what the ranks report.
@@ -111,6 +125,7 @@ class EngineRecord {
   };
 
   [[nodiscard]] ipc::Status fix_config(const ipc::RankHello& hello, const ipc::Digest& fingerprint);
+  [[nodiscard]] bool rank_connected(std::uint32_t rank) const;
   [[nodiscard]] static bool is_mapped(const RankRecord& rank, const std::optional<RankPeer>& peer);
 
   std::string name_;

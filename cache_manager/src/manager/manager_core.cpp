@@ -202,8 +202,9 @@ void ManagerCore::dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope)
       return;
     case Kind::kReinit: lifecycle_.reinit(peer, envelope); return;
     case Kind::kStatus:
-      context_.reply(peer, envelope,
-                     ipc::StatusReply{status_json(context_, job_service_.unsent(), started_)});
+      context_.reply(
+          peer, envelope,
+          ipc::StatusReply{status_json(context_, job_service_.unsent(), started_, deaths_.open())});
       return;
     default: break;
   }
@@ -350,6 +351,7 @@ void ManagerCore::engine_changed(EngineRecord& engine) {
                                                  to_string(engine.phase())));
   }
   lifecycle_.on_engine_changed(engine);
+  deaths_.settle(engine);
 }
 
 ipc::Result<std::vector<RankTarget>> ManagerCore::targets(std::uint32_t engine,

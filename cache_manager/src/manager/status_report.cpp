@@ -25,7 +25,7 @@ json rank_peer_json(const std::optional<RankPeer>& peer) {
           {"phase", std::string(ipc::to_string(state.phase))},
           {"mapped", state.mapped},
           {"prepared_by", state.prepared_by.value},
-          {"living_leases", state.living_leases},
+          {"living_leases", state.lease_holders.size()},
           {"quarantined_bytes", state.quarantined_bytes},
           {"device_free", state.device_free_bytes},
           {"device_total", state.device_total_bytes},
@@ -71,7 +71,8 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
 
 std::string status_json(const ManagerContext& context,
                         std::size_t unread_completions,
-                        ipc::TimePoint started) {
+                        ipc::TimePoint started,
+                        std::size_t proofs_open) {
   const HostPool::Stats pool = context.pool.stats();
   const PrefixIndex::Stats& index = context.index.stats();
   json engines = json::array();
@@ -107,6 +108,7 @@ std::string status_json(const ManagerContext& context,
       {"engines", std::move(engines)},
       {"peers", std::move(peers)},
       {"unread_completions", unread_completions},
+      {"proofs_open", proofs_open},
       {"protocol_errors", context.server.protocol_errors() + context.protocol_errors},
   };
   // Names come from peers: bytes that are no UTF-8 must not make status fail.

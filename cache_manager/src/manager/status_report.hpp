@@ -4,6 +4,7 @@
 
 #include "manager/context.hpp"
 
+#include <cstddef>
 #include <string>
 
 namespace kvferry::cache_manager {
@@ -12,6 +13,7 @@ namespace kvferry::cache_manager {
 /// not even what is recently used.
 [[nodiscard]] std::string status_json(const ManagerContext& context,
                                       std::size_t unread_completions,
-                                      ipc::TimePoint started);
+                                      ipc::TimePoint started,
+                                      std::size_t proofs_open);
 
 }  // namespace kvferry::cache_manager

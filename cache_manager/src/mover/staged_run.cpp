@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mover/staged_run.hpp"
 
+#include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
 
 #include <poll.h>
@@ -19,7 +20,6 @@ using ipc::Status;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
 constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
-constexpr auto kAgentCheck = std::chrono::milliseconds(250);
 
 // An eventfd's count since the last read; 0 when it was not signalled.
 std::uint64_t take_count(int event_fd) noexcept {
@@ -53,23 +53,29 @@ StagedRun::StagedRun(Context context,
   }
 }
 
-void StagedRun::run() {
+bool StagedRun::run() {
   prepare();
   while (!finished()) {
     stop_if_asked();
     start_chunks();
     if (!finished()) wait_for_progress();
   }
-  if (lost_) await_lost_worker();
+  if (unnotified_) {
+    if (const Status ended = wait_stream_idle(context_.stream); !ended) {
+      ipc::log_error("job {}: {}", job_.job.job.value, ended.error().to_string());
+    }
+  }
+  return proven_;
 }
 
 void StagedRun::prepare() {
   take_count(context_.copied.fd());
-  if (const Status connected =
-          context_.staging.ensure_connected(ipc::Deadline::after(kConnectDeadline));
-      !connected) {
-    abandon_staging(connected.error().code, connected.error().message);
-  }
+  const Status connected = context_.staging.ensure_connected(ipc::Deadline::after(kConnectDeadline),
+                                                             context_.stopped.fd());
+  if (connected) return;
+  // A greeting that was asked for stays asked for: nothing is handed over before it.
+  const ErrorCode code = context_.stop_reason().value_or(connected.error().code);
+  for (; next_ < chunks_.size(); ++next_) fail_chunk(next_, code, connected.error().message);
 }
 
 void StagedRun::start_chunks() {
@@ -110,6 +116,7 @@ void StagedRun::copy(InFlight work) {
   // The notification is enqueued even when the copy was not whole: what went out must be awaited.
   const Status notified = context_.stream.notify(context_.copied.fd());
   if (!notified) {
+    unnotified_ = true;
     fail_chunk(work.chunk, notified.error().code, notified.error().message);
     abandon_staging(notified.error().code, notified.error().message);
     return;
@@ -122,9 +129,11 @@ void StagedRun::copy(InFlight work) {
 }
 
 void StagedRun::wait_for_progress() {
-  std::array<pollfd, 3> waited{{{context_.copied.fd(), POLLIN, 0},
+  const ipc::ProcessRef& agent = context_.staging.agent();
+  std::array<pollfd, 4> waited{{{context_.copied.fd(), POLLIN, 0},
                                 {context_.stopped.fd(), POLLIN, 0},
-                                {staging_.empty() ? -1 : context_.staging.fd(), POLLIN, 0}}};
+                                {staging_.empty() ? -1 : context_.staging.fd(), POLLIN, 0},
+                                {staging_.empty() ? -1 : agent.pidfd(), POLLIN, 0}}};
   const int ready =
       ::poll(waited.data(), waited.size(), ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
   // Looked at after every wait: a failed device wakes nobody, and copies that are reported as done
@@ -141,6 +150,10 @@ void StagedRun::wait_for_progress() {
   if (waited[1].revents != 0) context_.stopped.drain();
   if (waited[0].revents != 0) take_copies(take_count(context_.copied.fd()));
   if (waited[2].revents != 0) take_replies();
+  if (waited[3].revents != 0 && !staging_.empty()) {
+    // A child that it had forked may keep the connection open.
+    abandon_staging(ErrorCode::kPeerDied, fmt::format("worker (pid {}) died", agent.pid()));
+  }
 }
 
 void StagedRun::take_copies(std::uint64_t count) {
@@ -155,7 +168,7 @@ void StagedRun::take_copies(std::uint64_t count) {
       result_.bytes += chunk.size_bytes;
       free_slots_.push_back(work.slot);
     } else if (abandoned_) {
-      fail_chunk(work.chunk, ErrorCode::kRevoked, "staging was abandoned");
+      fail_chunk(work.chunk, *abandoned_, "staging was abandoned");
     } else {
       ask_worker(work);
     }
@@ -166,12 +179,12 @@ void StagedRun::take_replies() {
   for (;;) {
     auto reply = context_.staging.try_receive();
     if (!reply) {
-      abandon_staging(ErrorCode::kPeerDied, reply.error().message);
+      abandon_staging(reply.error().code, reply.error().message);
       return;
     }
     if (!reply->has_value()) return;
     const auto found = staging_.find((*reply)->id);
-    if (found == staging_.end()) continue;  // of a hand-over that was abandoned earlier
+    KVFERRY_CHECK(found != staging_.end(), "a reply to a hand-over of another job");
     const InFlight work = found->second;
     staging_.erase(found);
     if ((*reply)->error) {
@@ -199,55 +212,17 @@ void StagedRun::stop_if_asked() {
 
 void StagedRun::abandon_staging(ErrorCode code, std::string_view message) {
   if (abandoned_) return;
-  abandoned_ = true;
-  lost_ = code != ErrorCode::kRevoked && !staging_.empty();
+  abandoned_ = code;
+  if (!staging_.empty()) {
+    proven_ = false;
+    ipc::log_warn("job {}: {} hand-overs to the worker (pid {}) abandoned: {}", job_.job.job.value,
+                  staging_.size(), context_.staging.agent().pid(), message);
+  }
   for (const auto& [id, work] : staging_) fail_chunk(work.chunk, code, message);
   staging_.clear();
   // Closing tells the agent to drop what it has not begun.
   context_.staging.disconnect();
   for (; next_ < chunks_.size(); ++next_) fail_chunk(next_, code, message);
-}
-
-// What the lost worker was asked to do may still run: a closed socket is no proof. The blocks of a
-// load, and the slots of the ring, are given on only after this.
-void StagedRun::await_lost_worker() {
-  const pid_t worker = context_.staging.agent().pid();
-  const ipc::TimePoint started = ipc::MonotonicClock::now();
-  bool logged = false;
-  while (!lost_worker_is_done()) {
-    if (context_.stop_reason() == ErrorCode::kRevoked) {
-      ipc::log_info("job {}: the epoch ends, so do the hand-overs of worker pid {}",
-                    job_.job.job.value, worker);
-      return;
-    }
-    if (!logged) {
-      ipc::log_info(
-          "job {}: waits until nothing of worker pid {} can write any more: until its "
-          "death is proven, its agent answers or the epoch ends",
-          job_.job.job.value, worker);
-      logged = true;
-    }
-    std::array<pollfd, 2> waited{
-        {{context_.staging.agent().pidfd(), POLLIN, 0}, {context_.stopped.fd(), POLLIN, 0}}};
-    ::poll(waited.data(), waited.size(), ipc::Deadline::after(kAgentCheck).poll_timeout_ms());
-    if (waited[1].revents != 0) context_.stopped.drain();
-  }
-  if (!logged) return;
-  ipc::log_info(
-      "job {}: nothing of worker pid {} writes any more, after {} ms", job_.job.job.value, worker,
-      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - started)
-          .count());
-}
-
-bool StagedRun::lost_worker_is_done() {
-  if (context_.staging.agent().has_died()) return true;
-  // Alive: the same agent says when it is done. Another one could only be there after this one's
-  // death.
-  const Status greeted = context_.staging.ensure_connected(ipc::Deadline::after(kAgentCheck));
-  if (!greeted) {
-    ipc::log_debug("job {}: {}", job_.job.job.value, greeted.error().to_string());
-  }
-  return greeted.has_value();
 }
 
 void StagedRun::fail_chunk(std::size_t chunk, ErrorCode code, std::string_view message) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mover/copy_plan.hpp"
+#include "mover/stream_wait.hpp"
 #include "mover/transfer_lane.hpp"
 
 #include <functional>
@@ -23,10 +24,8 @@ void fail_items(ipc::MoverJobDone& result,
 /// slots in its own process, this side moves the slots by copy engine. Several slots are under way
 /// at once. Store: gather, copy, done. Load: copy, scatter, done.
 ///
-/// A hand-over that is abandoned fails its blocks. With a revoke it is not waited for: its blocks
-/// end with the epoch. When the worker was lost, the run goes on until nothing of the hand-over can
-/// write any more: the worker is proven dead, or its agent greets us again. A copy of ours is
-/// always waited for.
+/// A hand-over that is abandoned (revoke, lost connection, dead worker) fails its blocks and is not
+/// waited for here: the staging client is in debt for it then. A copy of ours is always waited for.
 class StagedRun {
  public:
   struct Context {
@@ -45,7 +44,9 @@ class StagedRun {
             std::span<const ipc::MoverItem> items,
             std::span<const std::size_t> index,
             ipc::MoverJobDone& result);
-  void run();
+  /// False when hand-overs were abandoned: the worker may still touch the blocks and ring slots of
+  /// this job, so that its answer must wait for the staging client's debt.
+  [[nodiscard]] bool run();
 
  private:
   struct InFlight {
@@ -67,10 +68,9 @@ class StagedRun {
   void take_replies();
   void take_copies(std::uint64_t count);
   void stop_if_asked();
+  void wait_unnotified();
   void abandon_staging(ipc::ErrorCode code, std::string_view message);
   void fail_chunk(std::size_t chunk, ipc::ErrorCode code, std::string_view message);
-  void await_lost_worker();
-  [[nodiscard]] bool lost_worker_is_done();
 
   Context context_;
   const LaneJob& job_;
@@ -81,8 +81,9 @@ class StagedRun {
   std::vector<std::uint32_t> free_slots_;
   std::map<std::uint64_t, InFlight> staging_;  ///< By request id: the worker has it.
   std::deque<InFlight> copying_;               ///< In stream order: our stream has it.
-  bool abandoned_ = false;
-  bool lost_ = false;  ///< The agent had hand-overs of ours when it was lost.
+  std::optional<ipc::ErrorCode> abandoned_;    ///< Why, once hand-overs were given up.
+  bool proven_ = true;                         ///< No hand-over was abandoned unanswered.
+  bool unnotified_ = false;  ///< Copies went out whose end the stream will not tell by itself.
 };
 
 }  // namespace kvferry::cache_manager

@@ -2,46 +2,105 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mover/staging_client.hpp"
 
+#include <poll.h>
+
+#include <array>
 #include <utility>
 
 namespace kvferry::cache_manager {
 
-ipc::Status StagingClient::ensure_connected(ipc::Deadline deadline) {
-  drop_if_ended();
-  if (socket_.valid()) return ipc::ok();
+ipc::Status StagingClient::ensure_connected(ipc::Deadline deadline, int wake_fd) {
+  if (greeted_ && unanswered_.empty()) drop_if_ended();
+  if (greeted_) return ipc::ok();
+  if (!socket_.valid()) KVFERRY_TRY(connect(deadline));
+  ipc::Status greeted = wait_greeting(deadline, wake_fd);
+  const bool over = !greeted && greeted.error().code != ipc::ErrorCode::kTimeout &&
+                    greeted.error().code != ipc::ErrorCode::kCancelled;
+  if (over) disconnect();
+  return greeted;
+}
+
+// A worker may have been replaced since the last job: its end of the connection is closed then.
+void StagingClient::drop_if_ended() {
+  const auto packet = socket_.try_receive();
+  if (packet && !packet->has_value()) return;
+  disconnect();  // Nothing was asked, so a packet can only be a mistake.
+}
+
+ipc::Status StagingClient::connect(ipc::Deadline deadline) {
   KVFERRY_ASSIGN(ipc::PacketSocket socket,
                  ipc::PacketSocket::connect(options_.agent_path, deadline));
   KVFERRY_ASSIGN(ipc::ProcessRef agent, socket.peer());
+  if (in_debt() && (agent.pid() != agent_.pid() || agent.start_time() != agent_.start_time())) {
+    return KVFERRY_ERROR(kBusy,
+                         "the staging agent is process {} now, and process {}, which has not "
+                         "answered everything, still lives",
+                         agent.pid(), agent_.pid());
+  }
   ipc::AgentHello hello;
   hello.mover = options_.mover;
   hello.engine = options_.engine;
   hello.rank = options_.rank;
   hello.lane = options_.lane;
   KVFERRY_TRY(socket.send(ipc::encode(hello)));
-  KVFERRY_ASSIGN(const ipc::Packet packet, socket.receive(deadline));
-  KVFERRY_ASSIGN(ipc::StageReply reply, ipc::decode<ipc::StageReply>(packet.bytes, "StageReply"));
-  if (reply.error) return std::move(*reply.error);
   socket_ = std::move(socket);
   agent_ = std::move(agent);
   return ipc::ok();
 }
 
-// A worker may have been replaced since the last job: its end of the connection is closed then.
-void StagingClient::drop_if_ended() {
-  while (socket_.valid()) {
-    const auto packet = socket_.try_receive();
-    if (packet && !packet->has_value()) return;
-    if (!packet) disconnect();
+ipc::Status StagingClient::wait_greeting(ipc::Deadline deadline, int wake_fd) {
+  for (;;) {
+    KVFERRY_ASSIGN(const std::optional<ipc::Packet> packet, socket_.try_receive());
+    if (packet) {
+      KVFERRY_ASSIGN(ipc::StageReply reply,
+                     ipc::decode<ipc::StageReply>(packet->bytes, "StageReply"));
+      if (reply.error) return std::move(*reply.error);
+      if (reply.id != 0) {
+        return KVFERRY_ERROR(kProtocol, "staging agent (pid {}) answered a hello with reply {}",
+                             agent_.pid(), reply.id);
+      }
+      greeted_ = true;
+      in_debt_ = false;
+      return ipc::ok();
+    }
+    if (agent_.has_died()) {
+      return KVFERRY_ERROR(kPeerDied, "staging agent (pid {}) died before its greeting",
+                           agent_.pid());
+    }
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "staging agent (pid {}) has not greeted this mover yet",
+                           agent_.pid());
+    }
+    std::array<pollfd, 3> waited{
+        {{socket_.fd(), POLLIN, 0}, {agent_.pidfd(), POLLIN, 0}, {wake_fd, POLLIN, 0}}};
+    ::poll(waited.data(), waited.size(), deadline.poll_timeout_ms());
+    if (waited[2].revents != 0) {
+      return KVFERRY_ERROR(kCancelled, "waiting for staging agent (pid {}) was interrupted",
+                           agent_.pid());
+    }
   }
 }
 
+void StagingClient::disconnect() noexcept {
+  in_debt_ = in_debt_ || !unanswered_.empty();
+  unanswered_.clear();
+  greeted_ = false;
+  socket_ = ipc::PacketSocket();
+}
+
+bool StagingClient::in_debt() noexcept {
+  if (in_debt_ && agent_.has_died()) in_debt_ = false;
+  return in_debt_;
+}
+
 ipc::Result<std::uint64_t> StagingClient::request(ipc::StageRequest request) {
-  if (!socket_.valid()) {
+  if (!greeted_) {
     return KVFERRY_ERROR(kPeerDied, "no connection to the staging agent at {}",
                          options_.agent_path.string());
   }
   request.id = next_id_++;
   KVFERRY_TRY(socket_.send(ipc::encode(request)));
+  unanswered_.insert(request.id);
   return request.id;
 }
 
@@ -49,6 +108,10 @@ ipc::Result<std::optional<ipc::StageReply>> StagingClient::try_receive() {
   KVFERRY_ASSIGN(const std::optional<ipc::Packet> packet, socket_.try_receive());
   if (!packet) return std::optional<ipc::StageReply>();
   KVFERRY_ASSIGN(ipc::StageReply reply, ipc::decode<ipc::StageReply>(packet->bytes, "StageReply"));
+  if (unanswered_.erase(reply.id) == 0) {
+    return KVFERRY_ERROR(kProtocol, "staging agent (pid {}) answered request {}, which is not open",
+                         agent_.pid(), reply.id);
+  }
   return std::optional<ipc::StageReply>(std::move(reply));
 }
 

@@ -9,14 +9,20 @@
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 
 namespace kvferry::cache_manager {
 
 /// A lane's connection to the staging agent in the worker's process, which runs the gather and
 /// scatter kernels. Requests carry blocks, replies say that the kernels have ended.
+///
+/// A connection that ends before its replies leaves a debt: kernels that may still run. It is paid
+/// when the same process greets a later connection (which it does only once they have ended), or
+/// when the kernel has proven that process dead. Until then nothing new is asked.
 /// @threading one at a time.
 class StagingClient {
  public:
@@ -29,26 +35,34 @@ class StagingClient {
   };
   explicit StagingClient(Options options) : options_(std::move(options)) {}
 
-  /// Connected and accepted by the agent; connects when it is not (any more). Ok proves that
-  /// nothing runs any more that was asked through an earlier connection to the same agent.
-  [[nodiscard]] ipc::Status ensure_connected(ipc::Deadline deadline);
-  void disconnect() noexcept { socket_ = ipc::PacketSocket(); }
-  [[nodiscard]] bool connected() const noexcept { return socket_.valid(); }
+  /// Connected, greeted by the agent and without a debt. kTimeout: not yet; a greeting that was
+  /// asked for stays asked for, so call again. kCancelled: wake_fd became readable (it is not
+  /// drained). Any other error: the attempt is over.
+  [[nodiscard]] ipc::Status ensure_connected(ipc::Deadline deadline, int wake_fd);
+  void disconnect() noexcept;
   [[nodiscard]] int fd() const noexcept { return socket_.fd(); }
-  /// The worker whose agent was last connected to; outlasts the connection.
+
+  /// Kernels asked over an ended connection may still run.
+  [[nodiscard]] bool in_debt() noexcept;
+  /// Whom the last requests went to; for poll(2) and log lines. Not valid before the first one.
   [[nodiscard]] const ipc::ProcessRef& agent() const noexcept { return agent_; }
 
   /// Sends with a fresh id and returns it.
   [[nodiscard]] ipc::Result<std::uint64_t> request(ipc::StageRequest request);
-  /// kPeerDied when the agent closed the connection.
+  /// kPeerDied when the agent closed the connection, kProtocol for a reply to nothing.
   [[nodiscard]] ipc::Result<std::optional<ipc::StageReply>> try_receive();
 
  private:
   void drop_if_ended();
+  [[nodiscard]] ipc::Status connect(ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status wait_greeting(ipc::Deadline deadline, int wake_fd);
 
   Options options_;
   ipc::PacketSocket socket_;
+  bool greeted_ = false;
   ipc::ProcessRef agent_;
+  std::set<std::uint64_t> unanswered_;  ///< Requests of this connection.
+  bool in_debt_ = false;
   std::uint64_t next_id_ = 1;
 };
 

@@ -5,8 +5,6 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "mover/staged_run.hpp"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -19,10 +17,6 @@ using ipc::MoverItem;
 using ipc::MoverJobDone;
 using ipc::Status;
 
-// How often a waiting lane looks at the device although nothing woke it: a failed device wakes
-// nobody.
-constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
-
 }  // namespace
 
 TransferLane::TransferLane(ipc::Device& device,
@@ -33,7 +27,8 @@ TransferLane::TransferLane(ipc::Device& device,
       options_(std::move(options)),
       done_(std::move(done)),
       device_failed_(std::move(device_failed)),
-      staging_(options_.staging) {
+      staging_(options_.staging),
+      held_(staging_, [this](MoverJobDone result) { finish(std::move(result)); }) {
   auto stream = device.make_stream(ipc::StreamPriority::kNormal);
   if (!stream) throw ipc::Exception(std::move(stream).error());
   stream_ = std::move(stream).value();
@@ -47,7 +42,11 @@ TransferLane::~TransferLane() {
     stopping_ = true;
   }
   changed_.notify_all();
+  wanted_.signal();
   thread_.join();
+  if (holding_) {
+    ipc::log_warn("ending with answers unproven: this mover's death takes their place");
+  }
 }
 
 void TransferLane::submit(LaneJob job) {
@@ -59,6 +58,7 @@ void TransferLane::submit(LaneJob job) {
     queue_.insert(place, std::move(job));
   }
   changed_.notify_all();
+  wanted_.signal();
 }
 
 void TransferLane::cancel(ipc::JobId job) {
@@ -81,7 +81,7 @@ void TransferLane::cancel(ipc::JobId job) {
   result.results.assign(cancelled->job.items.size(),
                         static_cast<std::uint8_t>(ErrorCode::kCancelled));
   result.message = "cancelled before it started";
-  finish(*cancelled, std::move(result));
+  finish(std::move(result));
 }
 
 void TransferLane::revoke(ErrorCode code) {
@@ -97,7 +97,7 @@ void TransferLane::revoke(ErrorCode code) {
     result.job = job.job.job;
     result.results.assign(job.job.items.size(), static_cast<std::uint8_t>(code));
     result.message = fmt::format("{} before it started", ipc::to_string(code));
-    finish(job, std::move(result));
+    finish(std::move(result));
   }
   changed_.notify_all();
 }
@@ -109,16 +109,23 @@ bool TransferLane::wait_idle(Deadline deadline) {
 
 bool TransferLane::idle() {
   const std::lock_guard lock(mutex_);
-  return !running_ && queue_.empty();
+  return !running_ && queue_.empty() && !holding_;
 }
 
 void TransferLane::run() {
   for (;;) {
     LaneJob job;
+    wanted_.drain();
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (!holding_) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (stopping_) return;
+      if (queue_.empty()) {
+        lock.unlock();
+        held_.pursue(wanted_.fd());
+        release_held();
+        continue;
+      }
       job = take_next();
       running_ = true;
       running_job_ = job.job.job;
@@ -134,8 +141,10 @@ void TransferLane::run() {
     {
       const std::lock_guard lock(mutex_);
       running_ = false;
+      holding_ = !held_.empty();
     }
     changed_.notify_all();
+    release_held();
   }
 }
 
@@ -151,6 +160,13 @@ LaneJob TransferLane::take_next() {
   LaneJob job = std::move(*next);
   queue_.erase(next);
   return job;
+}
+
+// A job's greeting may have brought the proof for those before it.
+void TransferLane::release_held() {
+  held_.release_if_proven();
+  const std::lock_guard lock(mutex_);
+  holding_ = !held_.empty();
 }
 
 void TransferLane::execute(LaneJob& job) {
@@ -173,6 +189,7 @@ void TransferLane::execute(LaneJob& job) {
     items.push_back(item);
     index.push_back(i);
   }
+  bool proven = true;
   if (job.arena->strategy == CopyStrategy::kStaged) {
     StagedRun::Context context{options_.direction,
                                options_.lane,
@@ -184,14 +201,18 @@ void TransferLane::execute(LaneJob& job) {
                                  return enqueue(job, runs, slot, true);
                                },
                                [this, &job] { return stop_reason(job.job.job); }};
-    StagedRun(std::move(context), job, items, index, result).run();
+    proven = StagedRun(std::move(context), job, items, index, result).run();
   } else {
     run_direct(job, items, index, result);
   }
   result.copied =
       std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() - start);
   const auto state = stream_->query();
-  finish(job, std::move(result));
+  if (proven) {
+    finish(std::move(result));
+  } else {
+    held_.add(std::move(result));
+  }
   if (!state) device_failed_(state.error());
 }
 
@@ -211,7 +232,7 @@ void TransferLane::run_direct(LaneJob& job,
     }
     moved = enqueue(job, chunk.runs, ipc::DevicePtr{}, false);
     // Even after a failed enqueue: earlier runs of the chunk may be on their way.
-    const Status waited = wait_stream();
+    const Status waited = wait_stream(*stream_, copied_);
     if (moved && !waited) moved = waited;
     if (!moved) {
       ipc::log_warn("job {}: copy failed: {}", job.job.job.value, moved.error().to_string());
@@ -239,33 +260,14 @@ Status TransferLane::enqueue(const LaneJob& job,
                        each ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
 }
 
-Status TransferLane::wait_stream() {
-  copied_.drain();
-  KVFERRY_TRY(stream_->notify(copied_.fd()));
-  for (;;) {
-    pollfd waited{copied_.fd(), POLLIN, 0};
-    const int ready = ::poll(&waited, 1, Deadline::after(kDeviceCheck).poll_timeout_ms());
-    if (ready > 0) {
-      copied_.drain();
-      // A copy that failed shows here; and memory is ordered by the stream, not by the eventfd.
-      KVFERRY_TRY(stream_->query());
-      return ipc::ok();
-    }
-    // Bounded by the device: it either gets there or reports a failure. A device that hangs is the
-    // business of quiesce's deadline, which ends this process.
-    KVFERRY_ASSIGN(const bool done, stream_->query());
-    if (done && copied_.drain()) return ipc::ok();
-  }
-}
-
 std::optional<ErrorCode> TransferLane::stop_reason(ipc::JobId job) {
   const std::lock_guard lock(mutex_);
   return running_job_ == job ? stop_running_ : std::nullopt;
 }
 
-void TransferLane::finish(const LaneJob& job, MoverJobDone result) {
+void TransferLane::finish(MoverJobDone result) {
   ipc::log_debug("job {} done: {} items, {} bytes, queued {} us, copied {} us{}{}",
-                 job.job.job.value, result.results.size(), result.bytes, result.queued.count(),
+                 result.job.value, result.results.size(), result.bytes, result.queued.count(),
                  result.copied.count(), result.message.empty() ? "" : ", ", result.message);
   done_(std::move(result));
 }

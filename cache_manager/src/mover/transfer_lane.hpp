@@ -11,6 +11,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "mover/copy_plan.hpp"
+#include "mover/held_answers.hpp"
 #include "mover/pool_mapping.hpp"
 #include "mover/staging_client.hpp"
 
@@ -44,7 +45,9 @@ struct LaneJob {
 
 /// Moves blocks in one direction: a thread, a stream and a staging connection of its own, so that
 /// loads and stores run at the same time. Jobs run one after another, higher priority first, but
-/// every kFairShare-th is the oldest.
+/// every kFairShare-th is the oldest. A job whose hand-overs to the worker were abandoned is
+/// answered only once the worker is proven to have ended them; jobs that need no staging run on
+/// meanwhile.
 /// @threading all public calls from any thread.
 class TransferLane {
  public:
@@ -73,8 +76,10 @@ class TransferLane {
   /// Ends all queued jobs with this code; the running one abandons hand-overs with the worker and
   /// ends as soon as its own copies have.
   void revoke(ipc::ErrorCode code);
-  /// True when nothing is queued or runs before the deadline.
+  /// True when nothing is queued or runs before the deadline: this process touches neither arena
+  /// nor pool any more. Answers may still be held for the worker's sake.
   [[nodiscard]] bool wait_idle(ipc::Deadline deadline);
+  /// Nothing is queued or runs, and every job was answered.
   [[nodiscard]] bool idle();
 
  private:
@@ -89,10 +94,9 @@ class TransferLane {
                                     std::span<const CopyRun> runs,
                                     ipc::DevicePtr slot,
                                     bool staged);
-  /// Waits until the stream is done with everything enqueued so far.
-  [[nodiscard]] ipc::Status wait_stream();
+  void release_held();
   [[nodiscard]] std::optional<ipc::ErrorCode> stop_reason(ipc::JobId job);
-  void finish(const LaneJob& job, ipc::MoverJobDone result);
+  void finish(ipc::MoverJobDone result);
 
   ipc::Device& device_;
   Options options_;
@@ -102,7 +106,9 @@ class TransferLane {
   ipc::EventFd stopped_;  // signalled by cancel and revoke
   // After the eventfds: its destructor may still signal them.
   std::unique_ptr<ipc::Stream> stream_;
+  ipc::EventFd wanted_;    // signalled when the lane's thread has more to do than to wait for proof
   StagingClient staging_;  // lane thread only
+  HeldAnswers held_;       // lane thread only
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -110,6 +116,7 @@ class TransferLane {
   std::uint32_t taken_ = 0;
   bool stopping_ = false;
   bool running_ = false;
+  bool holding_ = false;  ///< held_ is not empty.
   ipc::JobId running_job_;
   std::optional<ipc::ErrorCode> stop_running_;
 

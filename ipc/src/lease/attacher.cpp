@@ -208,7 +208,6 @@ void LeaseAttacher::Impl::changed() {
       draft.group_blocks.push_back(group.block_count);
     }
   }
-  draft.living_leases = held_ ? 1 : 0;
   if (belt_ == 0) belt();
   {
     const std::lock_guard lock(view_mutex_);

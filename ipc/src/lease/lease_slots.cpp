@@ -86,10 +86,12 @@ std::vector<Slot*> SlotTable::holding(Epoch epoch) {
   return holders;
 }
 
-std::uint32_t SlotTable::living_leases() const noexcept {
-  std::uint32_t count = 0;
-  for (const auto& [incarnation, slot] : slots_) count += slot.lease ? 1U : 0U;
-  return count;
+std::vector<IncarnationId> SlotTable::holders() const {
+  std::vector<IncarnationId> holders;
+  for (const auto& [incarnation, slot] : slots_) {
+    if (slot.lease) holders.push_back(incarnation);
+  }
+  return holders;
 }
 
 const Deaths* SlotTable::deaths(Epoch epoch) const {

@@ -75,7 +75,7 @@ class SlotTable {
 
   void for_each(const std::function<void(Slot&)>& visit);
   [[nodiscard]] std::vector<Slot*> holding(Epoch epoch);
-  [[nodiscard]] std::uint32_t living_leases() const noexcept;
+  [[nodiscard]] std::vector<IncarnationId> holders() const;
   [[nodiscard]] const Deaths* deaths(Epoch epoch) const;
   void forget_deaths(Epoch epoch) { deaths_.erase(epoch.value); }
 

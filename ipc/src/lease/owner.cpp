@@ -330,7 +330,7 @@ void LeaseOwner::Impl::changed() {
       now.group_blocks.push_back(group.block_count);
     }
   }
-  now.living_leases = slots_.living_leases();
+  now.lease_holders = slots_.holders();
   now.quarantined_bytes = quarantine_.bytes();
   now.note = note_;
   if (now.note.empty()) now.note = held_up_;

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -175,6 +176,11 @@ Result<Packet> PacketSocket::receive(Deadline deadline) {
     if (events < 0) return KVFERRY_ERRNO("poll socket {}", fd_.get());
     if (events == 0) return KVFERRY_ERROR(kTimeout, "no packet on socket {} in time", fd_.get());
   }
+}
+
+bool PacketSocket::peer_closed() const noexcept {
+  pollfd entry{fd_.get(), 0, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR)) != 0;
 }
 
 Status PacketSocket::check_peer_uid() const {

@@ -451,7 +451,7 @@ class RankService::Impl {
     state.mapped = view.mapped;
     state.prepared_by = view.prepared_by;
     state.group_blocks = view.group_blocks;
-    state.living_leases = view.living_leases;
+    state.lease_holders = view.lease_holders;
     state.quarantined_bytes = view.quarantined_bytes;
     state.note = view.note;
     if (const auto memory = device_.memory_info(); memory) {

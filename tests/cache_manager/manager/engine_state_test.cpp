@@ -49,7 +49,7 @@ class EngineRecordTest : public testing::Test {
               std::uint64_t session,
               std::uint64_t epoch,
               bool mapped,
-              std::uint32_t leases = 1,
+              std::vector<ipc::IncarnationId> holders = {},
               std::uint64_t prepared_by = 0) {
     ipc::RankState state;
     state.session = ipc::Digest::from_words(5, session);
@@ -58,7 +58,7 @@ class EngineRecordTest : public testing::Test {
     state.mapped = mapped;
     state.prepared_by = ipc::LeaseId{prepared_by};
     state.group_blocks = {8};
-    state.living_leases = leases;
+    state.lease_holders = std::move(holders);
     ASSERT_TRUE(engine_.report(who.id, state).has_value());
     (void)engine_.refresh(generation_);
   }
@@ -67,6 +67,12 @@ class EngineRecordTest : public testing::Test {
     ASSERT_TRUE(admit(mover_).has_value());
     report(worker_, 1, 1, true);
     report(mover_, 1, 1, true);
+    settle();
+  }
+  /// The workers have shown that they run nothing for other movers.
+  void settle() {
+    for (const RankPair& pair : engine_.unsettled()) engine_.note_settled(pair);
+    (void)engine_.refresh(generation_);
   }
 
   CacheOwner owner_ = CacheOwner::kWorker;
@@ -83,6 +89,7 @@ TEST_F(EngineRecordTest, IsReadyWhenTheWorkerHasMappedAndOffloadsWhenTheMoverHas
   EXPECT_FALSE(engine_.offload_ready());
   ASSERT_TRUE(admit(mover_).has_value());
   report(mover_, 1, 1, true);
+  settle();
   EXPECT_TRUE(engine_.offload_ready());
   EXPECT_TRUE(engine_.targets(engine_.generation()).has_value());
 }
@@ -96,12 +103,39 @@ TEST_F(EngineRecordTest, MoverOfAnotherEpochOrSessionIsNoOffload) {
   EXPECT_EQ(engine_.targets(engine_.generation()).error().code, ErrorCode::kNotReady);
 }
 
-TEST_F(EngineRecordTest, StaleLeaseHoldsOffloadBack) {
+TEST_F(EngineRecordTest, LeaseOfAnotherMoverHoldsOffloadBack) {
   start();
-  report(worker_, 1, 1, true, 2);
+  const ipc::IncarnationId other = peer(ProcessKind::kMover, 9).id;
+  report(worker_, 1, 1, true, {other, mover_.id});
   EXPECT_EQ(engine_.phase(), CachePhase::kReady);
   EXPECT_FALSE(engine_.offload_ready());
-  report(worker_, 1, 1, true, 1);
+  // The worker's report may be older than the mover's: one lease need not be the one that counts.
+  report(worker_, 1, 1, true, {other});
+  EXPECT_FALSE(engine_.offload_ready());
+  EXPECT_TRUE(engine_.unsettled().empty()) << "no proof is asked for while the other may yet ask";
+  report(worker_, 1, 1, true, {mover_.id});
+  EXPECT_TRUE(engine_.offload_ready());
+}
+
+TEST_F(EngineRecordTest, OffloadWaitsForTheProofThatNoOtherMoverIsWorkedFor) {
+  ASSERT_TRUE(admit(worker_).has_value());
+  ASSERT_TRUE(admit(mover_).has_value());
+  report(worker_, 1, 1, true);
+  EXPECT_TRUE(engine_.unsettled().empty());
+  report(mover_, 1, 1, true);
+  EXPECT_FALSE(engine_.offload_ready());
+  ASSERT_EQ(engine_.unsettled(), (std::vector<RankPair>{{mover_.id, worker_.id}}));
+  engine_.note_settled({peer(ProcessKind::kMover, 9).id, worker_.id});
+  EXPECT_FALSE(engine_.unsettled().empty()) << "that was about another mover";
+  settle();
+  EXPECT_TRUE(engine_.offload_ready());
+  // The next mover needs a proof of its own: this one may have left something behind.
+  engine_.remove(mover_.id);
+  mover_ = peer(ProcessKind::kMover, 2);
+  ASSERT_TRUE(admit(mover_).has_value());
+  report(mover_, 1, 1, true);
+  EXPECT_FALSE(engine_.offload_ready());
+  settle();
   EXPECT_TRUE(engine_.offload_ready());
 }
 
@@ -136,8 +170,8 @@ class MoverOwnedRecordTest : public EngineRecordTest {
     owner_ = CacheOwner::kMover;
     ASSERT_TRUE(admit(worker_).has_value());
     ASSERT_TRUE(admit(mover_).has_value());
-    report(mover_, 1, 1, true, 1, 1);
-    report(worker_, 1, 1, true, 1, 1);
+    report(mover_, 1, 1, true, {}, 1);
+    report(worker_, 1, 1, true, {}, 1);
     ASSERT_EQ(engine_.phase(), CachePhase::kReady);
     first_ = engine_.generation();
     engine_.remove(worker_.id);
@@ -151,7 +185,7 @@ class MoverOwnedRecordTest : public EngineRecordTest {
 TEST_F(MoverOwnedRecordTest, AnotherWorkerOnTheSameContentsIsTheSameGeneration) {
   EXPECT_TRUE(engine_.waits_for_worker());
   ASSERT_TRUE(admit(next_).has_value());
-  report(next_, 1, 1, true, 1, 1);
+  report(next_, 1, 1, true, {}, 1);
   EXPECT_EQ(engine_.phase(), CachePhase::kReady);
   EXPECT_FALSE(engine_.waits_for_worker());
   EXPECT_EQ(engine_.generation(), first_);
@@ -159,6 +193,7 @@ TEST_F(MoverOwnedRecordTest, AnotherWorkerOnTheSameContentsIsTheSameGeneration) 
   ASSERT_EQ(state.ranks.size(), 1U);
   EXPECT_EQ(state.ranks[0].worker, next_.id) << "the engine has to learn that it is another one";
   EXPECT_EQ(state.ranks[0].prepared_by, ipc::LeaseId{1});
+  settle();
   EXPECT_EQ(engine_.targets(first_)->at(0).worker, next_.id);
 }
 
@@ -179,27 +214,27 @@ TEST_F(MoverOwnedRecordTest, ChangeOfTheWorkerAloneIsAChange) {
 
 TEST_F(MoverOwnedRecordTest, SameArenaZeroedAgainIsAnotherGeneration) {
   ASSERT_TRUE(admit(next_).has_value());
-  report(mover_, 1, 1, true, 1, 2);
-  report(next_, 1, 1, true, 1, 2);
+  report(mover_, 1, 1, true, {}, 2);
+  report(next_, 1, 1, true, {}, 2);
   EXPECT_EQ(engine_.phase(), CachePhase::kReady);
   EXPECT_GT(engine_.generation(), first_);
 }
 
 TEST_F(MoverOwnedRecordTest, WorkerWhoseZeroingTheOwnerHasNotHeardOfIsNotServed) {
   ASSERT_TRUE(admit(next_).has_value());
-  report(next_, 1, 1, true, 1, 2);
+  report(next_, 1, 1, true, {}, 2);
   EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
   EXPECT_EQ(engine_.targets(first_).error().code, ErrorCode::kNotReady);
-  report(mover_, 1, 1, true, 1, 2);
+  report(mover_, 1, 1, true, {}, 2);
   EXPECT_EQ(engine_.phase(), CachePhase::kReady);
 }
 
 TEST_F(MoverOwnedRecordTest, NextEpochOrSessionIsAnotherGenerationAndNothingWaitsForAWorker) {
   ASSERT_TRUE(admit(next_).has_value());
-  report(mover_, 1, 2, true, 1, 0);
+  report(mover_, 1, 2, true, {}, 0);
   EXPECT_FALSE(engine_.waits_for_worker()) << "the contents are gone";
-  report(mover_, 1, 2, true, 1, 2);
-  report(next_, 1, 2, true, 1, 2);
+  report(mover_, 1, 2, true, {}, 2);
+  report(next_, 1, 2, true, {}, 2);
   EXPECT_GT(engine_.generation(), first_);
 }
 
@@ -228,6 +263,7 @@ TEST_F(EngineRecordTest, LivingPeerIsNotReplacedASilentOneIs) {
   engine_.set_connected(mover_.id, false);
   EXPECT_TRUE(admit(second).has_value());
   report(second, 1, 1, true);
+  settle();
   EXPECT_EQ(engine_.targets(engine_.generation())->at(0).mover, second.id);
 }
 

@@ -33,6 +33,7 @@ class ManagerEnginesTest : public ManagerTest {
           rank->rank_hello(0, tiny_geometry(1), ipc::CacheOwner::kWorker, "code").has_value());
       rank->report_mapped(0, 1);
     }
+    ASSERT_NO_FATAL_FAILURE(settle(*code_worker_));
     code_client_ = peer(ProcessKind::kEngine, "engine code");
     ipc::EngineHello hello = client_hello(1);
     hello.engine = "code";

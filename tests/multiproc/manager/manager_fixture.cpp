@@ -69,6 +69,7 @@ void ManagerTest::add_worker(std::uint32_t rank) {
   const auto hello = workers_[rank]->rank_hello(rank, tiny_geometry());
   ASSERT_TRUE(hello.has_value()) << hello.error().to_string();
   workers_[rank]->report_mapped(rank, 1);
+  if (movers_[rank]) settle(rank);
 }
 
 void ManagerTest::add_mover(std::uint32_t rank) {
@@ -76,6 +77,18 @@ void ManagerTest::add_mover(std::uint32_t rank) {
   const auto hello = movers_[rank]->rank_hello(rank, tiny_geometry());
   ASSERT_TRUE(hello.has_value()) << hello.error().to_string();
   movers_[rank]->report_mapped(rank, 1);
+  if (workers_[rank]) settle(rank);
+}
+
+void ManagerTest::settle(std::uint32_t rank) { settle(*workers_[rank]); }
+
+void ManagerTest::settle(ScriptedPeer& worker) {
+  const auto request = worker.next(ipc::MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(request.has_value()) << "the worker was not asked whether others are worked for";
+  const auto quiesce = ipc::decode<ipc::QuiesceStaging>(request->body, "QuiesceStaging");
+  ASSERT_TRUE(quiesce.has_value());
+  EXPECT_TRUE(quiesce->others);
+  worker.reply(*request, ipc::Empty{});
 }
 
 ipc::EngineHello ManagerTest::client_hello(std::uint32_t ranks) {

@@ -33,6 +33,9 @@ class ManagerTest : public testing::Test {
   void start_engine();
   void add_worker(std::uint32_t rank);
   void add_mover(std::uint32_t rank);
+  /// Answers, as the rank's worker, that it works for no other mover than the one that has come.
+  void settle(std::uint32_t rank);
+  static void settle(ScriptedPeer& worker);
   void connect_client();
   [[nodiscard]] static ipc::EngineHello client_hello(std::uint32_t ranks = 2);
   /// Waits for the client's state event that satisfies both.

@@ -193,6 +193,7 @@ TEST_F(ManagerJobsTest, DeadMoversJobIsAnsweredOnlyAfterItsWorkerHasQuiesced) {
   ASSERT_NO_FATAL_FAILURE(add_mover(0));
   ChildProcess mover = peer_child("mover", 1);
   ASSERT_TRUE(mover.wait_line("ready", soon())) << mover.stderr_text();
+  ASSERT_NO_FATAL_FAILURE(settle(1));
   ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
 
   const auto slots = reserve({{GroupId{0}, key(1)}});
@@ -219,6 +220,37 @@ TEST_F(ManagerJobsTest, DeadMoversJobIsAnsweredOnlyAfterItsWorkerHasQuiesced) {
   // Another mover takes its place, and offload goes on.
   ASSERT_NO_FATAL_FAILURE(add_mover(1));
   ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  store(2, 4);
+}
+
+TEST_F(ManagerJobsTest, OffloadWaitsUntilTheWorkerWorksForNoOtherMover) {
+  start_manager();
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(add_worker(rank));
+  }
+  ASSERT_NO_FATAL_FAILURE(add_mover(0));
+  movers_[1] = peer(ipc::ProcessKind::kMover, "mover chat/1");
+  ASSERT_TRUE(movers_[1]->rank_hello(1, tiny_geometry()).has_value());
+  movers_[1]->report_mapped(1, 1);
+  // A mover that this manager never knew may have died with a scatter under way.
+  const auto request = workers_[1]->next(MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(request.has_value());
+  const auto quiesce = ipc::decode<ipc::QuiesceStaging>(request->body, "QuiesceStaging");
+  ASSERT_TRUE(quiesce.has_value());
+  EXPECT_TRUE(quiesce->others);
+  EXPECT_EQ(quiesce->mover, movers_[1]->id());
+  EXPECT_EQ(status()["proofs_open"], 1);
+  workers_[1]->reply_error(*request, KVFERRY_ERROR(kTimeout, "a scatter is still running"));
+  const auto again = workers_[1]->next(MessageKind::kQuiesceStaging);
+  ASSERT_TRUE(again.has_value());
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, false));
+  submit_load(1, {{GroupId{0}, BlockId{3}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotReady)));
+  EXPECT_FALSE(movers_[0]->has(MessageKind::kMoverJob));
+  workers_[1]->reply(*again, ipc::Empty{});
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  EXPECT_EQ(status()["proofs_open"], 0);
   store(2, 4);
 }
 
@@ -252,6 +284,7 @@ TEST_F(ManagerJobsTest, MoverThatKeepsAJobTooLongIsKilledAndItsJobEnds) {
   ASSERT_NO_FATAL_FAILURE(add_mover(0));
   ChildProcess mover = peer_child("mover", 1);
   ASSERT_TRUE(mover.wait_line("ready", soon()));
+  ASSERT_NO_FATAL_FAILURE(settle(1));
   ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
   const auto slots = reserve({{GroupId{0}, key(1)}});
   submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});

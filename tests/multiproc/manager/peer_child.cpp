@@ -3,8 +3,8 @@
 // A scripted worker, mover or engine client that can be killed:
 //   peer_child RUNTIME_DIR worker|mover|copier|engine RANK [RANKS]
 // Workers and movers report epoch 1 as mapped. It says "ready", then what it gets: "job N" per
-// mover job of N items. A copier is a mover that answers its jobs as done, a mover never answers.
-// An engine reserves one block and says "reserved".
+// mover job of N items. A copier is a mover that answers its jobs as done, a mover never answers; a
+// worker answers what it is asked about staging. An engine reserves one block and says "reserved".
 #include "kvferry/ipc/base/log.hpp"
 #include "multiproc/manager/scripted_peer.hpp"
 #include "support/child_side.hpp"
@@ -44,6 +44,11 @@ int run_rank(const std::string& dir,
   if (!peer.rank_hello(rank, kvferry::test::tiny_geometry(ranks))) return 3;
   peer.report_mapped(rank, 1);
   kvferry::test::say("ready");
+  while (kind == "worker") {
+    const auto request = peer.next(ipc::MessageKind::kQuiesceStaging);
+    if (!request) return 0;
+    peer.reply(*request, ipc::Empty{});
+  }
   while (const auto job = peer.next_body<ipc::MoverJob>(ipc::MessageKind::kMoverJob)) {
     kvferry::test::say("job " + std::to_string(job->items.size()));
     if (kind == "copier") peer.finish(*job);

@@ -75,7 +75,6 @@ void ScriptedPeer::report_mapped(std::uint32_t rank, std::uint64_t epoch) {
   state.phase = ipc::LeasePhase::kReady;
   state.mapped = true;
   state.group_blocks = {kTinyBlocks, kTinyBlocks};
-  state.living_leases = 1;
   notify(ipc::MessageKind::kRankState, state);
 }
 

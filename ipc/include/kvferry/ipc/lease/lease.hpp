@@ -98,8 +98,8 @@ struct LeaseView {
   /// Lease under which the epoch's memory was zeroed. 0: by its owner (a worker that owns), or not
   /// yet, or not mapped here. Equal session, epoch and prepared_by: the contents have lived on.
   LeaseId prepared_by;
-  std::vector<std::uint32_t> group_blocks;  ///< Of the mapped arena.
-  std::uint32_t living_leases = 0;          ///< Owner: leases not ended, over all epochs.
+  std::vector<std::uint32_t> group_blocks;   ///< Of the mapped arena.
+  std::vector<IncarnationId> lease_holders;  ///< Owner: of leases not ended, over all epochs.
   std::uint64_t quarantined_bytes = 0;
   /// Attacher: refused at hello for a reason that no retry can mend (role, geometry, ranks,
   /// handles, version); it has stopped trying, and the process should end.

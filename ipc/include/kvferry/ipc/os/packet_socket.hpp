@@ -47,6 +47,8 @@ class PacketSocket {
   [[nodiscard]] Result<std::optional<Packet>> try_receive();
   /// Waits for a packet, the peer's end of file, or the deadline.
   [[nodiscard]] Result<Packet> receive(Deadline deadline);
+  /// The peer has closed its end, whatever may still lie unread in ours.
+  [[nodiscard]] bool peer_closed() const noexcept;
   [[nodiscard]] Result<ProcessRef> peer() const { return ProcessRef::of_peer(fd_.get()); }
   /// kPermission unless the peer runs under our uid.
   [[nodiscard]] Status check_peer_uid() const;

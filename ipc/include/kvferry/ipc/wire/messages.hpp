@@ -150,13 +150,13 @@ struct RankState {
   bool mapped = false;
   LeaseId prepared_by;  ///< LeaseView::prepared_by.
   std::vector<std::uint32_t> group_blocks;
-  std::uint32_t living_leases = 0;
+  std::vector<IncarnationId> lease_holders;  ///< Owner: who may have an epoch mapped.
   std::uint64_t quarantined_bytes = 0;
   std::uint64_t device_free_bytes = 0;
   std::uint64_t device_total_bytes = 0;
   std::string note;
   template <typename V> void visit(V& v) {
-    v(session, epoch, phase, mapped, prepared_by, group_blocks, living_leases, quarantined_bytes,
+    v(session, epoch, phase, mapped, prepared_by, group_blocks, lease_holders, quarantined_bytes,
       device_free_bytes, device_total_bytes, note);
   }
 };
@@ -193,12 +193,15 @@ struct RankReinitReply {
   std::chrono::microseconds took{};
   template <typename V> void visit(V& v) { v(session, epoch, took); }
 };
-/// To the worker, after a mover's death: answered when no gather or scatter asked by that mover is
-/// queued or running any more. Then, and only then, its blocks may be used again.
+/// To the worker: answered when no gather or scatter of the movers meant is queued or running any
+/// more. Then, and only then, their blocks may be used again. After a mover's death: that mover,
+/// which is shut out for good. Before a mover's first job: all others, whether or not this manager
+/// ever knew them.
 struct QuiesceStaging {
   IncarnationId mover;
+  bool others = false;  ///< Means every mover but that one; none is shut out.
   std::chrono::milliseconds deadline{3000};
-  template <typename V> void visit(V& v) { v(mover, deadline); }
+  template <typename V> void visit(V& v) { v(mover, others, deadline); }
 };
 
 struct MoverItem {
@@ -460,14 +463,17 @@ struct StepReply {                        ///< Sent after the work was observed 
 // ---- mover -> worker's staging agent (SEQPACKET) ----
 
 /// First message of a staging connection; answered by a StageReply with id 0. Request ids start
-/// at 1. A lane of a mover has one connection at a time: a hello ends the one before, and is
-/// answered once nothing asked through it runs any more.
+/// at 1, and no request may come before that answer.
+///
+/// An agent serves one connection per lane: a hello ends the earlier ones, and is answered only
+/// when nothing that was asked over them is queued or running any more. So the answer proves that
+/// the lane's ring slots, and the blocks of whatever was not answered, are touched by nobody.
 struct AgentHello {
   std::uint32_t version = kWireVersion;
   IncarnationId mover;
   std::string engine;
   Rank rank;
-  std::uint32_t lane = 0;
+  std::uint32_t lane = 0;  ///< One per copy direction; each has ring slots of its own.
   template <typename V> void visit(V& v) { v(version, mover, engine, rank, lane); }
 };
 enum class StageKind : std::uint8_t { kGather = 1, kScatter };
