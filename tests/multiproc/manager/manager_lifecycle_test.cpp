@@ -217,6 +217,7 @@ TEST_F(ManagerLifecycleTest, AttacherThatDiesDuringAClearIsNoErrorWhenTheOwnerHa
   ASSERT_NO_FATAL_FAILURE(add_mover(0));
   ChildProcess mover = peer_child("mover", 1);
   ASSERT_TRUE(mover.wait_line("ready", soon()));
+  ASSERT_NO_FATAL_FAILURE(settle(1));
   ASSERT_TRUE(wait_state(CachePhase::kReady, true));
   operator_->ask(MessageKind::kClear, ipc::ClearRequest{"chat"});
   ASSERT_TRUE(wait_state(CachePhase::kClearing, false));
