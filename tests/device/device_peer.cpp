@@ -34,6 +34,7 @@ bool invert(Device& device, const DeviceMemory& memory) {
     if (!(*stream)->notify(done.fd())) return false;
     pollfd waited{done.fd(), POLLIN, 0};
     if (::poll(&waited, 1, 20'000) != 1) return false;
+    if (!(*stream)->query()) return false;  // orders memory, which the eventfd does not promise
     if (direction == CopyDirection::kDeviceToHost) {
       for (std::uint64_t i = 0; i < kSize; ++i) (*buffer)->data()[i] ^= std::byte{0xFF};
     }

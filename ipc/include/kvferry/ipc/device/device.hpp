@@ -192,9 +192,12 @@ class Stream {
                                         PinnedBuffer& results) = 0;
 
   /// Adds one to the eventfd when all work enqueued before has ended. Not called when the device
-  /// has failed: waiters poll() with a time-out and look at query().
+  /// has failed: waiters poll() with a time-out and look at query(). They call it after the
+  /// notification, too, before they use what the work wrote: it tells of a failure, and it orders
+  /// memory.
   [[nodiscard]] virtual Status notify(int event_fd) = 0;
-  /// True when all enqueued work has ended; an error when the device failed.
+  /// True when all enqueued work has ended; an error when the device failed. What the ended work
+  /// wrote is visible to the caller.
   [[nodiscard]] virtual Result<bool> query() = 0;
 };
 
