@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/packet_socket.hpp"
 
+#include "base/message_order.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "os/socket_address.hpp"
 #include "os/syscall.hpp"
@@ -117,6 +118,7 @@ Status PacketSocket::send(std::span<const std::uint8_t> bytes, std::span<const i
     header->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
   }
+  MessageOrder::before_send();
   const ssize_t sent = retry_interrupted(
       [&] { return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
   if (sent >= 0) return ok();
@@ -153,6 +155,7 @@ Result<std::optional<Packet>> PacketSocket::try_receive() {
     }
     return KVFERRY_ERRNO("receive on socket {}", fd_.get());
   }
+  MessageOrder::after_receive();
   Packet packet;
   packet.fds = take_fds(message);
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {

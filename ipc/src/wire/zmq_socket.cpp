@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/zmq_socket.hpp"
 
+#include "base/message_order.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 
@@ -107,6 +108,7 @@ std::optional<ZmqMessage> ZmqSocket::try_receive() noexcept {
   ZmqMessage message;
   zmq::message_t frame;
   if (!receive_frame(frame)) return std::nullopt;
+  MessageOrder::after_receive();
   if (is_router_) {
     if (frame.size() == sizeof(IncarnationId::bytes)) {
       std::memcpy(message.sender.emplace().bytes.data(), frame.data(), frame.size());
@@ -135,6 +137,7 @@ int ZmqSocket::send_frame(std::span<const std::uint8_t> bytes, int flags) noexce
 }
 
 int ZmqSocket::send(const IncarnationId* receiver, std::span<const std::uint8_t> body) noexcept {
+  MessageOrder::before_send();
   if (receiver != nullptr) {
     if (const int error = send_frame(receiver->bytes, ZMQ_SNDMORE); error != 0) return error;
   }
