@@ -367,7 +367,9 @@ TEST_F(ControlTest, AFullQueueIsBusyAndDrainsInOrder) {
   options.max_queued_messages = 4;
   ServerThread server(std::move(options));
   ControlLink::Options peer = link_options(dir_.path(), "peer");
-  auto link = *ControlLink::connect(peer, soon());
+  auto connected = ControlLink::connect(peer, soon());
+  ASSERT_TRUE(connected.has_value()) << connected.error().to_string();
+  const auto link = std::move(connected).value();
   std::uint64_t sent = 0;
   server.call([&] {
     JobDone done;
@@ -376,7 +378,7 @@ TEST_F(ControlTest, AFullQueueIsBusyAndDrainsInOrder) {
       done.job = JobId{sent + 1};
       const Status status = server.server->notify(peer.incarnation, MessageKind::kJobDone, done);
       if (!status) {
-        EXPECT_EQ(status.error().code, ErrorCode::kBusy);
+        EXPECT_EQ(status.error().code, ErrorCode::kBusy) << status.error().to_string();
         break;
       }
       // The peer's own queue takes 10000 before its server's fills.
@@ -387,7 +389,9 @@ TEST_F(ControlTest, AFullQueueIsBusyAndDrainsInOrder) {
   EXPECT_GE(sent, 1U);
   for (std::uint64_t i = 1; i <= sent; ++i) {
     const auto event = wait_message(*link);
-    ASSERT_TRUE(event.has_value());
+    ASSERT_TRUE(event.has_value())
+        << "message " << i << " of " << sent
+        << (link->server_lost() ? ", the server is lost" : ", the server is there");
     EXPECT_EQ(decode<JobDone>(event->body, "job")->job, JobId{i});
   }
 }
