@@ -206,27 +206,32 @@ std::string HostLedger::object_name(std::uint64_t size_bytes, HandleKind kind) c
 }
 
 Status HostLedger::claim(int fd, std::uint64_t size_bytes) const {
+  const auto refused = [&](std::uint64_t used) {
+    return KVFERRY_ERROR(kNoDeviceMemory,
+                         "host device {}: {} bytes asked, {} bytes free ({} used of {}); release "
+                         "memory or choose a larger capacity",
+                         name_, size_bytes, capacity_bytes_ - std::min(used, capacity_bytes_), used,
+                         capacity_bytes_);
+  };
   KVFERRY_ASSIGN(const std::uint64_t offset, claim_offset(name_));
   KVFERRY_ASSIGN(const HostLock lock, HostLock::acquire(name_, Deadline::after(kLockPatience)));
-  // Claim first, count then: even somebody who cannot see our lock (another network namespace) can
-  // at worst make both of us give up, never hand out more than there is.
+  // Nobody sees more in use than there is: what does not fit is never claimed.
+  KVFERRY_ASSIGN(const HostLedgerView before, read_host_ledger(name_));
+  const std::uint64_t used = before.used_bytes();
+  if (used > capacity_bytes_ || size_bytes > capacity_bytes_ - used) return refused(used);
+  // Counted again once claimed: even somebody who cannot see our lock (another network namespace)
+  // can at worst make both of us give up, never hand out more than there is.
   KVFERRY_TRY(set_claim(fd, offset, size_bytes));
   KVFERRY_TRY(set_claim(fd, offset + kCapacityOffset, capacity_bytes_));
-  KVFERRY_ASSIGN(const HostLedgerView view, read_host_ledger(name_));
-  const std::uint64_t used = view.used_bytes();
-  if (used <= capacity_bytes_) return ok();
+  KVFERRY_ASSIGN(const HostLedgerView after, read_host_ledger(name_));
+  if (after.used_bytes() <= capacity_bytes_) return ok();
   // Others wait for the lock until our caller has closed fd and with it dropped the claim; so it
   // is dropped here, before the lock.
   struct flock all {};
   all.l_type = F_UNLCK;
   all.l_whence = SEEK_SET;
   ::fcntl(fd, F_OFD_SETLK, &all);
-  const std::uint64_t others = used - std::min(used, size_bytes);
-  return KVFERRY_ERROR(kNoDeviceMemory,
-                       "host device {}: {} bytes asked, {} bytes free ({} used of {}); release "
-                       "memory or choose a larger capacity",
-                       name_, size_bytes, capacity_bytes_ - std::min(others, capacity_bytes_),
-                       others, capacity_bytes_);
+  return refused(after.used_bytes() - std::min(after.used_bytes(), size_bytes));
 }
 
 Result<UniqueFd> HostLedger::create_object(std::uint64_t size_bytes, HandleKind kind) const {

@@ -297,8 +297,7 @@ TEST_F(HostDeviceProcessesTest, ProcessesThatAllocateAtOnceFillTheDeviceExactly)
   }
   std::uint64_t pieces = 0;
   for (ChildProcess& child : children) {
-    // From outside, the one claim that is just being refused may be seen, too.
-    EXPECT_LE(used(), kCapacity + 2 * kMiB);
+    EXPECT_LE(used(), kCapacity) << "seen from outside";
     const auto answer = child.read_line(soon());
     ASSERT_TRUE(answer.has_value() && answer->starts_with("ok "));
     pieces += std::stoull(answer->substr(3));
