@@ -24,7 +24,12 @@
 namespace kvferry::ipc {
 namespace {
 
-constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+/// Legacy memory takes one more seal when it is freed; see is_mapped_by_nobody().
+int seals_of(HandleKind kind) {
+  constexpr int kSize = F_SEAL_GROW | F_SEAL_SHRINK;
+  return kind == HandleKind::kLegacy ? kSize : kSize | F_SEAL_SEAL;
+}
+
 constexpr std::size_t kMaxNameLength = 64;
 /// Claims of a capacity lie above all claims of sizes: 2^61 (hash) + 2^60 (length) < 2^62.
 constexpr std::uint64_t kCapacityOffset = 1ULL << 62;
@@ -51,25 +56,31 @@ Status set_claim(int fd, std::uint64_t offset, std::uint64_t length) {
   return ok();
 }
 
+Result<std::string> read_all(const char* path, int& reads) {
+  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return KVFERRY_ERRNO("open {}, which host devices are counted from", path);
+  std::string text;
+  std::array<char, 16384> chunk{};
+  reads = 0;
+  for (;;) {
+    const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return KVFERRY_ERRNO("read {}", path);
+    if (count == 0) return text;
+    text.append(chunk.data(), static_cast<std::size_t>(count));
+    ++reads;
+  }
+}
+
 struct LockTable {
   std::string text;
   bool in_one_read = false;  ///< The kernel holds its locks over one read: a true snapshot.
 };
 
 Result<LockTable> read_lock_table() {
-  const UniqueFd file(::open("/proc/locks", O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return KVFERRY_ERRNO("open /proc/locks, which host devices are counted from");
   LockTable table;
-  std::array<char, 16384> chunk{};
   int reads = 0;
-  for (;;) {
-    const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return KVFERRY_ERRNO("read /proc/locks");
-    if (count == 0) break;
-    table.text.append(chunk.data(), static_cast<std::size_t>(count));
-    ++reads;
-  }
+  KVFERRY_ASSIGN(table.text, read_all("/proc/locks", reads));
   table.in_one_read = reads <= 1;
   return table;
 }
@@ -85,10 +96,13 @@ HostLedgerView view_of(const std::string& text, std::uint64_t offset) {
     std::uint64_t inode = 0;
     std::uint64_t first = 0;
     std::uint64_t last = 0;
+    const std::size_t claim = line.find("OFDLCK");
+    if (claim == std::string::npos) continue;
     // "2: OFDLCK ADVISORY  READ -1 00:01:49 1234 5678"; others' lines may end in EOF.
     // NOLINTNEXTLINE(cert-err34-c): all five fields must match, and offsets are compared below.
-    if (std::sscanf(line.c_str(), "%*s OFDLCK %*s READ %*s %x:%x:%" SCNu64 " %" SCNu64 " %" SCNu64,
-                    &major, &minor, &inode, &first, &last) != 5 ||
+    if (std::sscanf(line.c_str() + claim,
+                    "OFDLCK %*s READ %*s %x:%x:%" SCNu64 " %" SCNu64 " %" SCNu64, &major, &minor,
+                    &inode, &first, &last) != 5 ||
         last < first) {
       continue;
     }
@@ -262,7 +276,7 @@ Result<UniqueFd> HostLedger::create_object(std::uint64_t size_bytes, HandleKind 
     return KVFERRY_ERROR(kNoDeviceMemory, "host device {}: {} refused by the kernel ({})", name_,
                          format_size(size_bytes), reserved.error().message);
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals_of(kind)) != 0) {
     return KVFERRY_ERRNO("host device {}: seal memory", name_);
   }
   return fd;
@@ -284,18 +298,26 @@ Status HostLedger::check_object(int fd, std::uint64_t size_bytes, HandleKind kin
                          name_, info.st_size, size_bytes);
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) {
+  if (seals < 0 || (seals & seals_of(kind)) != seals_of(kind)) {
     return KVFERRY_ERROR(kProtocol,
                          "host device {}: imported memory has seals {:#x}, needs {:#x}: it could "
                          "shrink under a mapping",
-                         name_, seals, kSeals);
+                         name_, seals, seals_of(kind));
   }
-  KVFERRY_ASSIGN(const HostLedgerView view, read_host_ledger(name_));
-  if (!view.object_bytes.contains(ObjectId{info.st_dev, info.st_ino})) {
-    return KVFERRY_ERROR(kProtocol,
-                         "host device {}: imported memory (inode {}) is not among the {} objects "
-                         "of this device",
-                         name_, info.st_ino, view.object_bytes.size());
+  // The claim must lie on this very open file, or it would end before what is mapped from it. Asked
+  // of the descriptor: the table of all locks costs a grace period of the kernel.
+  KVFERRY_ASSIGN(const std::uint64_t offset, claim_offset(name_));
+  int reads = 0;
+  KVFERRY_ASSIGN(const std::string own,
+                 read_all(fmt::format("/proc/self/fdinfo/{}", fd).c_str(), reads));
+  const HostLedgerView view = view_of(own, offset);
+  const auto claim = view.object_bytes.find(ObjectId{info.st_dev, info.st_ino});
+  if (claim == view.object_bytes.end() || claim->second != size_bytes) {
+    return KVFERRY_ERROR(
+        kProtocol,
+        "host device {}: imported memory (inode {}) of {} bytes claims {} bytes of "
+        "this device",
+        name_, info.st_ino, size_bytes, claim == view.object_bytes.end() ? 0 : claim->second);
   }
   return ok();
 }

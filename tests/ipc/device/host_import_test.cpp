@@ -54,6 +54,17 @@ TEST_F(HostImportTest, SharesBytesAndKeepsTheMemoryAlive) {
   EXPECT_EQ(used(), 0U);
 }
 
+TEST_F(HostImportTest, RefusesAnotherOpenFileOfTheObject) {
+  // The books end with the open file that the allocator made: memory mapped from another one would
+  // be in use and counted nowhere.
+  auto owned = allocate(*exporter_, 2 * kMiB);
+  ExportedHandle handle = owned->export_handle().value();
+  const std::string link = fmt::format("/proc/self/fd/{}", handle.fd.get());
+  handle.fd = UniqueFd(::open(link.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(handle.fd.valid());
+  expect_refused(importer_->import(std::move(handle), nullptr), "claims 0 bytes");
+}
+
 TEST_F(HostImportTest, MapsAtAReservedAddress) {
   auto owned = allocate(*exporter_, 2 * kMiB);
   const auto range = importer_->reserve(2 * kMiB).value();
