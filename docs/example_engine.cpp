@@ -3,7 +3,9 @@
 //
 // A complete small engine: serves one prompt twice. The first time its blocks are computed and
 // stored to host memory; the second time, with other device blocks, they are loaded.
-// Usage: example_engine [ENGINE [RANKS]], beside a manager, a worker and a mover per rank.
+// Usage: example_engine [ENGINE [RANKS [GEOMETRY]]], beside a manager, a worker and a mover per rank,
+// say `kvferry manager`, `kvferry worker --geometry tiny` and `kvferry mover --geometry tiny`.
+#include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/worker/client.hpp"
 
 #include <poll.h>
@@ -21,6 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using kvferry::ipc::chain_block_hash;
 using kvferry::ipc::Error;
+using kvferry::ipc::Geometry;
 using kvferry::worker::BlockId;
 using kvferry::worker::Client;
 using kvferry::worker::ClientOptions;
@@ -37,14 +40,15 @@ using kvferry::worker::StoreItem;
 using kvferry::worker::StoreTarget;
 
 constexpr GroupId kMain{0};
-constexpr std::size_t kTokensPerBlock = 16;
+constexpr std::size_t kPromptBlocks = 4;
 
 /// Hashes of the full blocks of a prompt; each covers everything before it, too.
-std::vector<Digest> hash_prompt(const std::vector<std::uint32_t>& tokens) {
+std::vector<Digest> hash_prompt(const std::vector<std::uint32_t>& tokens,
+                                std::size_t tokens_per_block) {
   std::vector<Digest> hashes;
   Digest parent;
-  for (std::size_t at = 0; at + kTokensPerBlock <= tokens.size(); at += kTokensPerBlock) {
-    parent = chain_block_hash(parent, &tokens[at], kTokensPerBlock * sizeof(tokens[at]));
+  for (std::size_t at = 0; at + tokens_per_block <= tokens.size(); at += tokens_per_block) {
+    parent = chain_block_hash(parent, &tokens[at], tokens_per_block * sizeof(tokens[at]));
     hashes.push_back(parent);
   }
   return hashes;
@@ -105,9 +109,8 @@ Status store(Client& client,
 }
 
 Status serve_prompt(Client& client,
-                    const std::vector<std::uint32_t>& tokens,
+                    const std::vector<Digest>& hashes,
                     std::uint32_t first_block) {
-  const std::vector<Digest> hashes = hash_prompt(tokens);
   std::vector<BlockId> blocks;
   for (std::uint32_t i = 0; i < hashes.size(); ++i) blocks.push_back(BlockId{first_block + i});
   KVFERRY_ASSIGN(const std::size_t loaded, load_prefix(client, hashes, blocks));
@@ -117,11 +120,15 @@ Status serve_prompt(Client& client,
   return store(client, hashes, blocks, loaded);
 }
 
-Status run(const std::string& engine, std::uint32_t ranks) {
+Status run(const std::string& engine, std::uint32_t ranks, const std::string& geometry_name) {
+  // The geometry that the workers were started with: a client of another one is refused, since it
+  // would take bytes for something else than they are.
+  KVFERRY_ASSIGN(const Geometry geometry, kvferry::ipc::load_geometry(geometry_name, ranks));
   ClientOptions options;
   options.engine = engine;
   options.ranks = ranks;
   options.identity.model = "example";
+  options.identity.fingerprint = geometry.fingerprint(kvferry::ipc::ArenaOrder::kLayerFirst);
   options.identity.weights = Digest::hash("example-weights", 15);
   KVFERRY_ASSIGN(const auto client, Client::connect(options, Deadline::after(5s)));
   KVFERRY_TRY(client->wait_ready(true, Deadline::after(30s)));
@@ -131,10 +138,11 @@ Status run(const std::string& engine, std::uint32_t ranks) {
   std::cout << "ready: generation " << state.generation << ", " << gpu_blocks << " device blocks"
             << std::endl;
 
-  std::vector<std::uint32_t> tokens(4 * kTokensPerBlock);
+  std::vector<std::uint32_t> tokens(kPromptBlocks * geometry.tokens_per_block);
   std::iota(tokens.begin(), tokens.end(), 1000U);
-  KVFERRY_TRY(serve_prompt(*client, tokens, 0));
-  KVFERRY_TRY(serve_prompt(*client, tokens, gpu_blocks / 2));
+  const std::vector<Digest> hashes = hash_prompt(tokens, geometry.tokens_per_block);
+  KVFERRY_TRY(serve_prompt(*client, hashes, 0));
+  KVFERRY_TRY(serve_prompt(*client, hashes, gpu_blocks / 2));
   client->close();
   return kvferry::ipc::ok();
 }
@@ -147,10 +155,11 @@ int main(int argc, char** argv) {
   std::uint32_t ranks = 0;
   const char* end = ranks_text.data() + ranks_text.size();
   if (std::from_chars(ranks_text.data(), end, ranks).ptr != end || ranks == 0) {
-    std::cerr << "usage: example_engine [ENGINE [RANKS]]\n";
+    std::cerr << "usage: example_engine [ENGINE [RANKS [GEOMETRY]]]\n";
     return 2;
   }
-  if (const Status status = run(engine, ranks); !status) {
+  const std::string geometry = argc > 3 ? argv[3] : "tiny";
+  if (const Status status = run(engine, ranks, geometry); !status) {
     std::cerr << "example_engine: " << status.error().to_string() << '\n';
     return 1;
   }

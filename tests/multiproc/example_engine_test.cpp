@@ -1,88 +1,136 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/os/temp_dir.hpp"
+#include "kvferry/ipc/wire/control.hpp"
 #include "support/child_process.hpp"
-#include "worker/scripted_manager.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
 
-#include <set>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace kvferry {
 namespace {
 
-using ipc::Envelope;
-using ipc::IncarnationId;
-using ipc::MessageKind;
-using test::ManagerThread;
-using test::ScriptedManager;
+using std::chrono_literals::operator""s;
+using testing::HasSubstr;
+using testing::StartsWith;
 
-template <typename T> T body(const Envelope& envelope) {
-  return ipc::decode<T>(envelope.body, "test").value();
-}
-
-/// A host tier of one engine: what was stored is found again.
-void serve_host_tier(ScriptedManager& manager, std::set<ipc::Digest>& stored) {
-  manager.state.generation = 1;
-  manager.state.phase = ipc::CachePhase::kReady;
-  manager.state.offload_ready = true;
-  manager.state.ranks = {{ipc::SessionId::from_words(1, 1), ipc::Epoch{1}, {}, {}}};
-  manager.state.group_blocks = {64};
-  manager.scripts[MessageKind::kLookup] = [&stored](ScriptedManager& m, const IncarnationId& from,
-                                                    const Envelope& request) {
-    ipc::LookupReply reply;
-    for (const ipc::Digest& hash : body<ipc::Lookup>(request).blocks) {
-      const bool hit = stored.contains(hash);
-      reply.presence.push_back(hit ? 3 : 1);
-      if (hit && reply.usable_prefix + 1 == reply.presence.size()) ++reply.usable_prefix;
-    }
-    (void)m.server().reply(from, request, reply);
-  };
-  manager.scripts[MessageKind::kReserveStore] =
-      [&stored](ScriptedManager& m, const IncarnationId& from, const Envelope& request) {
-        ipc::ReserveStoreReply reply;
-        for (const ipc::StoreKey& key : body<ipc::ReserveStore>(request).keys) {
-          stored.insert(key.block);
-          reply.slots.push_back({ipc::ReserveOutcome::kReserved, stored.size()});
-        }
-        (void)m.server().reply(from, request, reply);
-      };
-  manager.scripts[MessageKind::kSubmitStore] = [](ScriptedManager& m, const IncarnationId& from,
-                                                  const Envelope& request) {
-    const auto job = body<ipc::SubmitStore>(request);
-    (void)m.server().reply(from, request, ipc::Empty{});
-    m.send_done(job.job, std::vector<std::uint8_t>(job.items.size(), 0));
-  };
-  manager.scripts[MessageKind::kSubmitLoad] = [](ScriptedManager& m, const IncarnationId& from,
-                                                 const Envelope& request) {
-    const auto job = body<ipc::SubmitLoad>(request);
-    (void)m.server().reply(from, request, ipc::Empty{});
-    m.send_done(job.job, std::vector<std::uint8_t>(job.items.size(), 0));
-  };
-}
-
-TEST(ExampleEngineTest, StoresTheFirstTimeAndLoadsTheSecond) {
-  const test::ShortTempDir temp;
-  const auto dir = ipc::RuntimeDir::open(temp.path().string(), "default").value();
-  std::set<ipc::Digest> stored;
-  ManagerThread manager(dir, [&](ScriptedManager& m) { serve_host_tier(m, stored); });
-  test::ChildProcess engine({.program = test::sibling_program("example_engine"),
-                             .environment = {"KVFERRY_RUNTIME_DIR=" + temp.path().string()}});
-  const std::vector<std::string> expected{"ready: generation 1, 64 device blocks",
-                                          "loaded 0 of 4 blocks", "stored 4 blocks",
-                                          "loaded 4 of 4 blocks"};
-  for (const std::string& line : expected) {
-    EXPECT_EQ(engine.read_line(test::soon()), line) << engine.stderr_text();
+/// The example beside the processes that its first comment names, all real.
+class ExampleEngineTest : public testing::Test {
+ protected:
+  test::ChildProcess start(std::vector<std::string> arguments) {
+    return test::ChildProcess({.program = KVFERRY_PROGRAM,
+                               .arguments = std::move(arguments),
+                               .environment = environment()});
   }
-  EXPECT_EQ(engine.wait(test::soon()), test::ChildExit::exited(0)) << engine.stderr_text();
+  void start_manager() { manager_.emplace(start({"manager", "--host-memory=16MiB"})); }
+  /// Worker and mover of every rank.
+  void start_ranks(std::uint32_t ranks, const std::string& geometry) {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      for (const char* command : {"worker", "mover"}) {
+        // Named after our directory, so that no other test shares the simulated device.
+        const std::string device =
+            fmt::format("host:{}-{}:64MiB", temp_.path().filename().string(), rank);
+        ranks_.push_back(
+            start({command, "--geometry=" + geometry, "--gpu-blocks=64", "--device=" + device,
+                   fmt::format("--rank={}", rank), fmt::format("--ranks={}", ranks)}));
+      }
+    }
+  }
+  void start_engine(std::vector<std::string> arguments = {}) {
+    engine_.emplace(test::ChildOptions{.program = test::sibling_program("example_engine"),
+                                       .arguments = std::move(arguments),
+                                       .environment = environment()});
+  }
+  /// Waits until the manager's status satisfies the condition.
+  bool wait_status(const std::function<bool(const nlohmann::json&)>& condition) {
+    const auto dir = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
+    const ipc::Deadline deadline = test::soon();
+    while (!deadline.expired()) {
+      ipc::ControlLink::Options options;
+      options.registry_path = dir.registry_socket();
+      options.control_path = dir.control_socket();
+      options.incarnation = ipc::IncarnationId::random();
+      options.name = "test";
+      const auto link = ipc::ControlLink::connect(options, deadline);
+      const auto reply =
+          link ? (*link)->call<ipc::StatusReply>(ipc::MessageKind::kStatus, ipc::Empty{}, deadline)
+               : ipc::Result<ipc::StatusReply>(link.error());
+      if (reply && condition(nlohmann::json::parse(reply->json))) return true;
+      constexpr int kLookAgainMs = 10;
+      pollfd end{manager_->pidfd(), POLLIN, 0};
+      if (::poll(&end, 1, kLookAgainMs) > 0) return false;
+    }
+    return false;
+  }
+  bool wait_connected_engine() {
+    return wait_status([](const nlohmann::json& status) {
+      for (const auto& peer : status["peers"]) {
+        if (peer["kind"] == "engine") return true;
+      }
+      return false;
+    });
+  }
+  void expect_served() {
+    EXPECT_THAT(engine_->read_line(test::soon()).value_or(""), StartsWith("ready: generation "))
+        << engine_->stderr_text();
+    for (const char* line : {"loaded 0 of 4 blocks", "stored 4 blocks", "loaded 4 of 4 blocks"}) {
+      EXPECT_EQ(engine_->read_line(test::soon()), line) << engine_->stderr_text();
+    }
+    EXPECT_EQ(engine_->wait(test::soon()), test::ChildExit::exited(0)) << engine_->stderr_text();
+  }
+
+  std::optional<test::ChildProcess> manager_;
+  std::vector<test::ChildProcess> ranks_;
+  std::optional<test::ChildProcess> engine_;
+
+ private:
+  [[nodiscard]] std::vector<std::string> environment() const {
+    return {"KVFERRY_RUNTIME_DIR=" + temp_.path().string()};
+  }
+  const test::ShortTempDir temp_;
+};
+
+TEST_F(ExampleEngineTest, StoresTheFirstTimeAndLoadsTheSecond) {
+  start_manager();
+  start_ranks(1, "tiny");
+  ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
+    return status["engines"].size() == 1 && status["engines"][0]["offload_ready"] == true;
+  }));
+  start_engine();
+  expect_served();
 }
 
-TEST(ExampleEngineTest, SaysWhatIsMissingWithoutAManager) {
-  const test::ShortTempDir temp;
-  test::ChildProcess engine({.program = test::sibling_program("example_engine"),
-                             .environment = {"KVFERRY_RUNTIME_DIR=" + temp.path().string()}});
-  EXPECT_EQ(engine.wait(test::soon()), test::ChildExit::exited(1));
-  EXPECT_NE(engine.stderr_text().find("no_manager"), std::string::npos) << engine.stderr_text();
+TEST_F(ExampleEngineTest, ConnectedBeforeTheWorkersItWaitsAndServesOnTwoRanks) {
+  start_manager();
+  ASSERT_TRUE(wait_status([](const nlohmann::json&) { return true; }));
+  start_engine({"default", "2", "tiny-fp8"});
+  ASSERT_TRUE(wait_connected_engine()) << engine_->stderr_text();
+  start_ranks(2, "tiny-fp8");
+  expect_served();
+}
+
+TEST_F(ExampleEngineTest, ConnectedBeforeWorkersOfAnotherGeometryItEndsAtOnceAndSaysSo) {
+  start_manager();
+  ASSERT_TRUE(wait_status([](const nlohmann::json&) { return true; }));
+  start_engine({"default", "1", "tiny-mla"});
+  ASSERT_TRUE(wait_connected_engine()) << engine_->stderr_text();
+  start_ranks(1, "tiny");
+  // The example itself would wait for 30 s for workers that fit.
+  EXPECT_EQ(engine_->wait(test::soon()), test::ChildExit::exited(1)) << engine_->stderr_text();
+  EXPECT_THAT(engine_->stderr_text(), HasSubstr("example_engine: geometry_mismatch: "));
+}
+
+TEST_F(ExampleEngineTest, SaysWhatIsMissingWithoutAManager) {
+  start_engine();
+  EXPECT_EQ(engine_->wait(test::soon()), test::ChildExit::exited(1));
+  EXPECT_THAT(engine_->stderr_text(), HasSubstr("no_manager"));
 }
 
 }  // namespace

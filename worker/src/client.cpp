@@ -94,6 +94,10 @@ Status Client::wait_ready(bool offload, Deadline deadline) {
       log.end("ready");
       return ipc::ok();
     }
+    if (state.refused) {
+      log.end("refused");
+      return *state.refused;
+    }
     if (link.closed()) {
       return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", link.options().engine);
     }

@@ -359,7 +359,10 @@ Status ClientLink::on_hello_reply(const Envelope& envelope) {
 Status ClientLink::take_state(const Envelope& envelope) {
   KVFERRY_ASSIGN(auto state, ipc::decode<ipc::EngineState>(envelope.body, "EngineState"));
   KVFERRY_TRY(check_state(state, options_));
-  if (state.generation != state_.generation) {
+  if (state.refused) {
+    ipc::log_error("client: engine {} cannot use its workers: {}", options_.engine,
+                   state.refused->to_string());
+  } else if (state.generation != state_.generation) {
     ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
                   state.generation);
   }
@@ -373,6 +376,7 @@ Status ClientLink::take_state(const Envelope& envelope) {
   }
   state_.ranks = std::move(ranks);
   state_.group_blocks = std::move(state.group_blocks);
+  state_.refused = std::move(state.refused);
   if (jobs_.has_orphans()) {
     count_settled(jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks));
   }

@@ -325,7 +325,7 @@ void ManagerCore::engine_changed(EngineRecord& engine) {
       ipc::EngineState state = engine.view();
       if (client->mismatch) {
         state = {};
-        state.note = client->mismatch->message;
+        state.refused = client->mismatch;
       }
       const ipc::Status sent =
           server_.notify(client->peer.id, ipc::MessageKind::kEngineState, state);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -121,6 +122,9 @@ struct CacheState {
   std::vector<ArenaId> ranks;
   std::vector<std::uint32_t> group_blocks;
   bool manager_connected = false;
+  /// Set when workers registered, after this client connected, with another fingerprint or rank
+  /// count (kGeometryMismatch): connect anew with theirs. Every call is refused for it meanwhile.
+  std::optional<ipc::Error> refused;
 };
 
 enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
@@ -165,7 +169,8 @@ class Client {
   /// before a clear ends as kStaleEpoch instead of touching blocks that are now another arena's.
   [[nodiscard]] const CacheState& state() const noexcept;
   /// Ok once phase is kReady (and offload_ready when asked); completions that arrive meanwhile are
-  /// kept for poll(). Ok acknowledges the generation, as state() does.
+  /// kept for poll(). Ok acknowledges the generation, as state() does. kTimeout; kGeometryMismatch
+  /// at once when the workers that came are not this client's (CacheState::refused).
   [[nodiscard]] Status wait_ready(bool offload, Deadline deadline);
 
   [[nodiscard]] Result<LookupResult> lookup(std::span<const Digest> hashes, Deadline deadline);

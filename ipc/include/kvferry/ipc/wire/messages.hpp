@@ -20,7 +20,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 2;
+inline constexpr std::uint32_t kWireVersion = 3;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -275,8 +275,10 @@ struct EngineState {
   std::vector<RankArena> ranks;
   std::vector<std::uint32_t> group_blocks;
   std::string note;
+  /// The workers registered after this engine, and with another geometry: it cannot use them.
+  std::optional<Error> refused;
   template <typename V> void visit(V& v) {
-    v(generation, phase, offload_ready, ranks, group_blocks, note);
+    v(generation, phase, offload_ready, ranks, group_blocks, note, refused);
   }
 };
 
