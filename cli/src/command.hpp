@@ -16,6 +16,7 @@ enum ExitCode : int {
   kExitUsage = 2,        ///< An option, environment variable or configuration file is wrong.
   kExitNoManager = 3,    ///< No manager answers on the instance.
   kExitQuarantined = 4,  ///< Done, but some memory waits for a peer that still holds it.
+  kExitCannotRun = 5,    ///< A daemon that starting again with the same options does not mend.
 };
 
 using Arguments = std::vector<std::string>;

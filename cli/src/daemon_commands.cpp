@@ -19,6 +19,20 @@ namespace {
 
 constexpr std::uint64_t kDefaultHostMemory = 1ULL << 30;
 
+/// Neither time nor another attempt changes it: the options, the build, the machine.
+bool is_final(ipc::ErrorCode code) {
+  switch (code) {
+    case ipc::ErrorCode::kInvalidArgument:
+    case ipc::ErrorCode::kGeometryMismatch:
+    case ipc::ErrorCode::kRoleConflict:
+    case ipc::ErrorCode::kVersionMismatch:
+    case ipc::ErrorCode::kPermission:
+    case ipc::ErrorCode::kNoHostMemory:
+    case ipc::ErrorCode::kNoDeviceMemory: return true;
+    default: return false;
+  }
+}
+
 /// Runs a daemon until it is told to end; a set-up that fails is logged.
 template <typename Run>
 int run_daemon(const std::string& name, ipc::LogLevel level, int parent_fd, const Run& run) {
@@ -29,7 +43,7 @@ int run_daemon(const std::string& name, ipc::LogLevel level, int parent_fd, cons
     return kExitDone;
   } catch (const ipc::Exception& error) {
     ipc::log_error("cannot run: {}", error.what());
-    return kExitFailed;
+    return is_final(error.error().code) ? kExitCannotRun : kExitFailed;
   }
 }
 
@@ -91,6 +105,10 @@ int mover_command(const Arguments& arguments) {
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());
   config.rank = std::move(rank).value();
+  if (const auto fits = check_strategy(config.strategy, config.rank.geometry, config.rank.arena);
+      !fits) {
+    return usage_error(*app, fits.error());
+  }
   return run_daemon(fmt::format("mover/{}", options.rank), options.common.log_level,
                     options.parent_fd, [&] { cache_manager::run_mover(config); });
 }

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/wire/messages.hpp"
 #include "operator_link.hpp"
 #include "options.hpp"
+#include "print.hpp"
 #include "rank_options.hpp"
 #include "status_text.hpp"
 #include "table.hpp"
@@ -13,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdio>
 #include <string>
 
 namespace kvferry::cli {
@@ -55,8 +55,8 @@ void print_clear(const ipc::ClearReply& reply) {
                ipc::format_size(rank.outcome.free_before),
                ipc::format_size(rank.outcome.free_after)});
   }
-  if (!table.empty()) fmt::print("{}", table.render());
-  fmt::print("cleared in {:.1f} ms; {} blocks dropped from host memory\n", to_ms(reply.took),
+  if (!table.empty()) print_out("{}", table.render());
+  print_out("cleared in {:.1f} ms; {} blocks dropped from host memory\n", to_ms(reply.took),
              with_separators(reply.host_blocks_dropped));
 }
 
@@ -66,7 +66,7 @@ bool report_quarantine(const ipc::ClearReply& reply) {
   for (const ipc::RankOutcome& rank : reply.ranks) {
     if (rank.outcome.kind != ipc::ClearKind::kQuarantined) continue;
     any = true;
-    fmt::print(stderr, "kvferry clear: {}/{}: {} quarantined: {}\n", rank.engine, rank.rank.value,
+    print_err("kvferry clear: {}/{}: {} quarantined: {}\n", rank.engine, rank.rank.value,
                ipc::format_size(rank.outcome.quarantined_bytes), rank.outcome.detail);
   }
   return any;
@@ -89,12 +89,12 @@ int status_command(const Arguments& arguments) {
       ask<ipc::StatusReply>(common, ipc::MessageKind::kStatus, ipc::Empty{}, kStatusTime);
   if (!reply) return failure("status", reply.error());
   if (json) {
-    fmt::print("{}\n", reply->json);
+    print_out("{}\n", reply->json);
     return kExitDone;
   }
   const auto text = describe_status(reply->json);
   if (!text) return failure("status", text.error());
-  fmt::print("{}", *text);
+  print_out("{}", *text);
   return kExitDone;
 }
 
@@ -144,7 +144,7 @@ int reinit_command(const Arguments& arguments) {
   const auto reply = ask<ipc::ReinitReply>(common, ipc::MessageKind::kReinit, request,
                                            request.deadline + kReplyMargin);
   if (!reply) return failure("reinit", reply.error());
-  fmt::print("ready again in {:.1f} ms (generation {})\n", to_ms(reply->took), reply->generation);
+  print_out("ready again in {:.1f} ms (generation {})\n", to_ms(reply->took), reply->generation);
   return kExitDone;
 }
 

@@ -5,13 +5,13 @@
 #include "help_formatter.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/process.hpp"
+#include "print.hpp"
 #include "toml_config.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
-#include <cstdio>
 
 namespace kvferry::cli {
 namespace {
@@ -156,7 +156,7 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
     app.parse(std::move(given));
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    (void)write_out(app.help());
     return kExitDone;
   } catch (const CLI::ConfigError& error) {
     fmt::print(stderr, "{}: configuration file {}: {}\n'{} --help' lists the options\n",
@@ -164,19 +164,19 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
                app.get_name());
     return kExitUsage;
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
+    print_err("{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
                app.get_name());
     return kExitUsage;
   }
 }
 
 int usage_error(const CLI::App& app, const ipc::Error& error) {
-  fmt::print(stderr, "{}: {}\n", app.get_name(), error.message);
+  print_err("{}: {}\n", app.get_name(), error.message);
   return kExitUsage;
 }
 
 int failure(std::string_view command, const ipc::Error& error) {
-  fmt::print(stderr, "kvferry {}: {}\n", command, error.to_string());
+  print_err("kvferry {}: {}\n", command, error.to_string());
   return error.code == ipc::ErrorCode::kNoManager ? kExitNoManager : kExitFailed;
 }
 

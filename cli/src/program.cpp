@@ -1,11 +1,9 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
-
-#include <fmt/format.h>
+#include "print.hpp"
 
 #include <array>
-#include <cstdio>
 
 namespace kvferry::cli {
 namespace {
@@ -26,21 +24,21 @@ constexpr std::array kCommands = {
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command}};
 
 void print_help() {
-  fmt::print(
+  print_out(
       "kvferry moves KV-cache blocks of LLM serving between device memory and host memory,\n"
       "in processes of its own.\n\n"
       "usage: kvferry COMMAND [OPTIONS]\n\n"
       "commands:\n");
   for (const Command& command : kCommands) {
-    fmt::print("  {:<9} {}\n", command.name, command.summary);
+    print_out("  {:<9} {}\n", command.name, command.summary);
   }
-  fmt::print(
+  print_out(
       "\nStart here (no GPU needed, takes about a minute):\n"
       "  kvferry replay --device host\n\n"
       "'kvferry COMMAND --help' explains a command. Options can also be given as environment\n"
       "variables (KVFERRY_GPU_BLOCKS for --gpu-blocks) or in a TOML file (--config FILE).\n\n"
       "exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no manager there,\n"
-      "            4 done, with memory quarantined\n");
+      "            4 done, with memory quarantined, 5 a daemon cannot run as it was started\n");
 }
 
 const Command* find_command(std::string_view name) {
@@ -69,7 +67,7 @@ int run_program(std::string_view program, Arguments arguments) {
   std::string first = arguments.front();
   arguments.erase(arguments.begin());
   if (first == "--version") {
-    fmt::print("kvferry {}\n", kVersion);
+    print_out("kvferry {}\n", kVersion);
     return kExitDone;
   }
   const bool wants_help = first == "--help" || first == "-h" || first == "help";
@@ -82,7 +80,7 @@ int run_program(std::string_view program, Arguments arguments) {
     arguments = {"--help"};
   }
   if (const Command* command = find_command(first)) return command->run(arguments);
-  fmt::print(stderr, "kvferry: there is no command '{}'; 'kvferry --help' lists them\n", first);
+  print_err("kvferry: there is no command '{}'; 'kvferry --help' lists them\n", first);
   return kExitUsage;
 }
 

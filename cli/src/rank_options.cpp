@@ -127,6 +127,16 @@ ipc::ArenaOptions make_arena_options(const ArenaChoice& choice,
   return arena;
 }
 
+ipc::Status check_strategy(cache_manager::CopyStrategy strategy,
+                           const ipc::Geometry& geometry,
+                           ipc::ArenaOptions arena) {
+  constexpr std::uint32_t kEnoughForEveryGroup = 1024;
+  arena.gpu_blocks = kEnoughForEveryGroup;
+  KVFERRY_ASSIGN(const ipc::ArenaLayout layout, ipc::plan_arena(geometry, arena));
+  KVFERRY_TRY(cache_manager::choose_strategy(strategy, layout));
+  return ipc::ok();
+}
+
 Result<ipc::DeviceSpec> host_device_for(const std::string& name,
                                         const ipc::Geometry& geometry,
                                         const ipc::ArenaOptions& arena) {

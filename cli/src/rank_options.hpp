@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/worker/worker.hpp"
@@ -53,6 +54,10 @@ void add_rank_options(CLI::App& app, RankOptions& options);
                                                    const ipc::Geometry& geometry,
                                                    std::uint32_t gpu_blocks,
                                                    ipc::DeviceKind device);
+/// A forced strategy that such an arena cannot do is kInvalidArgument, however many blocks it has.
+[[nodiscard]] ipc::Status check_strategy(cache_manager::CopyStrategy strategy,
+                                         const ipc::Geometry& geometry,
+                                         ipc::ArenaOptions arena);
 /// A simulated device for one rank that holds two epochs of its arena and a worker's scratch.
 [[nodiscard]] ipc::Result<ipc::DeviceSpec> host_device_for(const std::string& name,
                                                            const ipc::Geometry& geometry,

@@ -5,11 +5,15 @@
 #include "rank_options.hpp"
 #include "replay/generator.hpp"
 #include "replay/replay.hpp"
+#include "replay/report.hpp"
 #include "replay/trace.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
+#include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace kvferry::cli {
@@ -55,6 +59,38 @@ struct ReplayOptions {
   std::uint64_t seed = 0;
 };
 
+Result<std::uint64_t> parse_seed(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size()) return value;
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is no whole number from 0 to {}", text, UINT64_MAX);
+}
+
+/// A slip in the name is told before anything starts.
+Result<std::string> parse_trace_name(std::string_view text) {
+  const std::string name(text);
+  if (std::filesystem::is_directory(name)) {
+    return KVFERRY_ERROR(kInvalidArgument, "'{}' is a directory, not a trace", text);
+  }
+  if (::access(name.c_str(), R_OK) != 0) return KVFERRY_ERRNO("'{}' cannot be read", text);
+  return name;
+}
+
+Result<std::string> parse_report_name(std::string_view text) {
+  KVFERRY_TRY(check_report_file(std::string(text)));
+  return std::string(text);
+}
+
+Result<std::string> parse_log_dir(std::string_view text) {
+  const std::filesystem::path dir(text);
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  if (!std::filesystem::is_directory(dir) || ::access(dir.c_str(), W_OK | X_OK) != 0) {
+    return KVFERRY_ERROR(kInvalidArgument, "'{}' is no directory that can be written to", text);
+  }
+  return std::filesystem::absolute(dir).string();
+}
+
 Result<double> parse_speed(std::string_view text) {
   if (text == "max") return 0.0;
   double value = 0;
@@ -67,16 +103,20 @@ Result<double> parse_speed(std::string_view text) {
 }
 
 void add_workload_options(CLI::App& app, ReplayOptions& options) {
-  auto* trace = app.add_option("--trace", options.trace, "Play this trace")->type_name("FILE");
+  auto* trace = add_parsed<std::string>(app, "--trace", options.trace, parse_trace_name,
+                                        "Play this trace")
+                    ->type_name("FILE");
   app.add_option("--workload", options.workload, "Without a trace: what to make up")
       ->type_name("conversation")
+      ->check(CLI::IsMember({"conversation"}))
       ->default_str(options.workload)
       ->excludes(trace);
   app.add_option("--requests", options.requests,
                  fmt::format("How many [the whole trace; made-up ones: {}]", kDefaultRequests))
       ->type_name("N")
       ->check(CLI::Range(std::uint64_t{1}, kMaxRequests));
-  app.add_option("--seed", options.seed, "Made-up requests repeat exactly from it")
+  add_parsed<std::uint64_t>(app, "--seed", options.seed, parse_seed,
+                            "Made-up requests repeat exactly from it")
       ->type_name("N")
       ->default_str("0");
   app.add_flag("--skip-bad", options.skip_bad, "Count malformed trace lines and go on");
@@ -134,8 +174,15 @@ void add_play_options(CLI::App& app, ReplayOptions& options) {
                             {"sample", VerifyPolicy::kSample},
                             {"full", VerifyPolicy::kFull}},
                            "Check loaded and re-used blocks: none, one in 8, or all");
-  app.add_option("--report", config.report_file, "Write all figures as JSON")
+  add_parsed<std::string>(app, "--report", config.report_file, parse_report_name,
+                          "Write all figures as JSON")
       ->type_name("FILE.json");
+  add_parsed<std::string>(app, "--keep-logs", config.log_dir, parse_log_dir,
+                          "Write the processes' logs there, where they stay [removed at the end]")
+      ->type_name("DIR");
+  add_milliseconds(app, "--stall-timeout", config.stall_timeout,
+                   "Fail when nothing goes on, or no block can be moved although nobody died, for "
+                   "so long");
 }
 
 /// "auto", "host", "cuda", "cuda:0,2".
@@ -220,6 +267,11 @@ int replay_command(const Arguments& arguments) {
   if (!geometry) return usage_error(*app, geometry.error());
   config.geometry = std::move(*geometry);
   if (options.gpu_blocks > 0) config.gpu_blocks = options.gpu_blocks;
+  const ipc::ArenaOptions arena =
+      make_arena_options(config.arena, config.geometry, options.gpu_blocks, config.device_kind);
+  if (const auto fits = check_strategy(config.strategy, config.geometry, arena); !fits) {
+    return usage_error(*app, fits.error());
+  }
   config.workload_text = options.trace.empty()
                              ? fmt::format("{}, seed {}", options.workload, options.seed)
                              : options.trace;

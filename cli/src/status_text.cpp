@@ -135,7 +135,52 @@ void describe_engine(const Json& engine, std::string& out) {
   if (!ranks.empty()) out += ranks.render("  ");
 }
 
+/// What stands in the way at one process of a rank, if anything.
+void describe_process(const Json& rank, const char* kind, std::vector<std::string>& found) {
+  const std::string name = fmt::format("{}/{}", kind, text(rank, "rank"));
+  const Json* process = field(rank, kind);
+  if (process == nullptr) {
+    found.push_back(name + " has not registered");
+    return;
+  }
+  const auto is = [process](const char* flag, bool wanted) {
+    const Json* value = field(*process, flag);
+    return value != nullptr && *value == wanted;
+  };
+  std::vector<std::string> states;
+  if (is("connected", false)) states.emplace_back("is silent");
+  if (is("mapped", false)) states.emplace_back("has no arena mapped");
+  const Json* leases = field(*process, "living_leases");
+  if (leases != nullptr && leases->is_number_unsigned() && leases->get<std::uint64_t>() > 1) {
+    states.push_back(fmt::format("sees its arena held by {} processes", leases->dump()));
+  }
+  const std::string note = text(*process, "note");
+  const bool has_note = note != "-" && !note.empty();
+  if (states.empty() && !has_note) return;
+  found.push_back(fmt::format("{} (pid {}){}{}{}", name, pid(*process), states.empty() ? "" : " ",
+                              fmt::join(states, ", "), has_note ? ": " + note : ""));
+}
+
 }  // namespace
+
+std::string describe_missing(std::string_view json, std::string_view engine_name) {
+  const Json status = Json::parse(json, nullptr, false);
+  std::vector<std::string> found;
+  for (const Json& engine : member(status, "engines")) {
+    if (text(engine, "name") != engine_name) continue;
+    if (const std::string note = text(engine, "note"); note != "-" && !note.empty()) {
+      found.push_back(note);
+    }
+    for (const Json& rank : member(engine, "ranks")) {
+      for (const char* kind : {"worker", "mover"}) {
+        describe_process(rank, kind, found);
+      }
+    }
+  }
+  if (!status.is_object()) return "the manager's status cannot be read";
+  if (found.empty()) return "no process gives a reason; 'kvferry status' shows all of them";
+  return fmt::format("{}", fmt::join(found, "; "));
+}
 
 ipc::Result<std::string> describe_status(std::string_view json) {
   const Json status = Json::parse(json, nullptr, false);

@@ -13,4 +13,7 @@ namespace kvferry::cli {
 /// when it is not a JSON object at all.
 [[nodiscard]] ipc::Result<std::string> describe_status(std::string_view json);
 
+/// What an engine lacks for offload, by the notes and states of its processes; one line.
+[[nodiscard]] std::string describe_missing(std::string_view json, std::string_view engine);
+
 }  // namespace kvferry::cli

@@ -8,6 +8,7 @@
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "manager/manager_core.hpp"
 
+#include <optional>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -38,7 +39,7 @@ void run_manager(const ManagerConfig& config) {
   ipc::SignalFd signals;
   const auto dir = value_or_throw(ipc::RuntimeDir::open(config.runtime_dir, config.instance));
   // Before the pool: a second manager is refused at once, not after it has taken memory.
-  const auto lock = value_or_throw(ipc::NameLock::acquire(dir.path() / "manager"));
+  std::optional lock(value_or_throw(ipc::NameLock::acquire(dir.path() / "manager")));
   // Processes that were killed and have no successor leave theirs; living ones keep theirs.
   for (const std::string& name : dir.remove_stale_names()) {
     ipc::log_info("{}: removed, left behind by a process that is gone",
@@ -46,8 +47,19 @@ void run_manager(const ManagerConfig& config) {
   }
   HostPool pool(config.pool_bytes);
   const std::uint64_t pool_bytes = pool.stats().bytes;
-  const ipc::UniqueFd pool_fd = value_or_throw(ipc::SharedMemory::create_pool(
-      "kvferry-pool-" + dir.instance(), pool_bytes, /*reserve=*/true));
+  int stop_signal = 0;
+  auto reserved = ipc::SharedMemory::create_pool("kvferry-pool-" + dir.instance(), pool_bytes,
+                                                 /*reserve=*/true, [&] {
+                                                   stop_signal = signals.take();
+                                                   if (stop_signal == 0) return false;
+                                                   lock.reset();  // see below
+                                                   return true;
+                                                 });
+  if (stop_signal != 0) {
+    ipc::log_info("signal {}: the manager ends before its pool is complete", stop_signal);
+    return;
+  }
+  const ipc::UniqueFd pool_fd = value_or_throw(std::move(reserved));
   ipc::EventLoop loop;
   {
     ManagerCore core(loop, config, dir, pool, pool_fd.get());
@@ -68,6 +80,9 @@ void run_manager(const ManagerConfig& config) {
           kSystem, "the manager's event loop ended by an exception: see the log before this line"));
     }
   }
+  // Before the pool: giving a large one back takes the kernel seconds, and whoever loses patience
+  // with that must not find names left behind.
+  lock.reset();
   ipc::log_info("manager of instance {} has ended", dir.instance());
 }
 

@@ -7,7 +7,6 @@
 #include "kvferry/ipc/rank/rank_service.hpp"
 #include "mover/transfer_engine.hpp"
 
-#include <csignal>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -44,7 +43,9 @@ class MoverProcess {
     hooks.may_connect = [this] { return engine_.idle(); };
     hooks.on_fatal = [this](const ipc::Error& error) { end(error); };
     loop_.watch(signals_.fd(), [this] {
-      ipc::log_info("{} received, ending", signals_.take() == SIGINT ? "SIGINT" : "SIGTERM");
+      const int number = signals_.take();
+      if (number == 0) return;
+      ipc::log_info("signal {}: the mover ends", number);
       loop_.stop();
     });
     service_ = std::make_unique<ipc::RankService>(loop_, config.rank, ipc::ProcessKind::kMover,

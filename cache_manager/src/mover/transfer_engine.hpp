@@ -13,10 +13,6 @@
 
 namespace kvferry::cache_manager {
 
-/// The strategy for an arena: the forced one where it can be used, else by layout. A forced
-/// strategy that the arena cannot do is kInvalidArgument.
-[[nodiscard]] ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked,
-                                                        const ipc::ArenaLayout& layout);
 
 /// The mover's use of the arena: admits jobs for the mapped epoch and moves their blocks, loads and
 /// stores side by side. Every admitted or refused job is answered exactly once.

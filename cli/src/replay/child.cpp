@@ -98,17 +98,17 @@ ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start) {
   return process;
 }
 
-std::string reap_child(pid_t pid) {
+ChildEnd reap_child(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0) {
-    if (errno != EINTR) return KVFERRY_ERRNO("lost").message;
+    if (errno != EINTR) return {-1, KVFERRY_ERRNO("lost").message};
   }
   if (WIFSIGNALED(status)) {
     const char* description = sigdescr_np(WTERMSIG(status));
     if (description == nullptr) description = "unknown";
-    return fmt::format("killed by signal {} ({})", WTERMSIG(status), description);
+    return {-1, fmt::format("killed by signal {} ({})", WTERMSIG(status), description)};
   }
-  return fmt::format("exit code {}", WEXITSTATUS(status));
+  return {WEXITSTATUS(status), fmt::format("exit code {}", WEXITSTATUS(status))};
 }
 
 std::string tail_of(const std::filesystem::path& file, std::size_t lines) {

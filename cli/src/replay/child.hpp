@@ -26,8 +26,13 @@ inline constexpr int kInheritedFd = 3;
 /// with default signal handling.
 [[nodiscard]] ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start);
 
-/// Reaps a child that has ended and says how: "exit code 1", "killed by signal 9 (Killed)".
-[[nodiscard]] std::string reap_child(pid_t pid);
+/// How a child ended.
+struct ChildEnd {
+  int exit_code = -1;  ///< -1: killed by a signal.
+  std::string text;    ///< "exit code 1", "killed by signal 9 (Killed)".
+};
+/// Reaps a child that has ended.
+[[nodiscard]] ChildEnd reap_child(pid_t pid);
 
 /// The last lines of a text file, each indented.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& file, std::size_t lines);

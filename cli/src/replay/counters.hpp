@@ -30,6 +30,7 @@ struct ReplayCounters {
   std::uint64_t reinits = 0;
   std::uint64_t failed_cycles = 0;  ///< Clears or re-inits that had to be tried again.
   std::uint64_t quarantined = 0;    ///< Clears that left memory with a peer.
+  double offload_down_s = 0;        ///< Played with a usable cache and without offload.
   std::vector<double> clear_ms;
   std::vector<double> reinit_ms;
 

@@ -3,6 +3,7 @@
 #include "replay/engine.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "status_text.hpp"
 
 #include <fmt/format.h>
 
@@ -17,8 +18,7 @@ using std::chrono_literals::operator""min;
 
 constexpr ipc::Duration kConnectTry = 500ms;
 constexpr ipc::Duration kConnectRetry = 20ms;
-constexpr ipc::Duration kStartTime = 120s;
-constexpr ipc::Duration kStallTime = 60s;
+constexpr ipc::Duration kReasonTime = 500ms;
 constexpr ipc::Duration kNotReadyTime = 10min;
 constexpr ipc::Duration kWatchPeriod = 1s;
 constexpr std::size_t kCompletionBatch = 256;
@@ -36,7 +36,10 @@ Engine::Engine(ipc::EventLoop& loop,
       options_(std::move(options)),
       requests_(requests),
       counters_(counters),
-      hooks_(std::move(hooks)) {
+      hooks_(std::move(hooks)),
+      offload_watch_({.start_limit = options_.start_limit, .patience = options_.patience},
+                     {.say = [this](const std::string& line) { hooks_.say(line); },
+                      .reasons = [this] { return offload_reasons(); }}) {
   for (std::size_t i = 0; i < requests_.size(); ++i) waiting_.insert(waiting_.end(), i);
 }
 
@@ -68,7 +71,7 @@ void Engine::connect() {
     const ipc::ErrorCode code = client.error().code;
     const bool may_come = code == ipc::ErrorCode::kNoManager || code == ipc::ErrorCode::kTimeout ||
                           code == ipc::ErrorCode::kPeerDied || code == ipc::ErrorCode::kNotFound;
-    if (!may_come || ipc::MonotonicClock::now() - started_at_ > kStartTime) {
+    if (!may_come) {
       fail(client.error());
       return;
     }
@@ -107,6 +110,7 @@ void Engine::on_client() {
     if (completions.size() < kCompletionBatch) break;
   }
   look_at_state();
+  watch_offload();
   pump_later();
 }
 
@@ -252,16 +256,38 @@ void Engine::watch_progress() {
   if (ended_) return;
   watch_timer_ = loop_.after(kWatchPeriod, [this] { watch_progress(); });
   const ipc::TimePoint now = ipc::MonotonicClock::now();
-  const bool started = playing_;
   if (now - progress_at_ > kWatchPeriod / 2) ipc::log_debug("nothing goes on: {}", describe());
-  if (!started && now - started_at_ > kStartTime) {
-    fail(KVFERRY_ERROR(kTimeout, "the processes were not ready within 120 s: {}", describe()));
-  } else if (started && !phase_ready_ && now - not_ready_since_ > kNotReadyTime) {
+  if (playing_ && !phase_ready_ && now - not_ready_since_ > kNotReadyTime) {
     fail(KVFERRY_ERROR(kTimeout, "nobody re-initialised the cache for 10 minutes: {}", describe()));
-  } else if (started && phase_ready_ && options_.speed <= 0 && now - progress_at_ > kStallTime) {
-    fail(KVFERRY_ERROR(kTimeout, "nothing went on for 60 s: {}", describe()));
+  } else if (playing_ && phase_ready_ && options_.speed <= 0 &&
+             now - progress_at_ > options_.patience) {
+    fail(KVFERRY_ERROR(
+        kTimeout, "nothing went on for {} s: {}",
+        std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(), describe()));
   }
+  watch_offload();
   pump_later();
+}
+
+void Engine::watch_offload() {
+  if (ended_) return;
+  OffloadWatch::Sight sight;
+  sight.playing = playing_;
+  sight.cache_ready = phase_ready_;
+  sight.offload_ready = client_ != nullptr && client_->state().offload_ready;
+  sight.deaths = hooks_.deaths();
+  const auto status = offload_watch_.update(sight, ipc::MonotonicClock::now());
+  counters_.offload_down_s = offload_watch_.down_s();
+  if (!status) fail(status.error());
+}
+
+std::string Engine::offload_reasons() const {
+  if (client_ == nullptr || !client_->state().manager_connected) {
+    return "no manager answers: " + describe();
+  }
+  const auto status = client_->status(ipc::Deadline::after(kReasonTime));
+  if (!status) return status.error().message;
+  return describe_missing(*status, options_.engine);
 }
 
 }  // namespace kvferry::cli

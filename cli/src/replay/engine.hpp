@@ -8,6 +8,7 @@
 #include "kvferry/worker/client.hpp"
 #include "replay/counters.hpp"
 #include "replay/device_index.hpp"
+#include "replay/offload_watch.hpp"
 #include "replay/prefix_plan.hpp"
 #include "replay/step_channel.hpp"
 #include "replay/trace.hpp"
@@ -38,6 +39,8 @@ struct EngineOptions {
   std::uint32_t decode_steps = 1;  ///< Reads of a request's blocks.
   double speed = 0;                ///< Times the trace's own pace; 0: as fast as it goes.
   VerifyPolicy verify = VerifyPolicy::kSample;
+  ipc::Duration start_limit{};  ///< From start() until all processes work together.
+  ipc::Duration patience{};     ///< When nothing goes on, or offload is away with nobody dead.
 };
 
 /// A small serving engine: takes requests in their order, keeps its own index of device blocks,
@@ -51,6 +54,8 @@ class Engine {
     std::function<void(std::uint64_t finished)> on_request_done;
     /// Every process is there for the first time: requests are taken from now on.
     std::function<void()> on_started;
+    /// Deaths of processes of the run, so far.
+    std::function<std::uint64_t()> deaths;
     /// Everything is served and nothing is in flight, or it cannot go on.
     std::function<void(const ipc::Status&)> on_end;
   };
@@ -116,6 +121,8 @@ class Engine {
   void lose_device_contents();
   void on_worker_lost(ipc::Rank rank);
   void watch_progress();
+  void watch_offload();
+  [[nodiscard]] std::string offload_reasons() const;
   void pump();
   void pump_later();
   void end_when_done();
@@ -183,6 +190,7 @@ class Engine {
   AttemptId next_attempt_ = 1;
   std::uint64_t verify_turn_ = 0;
 
+  OffloadWatch offload_watch_;
   bool pump_posted_ = false;
   bool ended_ = false;
   ipc::TimePoint started_at_{};   ///< The first request may go.

@@ -5,7 +5,6 @@
 #include "kvferry/ipc/base/log.hpp"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -21,9 +20,7 @@ namespace kvferry::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using std::chrono_literals::operator""ms;
 
-constexpr ipc::Duration kLookAgain = 50ms;
 constexpr std::string_view kMemfdName = "/memfd:kvferry";
 
 /// inode -> bytes of the named shared memory that a process holds open or has mapped.
@@ -106,16 +103,6 @@ ipc::Result<std::uint64_t> DeviceProbe::taken_bytes() const {
     }
   }
   return taken;
-}
-
-ipc::Result<std::uint64_t> DeviceProbe::leaked_bytes(ipc::Deadline deadline) const {
-  while (true) {
-    KVFERRY_ASSIGN(const std::uint64_t taken, taken_bytes());
-    if (taken == 0 || deadline.expired()) return taken;
-    // Nothing announces that a driver has taken an ended process's memory back.
-    const ipc::Deadline next = ipc::Deadline::after(kLookAgain).earlier(deadline);
-    poll(nullptr, 0, next.poll_timeout_ms());
-  }
 }
 
 void HostMemoryProbe::observe(pid_t child) {

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
 
@@ -38,9 +37,10 @@ class DeviceProbe {
   /// Free memory of each distinct device now, in the order in which ranks first name them. A pure
   /// observation, at any time.
   [[nodiscard]] ipc::Result<std::vector<DeviceFree>> free_now() const;
-  /// Bytes that are still taken. The driver gives memory of ended processes back a moment later:
-  /// waits for it until the deadline. @pre all children have ended.
-  [[nodiscard]] ipc::Result<std::uint64_t> leaked_bytes(ipc::Deadline deadline) const;
+  /// Bytes that are still taken, as seen now. Once all children have ended that is what they
+  /// leaked, but a driver gives memory of ended processes back a moment later, and nothing announces
+  /// it: look again.
+  [[nodiscard]] ipc::Result<std::uint64_t> taken_bytes() const;
 
  private:
   struct HostDevice {
@@ -53,18 +53,19 @@ class DeviceProbe {
     std::unique_ptr<ipc::Device> device;
     std::uint64_t free_before = 0;
   };
-  [[nodiscard]] ipc::Result<std::uint64_t> taken_bytes() const;
 
   std::vector<HostDevice> host_;
   std::vector<CudaDevice> cuda_;
   std::uint64_t smallest_free_ = 0;
 };
 
-/// Remembers the anonymous shared memory of the children, and finds out who still holds it.
+/// Remembers the anonymous shared memory of the children, and finds out who still holds it. What a
+/// child holds alone goes with it; what matters is memory that it shares, and that is seen at its
+/// peers, too: so look at all of them when they have found each other and when one of them dies.
 class HostMemoryProbe {
  public:
-  /// Notes what a living child holds open or has mapped. Not finding it is no error: it may have
-  /// just died.
+  /// Notes what a living child holds open or has mapped. Finding nothing is no error: a dead one,
+  /// reaped or not, has nothing any more.
   void observe(pid_t child);
   /// Bytes of noted memory that some process still holds. @pre all children have ended.
   [[nodiscard]] std::uint64_t leaked_bytes() const;

@@ -28,17 +28,31 @@ class Progress {
   void finish();
 
  private:
-  [[nodiscard]] std::string status_line() const;
+  void draw();
+  /// Takes the moving line off the terminal, with the rows that it has got by a narrower window.
+  void erase();
 
   const std::uint64_t requests_;
   const ReplayCounters& counters_;
   const bool terminal_;
-  bool drawn_ = false;
+  std::size_t drawn_columns_ = 0;  ///< Of the line that stands on the terminal; 0: none.
   ipc::TimePoint measured_at_;
   std::uint64_t to_host_before_ = 0;
   std::uint64_t to_device_before_ = 0;
   double to_host_per_s_ = 0;
   double to_device_per_s_ = 0;
 };
+
+/// What is shown of a run at a moment.
+struct ProgressFigures {
+  std::uint64_t done = 0;
+  std::uint64_t requests = 0;
+  double hit_rate = 0;
+  double to_host_per_s = 0;    ///< GB.
+  double to_device_per_s = 0;  ///< GB.
+};
+/// The line for a terminal of so many columns: it leaves out what does not fit, the bar first, and
+/// never wraps. columns 0: not a terminal, everything but the bar.
+[[nodiscard]] std::string progress_line(const ProgressFigures& figures, std::size_t columns);
 
 }  // namespace kvferry::cli

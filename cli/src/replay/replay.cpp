@@ -5,6 +5,7 @@
 #include "command.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "print.hpp"
 #include "replay/leak_check.hpp"
 #include "replay/lifecycle.hpp"
 #include "replay/progress.hpp"
@@ -17,19 +18,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
 namespace kvferry::cli {
 namespace {
 
+using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
 constexpr ipc::Duration kStopGrace = 3s;
-constexpr ipc::Duration kInterruptedGrace = 3s;
 constexpr ipc::Duration kDeviceSettle = 5s;
-constexpr ipc::Duration kInterruptedSettle = 1s;
+constexpr ipc::Duration kLookAgain = 50ms;
+/// From the first signal: all of it within five seconds, whatever was going on.
+constexpr ipc::Duration kInterruptedGrace = 3s;
+constexpr ipc::Duration kInterruptedSettle = 4s;
+constexpr ipc::Duration kObservePeriod = 1s;
+/// Host memory is really allocated, and pinned for GPUs, before anything starts.
+constexpr ipc::Duration kStartPerGib = 1s;
 constexpr std::size_t kLogTail = 10;
 constexpr std::string_view kEngineName = "replay";
 
@@ -45,31 +52,37 @@ std::string_view to_text(VerifyPolicy policy) {
 /// One replay from the first child to the last: set up, played, taken down.
 class ReplayRun {
  public:
-  ReplayRun(const ReplayConfig& config, const Trace& trace, RunDir& dir)
-      : config_(config), trace_(trace), dir_(dir) {}
+  ReplayRun(const ReplayConfig& config, const Trace& trace, RunDir& dir, ipc::SignalFd& signals)
+      : config_(config), trace_(trace), dir_(dir), signals_(signals) {}
 
   /// Throws Exception when it cannot be set up. The report is complete on return.
   ReplayReport run();
 
  private:
-  void decide_sizes();
-  void print_header() const;
+  void decide_sizes(const TraceFacts& facts);
+  void print_header(const TraceFacts& facts) const;
   [[nodiscard]] std::vector<std::string> common_arguments(std::string command) const;
   [[nodiscard]] std::vector<std::string> rank_arguments(std::string command,
                                                         std::uint32_t rank) const;
+  [[nodiscard]] std::filesystem::path log_dir() const {
+    return config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir);
+  }
   [[nodiscard]] ipc::Status start_children();
   void start_engine();
   void play();
   void take_down();
+  [[nodiscard]] ipc::Result<std::uint64_t> settled_device_bytes();
   void end(std::optional<std::string> error);
+  void on_signal();
   void tick();
+  void observe_children();
 
   const ReplayConfig& config_;
   const Trace& trace_;
   RunDir& dir_;
   ReplayReport report_;
   ReplayCounters counters_;
-  ipc::SignalFd signals_;  ///< Before anything that starts threads.
+  ipc::SignalFd& signals_;
   ipc::EventLoop loop_;
   Sizing sizing_;
   ipc::ArenaOptions arena_;
@@ -83,20 +96,22 @@ class ReplayRun {
   std::optional<LifecycleDriver> lifecycle_;
   std::optional<Engine> engine_;
   bool ended_ = false;
-  bool interrupted_ = false;
+  std::optional<ipc::TimePoint> interrupted_at_;
   ipc::TimePoint started_at_ = ipc::MonotonicClock::now();
   ipc::TimerId tick_timer_ = 0;
+  ipc::TimerId observe_timer_ = 0;
 };
 
-void ReplayRun::decide_sizes() {
-  const TraceFacts facts = count_trace(trace_.requests);
+void ReplayRun::decide_sizes(const TraceFacts& facts) {
   const auto must = [](auto result) {
     if (!result) throw ipc::Exception(result.error());
     return std::move(result).value();
   };
   const bool cuda = config_.device_kind == ipc::DeviceKind::kCuda;
   SizingLimits limits;
-  limits.host_bytes = available_host_bytes() / 2;
+  limits.host_available = available_host_bytes();
+  limits.host_bytes = limits.host_available / 2;
+  limits.devices_in_host_memory = !cuda;
   if (cuda) {
     for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
       ipc::DeviceSpec spec;
@@ -144,8 +159,7 @@ void ReplayRun::decide_sizes() {
   report_.device = fmt::format("{}", fmt::join(names, ","));
 }
 
-void ReplayRun::print_header() const {
-  const TraceFacts facts = count_trace(trace_.requests);
+void ReplayRun::print_header(const TraceFacts& facts) const {
   const std::uint64_t host_block = host_bytes_per_block(config_.geometry);
   Table table({{""}, {""}});
   table.add(
@@ -175,7 +189,7 @@ void ReplayRun::print_header() const {
                    report_.handles)});
   table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
                                        dir_.path().string(), config_.instance)});
-  fmt::print(stderr, "kvferry replay\n{}", table.render("  "));
+  print_err("kvferry replay\n{}", table.render("  "));
 }
 
 std::vector<std::string> ReplayRun::common_arguments(std::string command) const {
@@ -247,12 +261,20 @@ void ReplayRun::start_engine() {
   options.decode_steps = config_.decode_steps;
   options.speed = config_.speed;
   options.verify = config_.verify;
+  options.patience = config_.stall_timeout;
+  options.start_limit =
+      config_.stall_timeout + kStartPerGib * static_cast<int>(sizing_.host_bytes >> 30U);
   Engine::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_request_done = [this](std::uint64_t finished) {
     if (config_.clear_every > 0 && finished % config_.clear_every == 0) lifecycle_->start_cycle();
   };
-  hooks.on_started = [this] { started_at_ = ipc::MonotonicClock::now(); };
+  hooks.on_started = [this] {
+    started_at_ = ipc::MonotonicClock::now();
+    report_.started = true;
+    observe_children();
+  };
+  hooks.deaths = [this] { return supervisor_->deaths(); };
   hooks.on_end = [this](const ipc::Status& status) {
     end(status ? std::nullopt : std::optional(status.error().to_string()));
   };
@@ -264,22 +286,34 @@ void ReplayRun::end(std::optional<std::string> error) {
   ended_ = true;
 }
 
+void ReplayRun::on_signal() {
+  const int number = signals_.take();
+  if (number == 0) return;
+  if (!interrupted_at_) interrupted_at_ = ipc::MonotonicClock::now();
+  if (supervisor_) supervisor_->hurry(ipc::Deadline::at(*interrupted_at_ + kInterruptedGrace));
+  end(fmt::format("interrupted by signal {} after {} of {} requests", number, counters_.requests,
+                  trace_.requests.size()));
+}
+
 void ReplayRun::tick() {
   progress_->update();
-  for (const pid_t pid : children_) host_probe_.observe(pid);
+  if (stderr_reader_gone() && !ended_) end("nobody reads what it says on stderr any more");
   tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
 }
 
+void ReplayRun::observe_children() {
+  loop_.cancel(observe_timer_);
+  for (const pid_t pid : children_) host_probe_.observe(pid);
+  observe_timer_ = loop_.after(kObservePeriod, [this] { observe_children(); });
+}
+
 void ReplayRun::play() {
-  loop_.watch(signals_.fd(), [this] {
-    if (const int number = signals_.take(); number != 0) {
-      interrupted_ = true;
-      end(fmt::format("interrupted by signal {} after {} of {} requests", number,
-                      counters_.requests, trace_.requests.size()));
-    }
-  });
+  loop_.watch(signals_.fd(), [this] { on_signal(); });
+  loop_.run_once(ipc::Deadline::after(0s));  // one that came while all was prepared
+  if (ended_) return;
   tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
   if (const auto status = start_children(); !status) end(status.error().to_string());
+  observe_children();
   start_engine();
   engine_->start();
   while (!ended_) loop_.run_once(ipc::Deadline::after(1s));
@@ -292,24 +326,35 @@ void ReplayRun::play() {
       std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
 }
 
+ipc::Result<std::uint64_t> ReplayRun::settled_device_bytes() {
+  const ipc::Deadline deadline = ipc::Deadline::after(kDeviceSettle);
+  while (true) {
+    KVFERRY_ASSIGN(const std::uint64_t taken, device_probe_->taken_bytes());
+    const bool in_a_hurry =
+        interrupted_at_ && ipc::MonotonicClock::now() > *interrupted_at_ + kInterruptedSettle;
+    if (taken == 0 || in_a_hurry || deadline.expired()) return taken;
+    loop_.run_once(ipc::Deadline::after(kLookAgain).earlier(deadline));
+  }
+}
+
 void ReplayRun::take_down() {
   loop_.cancel(tick_timer_);
   if (!report_.error) progress_->update();
   progress_->finish();
-  for (const pid_t pid : children_) host_probe_.observe(pid);
+  observe_children();
+  loop_.cancel(observe_timer_);
   lifecycle_.reset();
   engine_.reset();
-  supervisor_->stop(interrupted_ ? kInterruptedGrace : kStopGrace);
-  if (report_.error && !interrupted_) {
-    fmt::print(stderr, "{}", supervisor_->logs(kLogTail));
+  supervisor_->stop(kStopGrace);
+  if (report_.error && !interrupted_at_ && !supervisor_->hopeless()) {
+    (void)write_err(supervisor_->logs(kLogTail));
   }
   report_.restarts = supervisor_->restarts();
   if (supervisor_->ended_unreplaced()) dir_.remove_stale_names(config_.instance);
   supervisor_.reset();
   report_.counters = counters_;
   report_.clear_memory = clear_memory_->clears();
-  const auto leaked = device_probe_->leaked_bytes(
-      ipc::Deadline::after(interrupted_ ? kInterruptedSettle : kDeviceSettle));
+  const auto leaked = settled_device_bytes();
   if (leaked) {
     report_.leaked_device_bytes = *leaked;
   } else if (!report_.error) {
@@ -320,8 +365,9 @@ void ReplayRun::take_down() {
 }
 
 ReplayReport ReplayRun::run() {
-  decide_sizes();
-  print_header();
+  const TraceFacts facts = count_trace(trace_.requests);
+  decide_sizes(facts);
+  print_header(facts);
   progress_.emplace(trace_.requests.size(), counters_);
   Supervisor::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
@@ -330,8 +376,11 @@ ReplayReport ReplayRun::run() {
     children_.push_back(pid);
     clear_memory_->note_process_change();
   };
-  hooks.on_death = [this] { clear_memory_->note_process_change(); };
-  supervisor_.emplace(loop_, dir_.logs(), std::move(hooks));
+  hooks.on_death = [this] {
+    clear_memory_->note_process_change();
+    observe_children();
+  };
+  supervisor_.emplace(loop_, log_dir(), std::move(hooks));
   play();
   take_down();
   return report_;
@@ -340,26 +389,27 @@ ReplayReport ReplayRun::run() {
 }  // namespace
 
 int run_replay(const ReplayConfig& config, const Trace& trace) {
-  auto dir = RunDir::create(config.runtime_base);
-  if (!dir) return failure("replay", dir.error());
-  ReplayReport report;
   try {
-    report = ReplayRun(config, trace, *dir).run();
+    ipc::SignalFd signals;  // before anything that would be left behind, or starts threads
+    auto dir = RunDir::create(config.runtime_base);
+    if (!dir) return failure("replay", dir.error());
+    const ReplayReport report = ReplayRun(config, trace, *dir, signals).run();
+    if (report.started) (void)write_out(summarize(report));
+    if (!config.log_dir.empty()) print_err("logs of the processes: {}\n", config.log_dir);
+    int code = kExitDone;
+    if (!config.report_file.empty()) {
+      if (const auto written = write_report(report, config.report_file); !written) {
+        code = failure("replay", written.error());
+      }
+    }
+    for (const std::string& reason : failures_of(report)) {
+      print_err("kvferry replay: FAILED: {}\n", reason);
+      code = kExitFailed;
+    }
+    return code;
   } catch (const ipc::Exception& error) {
     return failure("replay", error.error());
   }
-  fmt::print("{}", summarize(report));
-  int code = kExitDone;
-  if (!config.report_file.empty()) {
-    if (const auto written = write_report(report, config.report_file); !written) {
-      code = failure("replay", written.error());
-    }
-  }
-  for (const std::string& reason : failures_of(report)) {
-    fmt::print(stderr, "kvferry replay: FAILED: {}\n", reason);
-    code = kExitFailed;
-  }
-  return code;
 }
 
 }  // namespace kvferry::cli

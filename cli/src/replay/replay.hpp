@@ -11,6 +11,7 @@
 #include "replay/engine.hpp"
 #include "replay/trace.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,8 +32,11 @@ struct ReplayConfig {
   std::optional<std::uint32_t> gpu_blocks;
   std::string workload_text;      ///< "conversation, seed 0" or the trace's path.
   std::string report_file;        ///< Empty: none.
+  std::string log_dir;            ///< Where the processes' logs stay; empty: they go at the end.
   std::uint64_t clear_every = 0;  ///< Requests; 0: never.
   double speed = 0;
+  /// When nothing goes on, or offload is away although nobody died.
+  std::chrono::milliseconds stall_timeout{60'000};
   std::uint32_t decode_steps = 1;
   std::uint32_t in_flight = 16;
   ipc::LogLevel log_level = ipc::LogLevel::kInfo;  ///< Of the processes.

@@ -3,12 +3,16 @@
 #include "replay/report.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
 #include "table.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 
@@ -95,6 +99,7 @@ Json to_json(const ReplayReport& report) {
             {"reinits", c.reinits},
             {"failed_cycles", c.failed_cycles},
             {"quarantined", c.quarantined},
+            {"offload_down_s", c.offload_down_s},
             {"clear_ms", times(c.clear_ms)},
             {"reinit_ms", times(c.reinit_ms)},
             {"clear_memory", clears_to_json(report.clear_memory)},
@@ -120,11 +125,24 @@ Json to_json(const ReplayReport& report) {
   return json;
 }
 
+ipc::Status check_report_file(const std::filesystem::path& file) {
+  constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
+  constexpr mode_t kMode = 0600;
+  ipc::UniqueFd fd(::open(file.c_str(), kFlags | O_CREAT | O_EXCL, kMode));
+  if (fd.valid()) {
+    (void)::unlink(file.c_str());
+    return ipc::ok();
+  }
+  if (errno == EEXIST) fd = ipc::UniqueFd(::open(file.c_str(), kFlags | O_NONBLOCK));
+  if (!fd.valid()) return KVFERRY_ERRNO("report {}", file.string());
+  return ipc::ok();
+}
+
 ipc::Status write_report(const ReplayReport& report, const std::filesystem::path& file) {
   errno = 0;
   std::ofstream out(file, std::ios::trunc);
   out << to_json(report).dump(2) << '\n';
-  out.flush();
+  out.close();  // some file systems tell only now that there was no room
   if (!out) {
     if (errno == 0) errno = EIO;
     return KVFERRY_ERRNO("report {}", file.string());
@@ -209,6 +227,10 @@ std::string summarize(const ReplayReport& report) {
   optional_row("trace lines skipped", report.skipped_lines, "malformed");
   optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");
   optional_row("blocks not stored", c.host_full, "host memory was full");
+  if (c.offload_down_s >= 0.1) {
+    row("without offload", fmt::format("{:.1f} s", c.offload_down_s),
+        "no mover was ready: blocks were computed, not moved");
+  }
   optional_row("processes replaced", report.restarts, "after a death");
   row("device memory leaked", ipc::format_size(report.leaked_device_bytes),
       "seen from outside, after all processes ended");

@@ -27,6 +27,7 @@ struct ReplayReport {
   std::vector<std::string> leftover_names;
   std::uint64_t restarts = 0;
   double duration_s = 0;
+  bool started = false;  ///< Played at all: the first request was taken.
   std::string device;
   std::string geometry;
   std::uint32_t ranks = 1;
@@ -45,6 +46,8 @@ struct ReplayReport {
 [[nodiscard]] double percentile(std::vector<double> values, double share);
 
 [[nodiscard]] nlohmann::json to_json(const ReplayReport& report);
+/// Whether the file can be written, before a long run. Leaves what is there as it is.
+[[nodiscard]] ipc::Status check_report_file(const std::filesystem::path& file);
 [[nodiscard]] ipc::Status write_report(const ReplayReport& report,
                                        const std::filesystem::path& file);
 /// The table at the end.

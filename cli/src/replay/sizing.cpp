@@ -33,6 +33,33 @@ std::uint64_t blocks_needed(const ipc::Geometry& geometry, std::uint32_t length)
   return needed;
 }
 
+/// All that the run will really take of the host, against what there is.
+ipc::Status check_available(const ipc::Geometry& geometry,
+                            const Sizing& sizing,
+                            const SizingLimits& limits) {
+  if (limits.host_available == 0) return ipc::ok();
+  std::uint64_t arenas = 0;
+  std::uint64_t needed = 0;
+  const std::uint64_t per_rank = device_bytes_per_block(geometry);
+  if (limits.devices_in_host_memory &&
+      (!ipc::checked_mul(per_rank, sizing.gpu_blocks, arenas) ||
+       !ipc::checked_mul(arenas, geometry.ranks, arenas))) {
+    arenas = UINT64_MAX;
+  }
+  if (!ipc::checked_add(arenas, sizing.host_bytes, needed)) needed = UINT64_MAX;
+  if (needed <= limits.host_available) return ipc::ok();
+  return KVFERRY_ERROR(
+      kInvalidArgument,
+      "{} of host memory for blocks{} do not fit into the {} that this host has available; give "
+      "less --host-memory{}",
+      ipc::format_size(sizing.host_bytes),
+      arenas == 0 ? std::string()
+                  : fmt::format(" and {} for the simulated devices ({} blocks on each of {})",
+                                ipc::format_size(arenas), sizing.gpu_blocks, geometry.ranks),
+      ipc::format_size(limits.host_available),
+      arenas == 0 ? "" : " or --gpu-blocks, or leave out the trace's longest requests");
+}
+
 }  // namespace
 
 std::uint64_t host_bytes_per_block(const ipc::Geometry& geometry) {
@@ -101,6 +128,7 @@ ipc::Result<Sizing> choose_sizes(const ipc::Geometry& geometry,
     return KVFERRY_ERROR(kInvalidArgument, "host memory of {} does not hold one block of {}",
                          ipc::format_size(sizing.host_bytes), ipc::format_size(block_bytes));
   }
+  KVFERRY_TRY(check_available(geometry, sizing, limits));
   return sizing;
 }
 

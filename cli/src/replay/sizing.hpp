@@ -20,12 +20,15 @@ struct Sizing {
 struct SizingLimits {
   std::uint64_t device_bytes = 0;  ///< Free memory of a device, shared by its ranks.
   std::uint64_t host_bytes = 0;    ///< Memory that the host can spare.
+  /// What the kernel says is available: more is refused, whoever asked for it. 0: not known.
+  std::uint64_t host_available = 0;
+  bool devices_in_host_memory = false;  ///< Simulated ones: their arenas count, too.
 };
 
 /// Defaults for what was not given: the device holds about 1 % of the distinct blocks (but the
 /// longest request and room for its neighbours), host memory about a fifth. So most blocks that are
-/// used again have to come from the host. Then holds both, given or not, to the longest request:
-/// kInvalidArgument when it does not fit.
+/// used again have to come from the host. Then holds both, given or not, to the longest request
+/// and to the memory that there is: kInvalidArgument when it does not fit.
 [[nodiscard]] ipc::Result<Sizing> choose_sizes(const ipc::Geometry& geometry,
                                                const TraceFacts& facts,
                                                std::optional<std::uint32_t> gpu_blocks,

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/supervisor.hpp"
 
+#include "command.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "replay/child.hpp"
 
@@ -75,6 +76,11 @@ ipc::Status Supervisor::spawn(Child& child) {
   start.arguments.push_back(fmt::format("--parent-fd={}", kInheritedFd));
   start.log_file = log_of(child);
   start.inherited_fd = children_end_.get();
+  if (child.lives++ == 0) {
+    // A folder that the user keeps logs in may have those of an earlier run.
+    std::error_code ignored;
+    std::filesystem::remove(start.log_file, ignored);
+  }
   KVFERRY_ASSIGN(child.process, start_child(start));
   loop_.watch(child.process.pidfd(), [this, &child] { on_death(child); });
   if (hooks_.on_started) hooks_.on_started(child.process.pid());
@@ -84,27 +90,37 @@ ipc::Status Supervisor::spawn(Child& child) {
 void Supervisor::on_death(Child& child) {
   const pid_t pid = child.process.pid();
   loop_.unwatch(child.process.pidfd());
-  const std::string how = reap_child(pid);
+  if (!stopping_) hooks_.on_death();
+  const ChildEnd end = reap_child(pid);
   child.process = ipc::ProcessRef();
   if (stopping_) {
-    ipc::log_debug("{} (pid {}) ended: {}", child.spec.name, pid, how);
+    ipc::log_debug("{} (pid {}) ended: {}", child.spec.name, pid, end.text);
     return;
   }
-  hooks_.on_death();
+  ++deaths_;
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   child.deaths.push_back(now);
   while (now - child.deaths.front() > kLoopWindow) child.deaths.pop_front();
-  if (child.deaths.size() >= kLoopDeaths) {
-    hooks_.say(fmt::format("{} (pid {}) died: {}", child.spec.name, pid, how));
-    hooks_.on_hopeless(KVFERRY_ERROR(kPeerDied,
-                                     "{} died {} times within 10 s, the last time by {}; the end "
-                                     "of its log:\n{}",
-                                     child.spec.name, child.deaths.size(), how,
-                                     tail_of(log_of(child), kTailLines)));
-    return;
+  const std::string died = fmt::format("{} (pid {}) died: {}", child.spec.name, pid, end.text);
+  // A successor may only lack what the dead one has not given back yet.
+  const bool first_life = child.lives == 1;
+  if (end.exit_code == kExitCannotRun && first_life) {
+    hooks_.say(died);
+    give_up(child, "cannot run");
+  } else if (child.deaths.size() >= kLoopDeaths) {
+    hooks_.say(died);
+    give_up(child, fmt::format("died {} times within 10 s, the last time by {}",
+                               child.deaths.size(), end.text));
+  } else {
+    hooks_.say(died + "; starting another one");
+    replace_later(child);
   }
-  hooks_.say(fmt::format("{} (pid {}) died: {}; starting another one", child.spec.name, pid, how));
-  replace_later(child);
+}
+
+void Supervisor::give_up(const Child& child, const std::string& what) {
+  hopeless_ = true;
+  hooks_.on_hopeless(KVFERRY_ERROR(kPeerDied, "{} {}; the end of its log:\n{}", child.spec.name,
+                                   what, tail_of(log_of(child), kTailLines)));
 }
 
 void Supervisor::replace_later(Child& child) {
@@ -113,6 +129,7 @@ void Supervisor::replace_later(Child& child) {
   timers_.push_back(loop_.after(delay, [this, &child] {
     if (stopping_) return;
     if (const auto started = spawn(child); !started) {
+      hopeless_ = true;
       hooks_.on_hopeless(started.error());
       return;
     }
@@ -143,17 +160,20 @@ void Supervisor::stop(ipc::Duration grace) {
            (!child->deaths.empty() && now - child->deaths.back() < kSettleTime);
   });
   const ipc::Deadline first = ipc::Deadline::after(grace / 2);
-  const ipc::Deadline last = ipc::Deadline::after(grace);
+  last_ = ipc::Deadline::after(grace);
   signal_all(SIGTERM, false);
-  while (any_running(false) && !first.expired()) loop_.run_once(first);
+  while (any_running(false) && !first.expired() && !last_.expired()) {
+    loop_.run_once(first.earlier(last_));
+  }
   signal_all(SIGTERM, true);
-  while ((any_running(false) || any_running(true)) && !last.expired()) loop_.run_once(last);
+  while ((any_running(false) || any_running(true)) && !last_.expired()) loop_.run_once(last_);
   for (const auto& child : children_) {
     if (!child->process.valid()) continue;
     hooks_.say(fmt::format("{} (pid {}) did not end in time and is killed; the end of its log:\n{}",
                            child->spec.name, child->process.pid(),
                            tail_of(log_of(*child), kTailLines)));
     (void)child->process.signal(SIGKILL);
+    ended_unreplaced_ = true;
   }
   // A killed process ends when the kernel has taken its memory down: bounded, but not by us.
   while (any_running(false) || any_running(true)) {

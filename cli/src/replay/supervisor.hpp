@@ -33,10 +33,10 @@ class Supervisor {
  public:
   struct Hooks {
     std::function<void(const std::string& line)> say;  ///< For the terminal, at once.
-    /// A child keeps dying: the run is over. The error holds the end of its log.
+    /// A child cannot run or keeps dying: the run is over. The error holds the end of its log.
     std::function<void(const ipc::Error&)> on_hopeless;
     std::function<void(pid_t)> on_started;
-    std::function<void()> on_death;  ///< Of a child that nobody asked to end.
+    std::function<void()> on_death;  ///< Of a child that nobody asked to end, before it is reaped.
   };
 
   /// Throws Exception when the pipe or the program's path cannot be had.
@@ -50,9 +50,15 @@ class Supervisor {
   /// SIGTERM to all (those that end last when the others have ended or half the grace time has
   /// passed), SIGKILL after the grace time. Runs the loop; on return every child is reaped.
   void stop(ipc::Duration grace);
+  /// For a stop() that runs: no child gets more time than this.
+  void hurry(ipc::Deadline last) { last_ = last.earlier(last_); }
 
   [[nodiscard]] std::uint64_t restarts() const noexcept { return restarts_; }
-  /// Some child died by itself shortly before the end: no successor took its names over.
+  [[nodiscard]] std::uint64_t deaths() const noexcept { return deaths_; }
+  /// The run ended by on_hopeless: what it was told has the log that matters.
+  [[nodiscard]] bool hopeless() const noexcept { return hopeless_; }
+  /// Some child was killed at the end or died by itself shortly before: no successor took its names
+  /// over.
   [[nodiscard]] bool ended_unreplaced() const noexcept { return ended_unreplaced_; }
   /// Name and the end of the log of every child.
   [[nodiscard]] std::string logs(std::size_t lines_each) const;
@@ -62,11 +68,13 @@ class Supervisor {
     ChildSpec spec;
     ipc::ProcessRef process;  ///< Invalid between death and restart.
     std::deque<ipc::TimePoint> deaths;
+    std::uint64_t lives = 0;  ///< Times it was started.
   };
 
   [[nodiscard]] ipc::Status spawn(Child& child);
   void on_death(Child& child);
   void replace_later(Child& child);
+  void give_up(const Child& child, const std::string& what);
   [[nodiscard]] std::filesystem::path log_of(const Child& child) const;
   [[nodiscard]] bool any_running(bool ends_last) const;
   void signal_all(int number, bool ends_last);
@@ -80,6 +88,9 @@ class Supervisor {
   std::vector<std::unique_ptr<Child>> children_;
   std::vector<ipc::TimerId> timers_;
   std::uint64_t restarts_ = 0;
+  std::uint64_t deaths_ = 0;
+  ipc::Deadline last_ = ipc::Deadline::at(ipc::TimePoint::max());  ///< Of a stop() that runs.
+  bool hopeless_ = false;
   bool stopping_ = false;
   bool ended_unreplaced_ = false;
 };

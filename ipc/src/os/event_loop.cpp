@@ -221,9 +221,14 @@ SignalFd::SignalFd() {
   sigemptyset(&mask);
   sigaddset(&mask, SIGTERM);
   sigaddset(&mask, SIGINT);
+  // Blocked, an ignored signal would be queued all the same.
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
+    sigaddset(&mask, SIGHUP);
+  }
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &mask, nullptr); error != 0) {
     errno = error;
-    throw Exception(KVFERRY_ERRNO("blocking SIGTERM and SIGINT"));
+    throw Exception(KVFERRY_ERRNO("blocking SIGTERM, SIGINT and SIGHUP"));
   }
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;

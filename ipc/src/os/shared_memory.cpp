@@ -109,14 +109,22 @@ Error no_room(const std::string& name, std::uint64_t size_bytes, std::uint64_t a
                        name, format_size(size_bytes), format_size(available));
 }
 
-Status reserve_pages(const UniqueFd& fd, const std::string& name, std::uint64_t size_bytes) {
+Status reserve_pages(const UniqueFd& fd,
+                     const std::string& name,
+                     std::uint64_t size_bytes,
+                     const std::function<bool()>& give_up) {
   // The kernel would rather end a process than refuse pages: refuse here.
   if (const std::uint64_t available = available_host_bytes(); size_bytes > available) {
     return no_room(name, size_bytes, available);
   }
-  // A signal undoes the whole call, so that steps bound what is lost.
-  constexpr std::uint64_t kStepBytes = 1ULL << 30;
+  // A signal undoes the whole call, so that steps bound what is lost, and how late a wish to end is
+  // heard.
+  constexpr std::uint64_t kStepBytes = 64ULL << 20;
   for (std::uint64_t offset = 0; offset < size_bytes; offset += kStepBytes) {
+    if (give_up && give_up()) {
+      return KVFERRY_ERROR(kCancelled, "host pool \"{}\": given up with {} of {} reserved", name,
+                           format_size(offset), format_size(size_bytes));
+    }
     const std::uint64_t step = std::min(kStepBytes, size_bytes - offset);
     const int result = retry_interrupted([&] {
       return ::fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(step));
@@ -172,9 +180,10 @@ Result<SharedMapping> SharedMemory::map_single_writer(const UniqueFd& fd, std::s
 
 Result<UniqueFd> SharedMemory::create_pool(const std::string& name,
                                            std::uint64_t size_bytes,
-                                           bool reserve) {
+                                           bool reserve,
+                                           const std::function<bool()>& give_up) {
   KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
-  if (reserve) KVFERRY_TRY(reserve_pages(fd, name, size_bytes));
+  if (reserve) KVFERRY_TRY(reserve_pages(fd, name, size_bytes, give_up));
   KVFERRY_TRY(seal(fd, name, kSizeSeals | F_SEAL_SEAL));
   return fd;
 }

@@ -20,7 +20,7 @@ struct ManagerConfig {
   std::chrono::milliseconds job_deadline{30'000};
 };
 
-/// Runs the manager until SIGTERM or SIGINT. Throws Exception when it cannot be set up
+/// Runs the manager until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be set up
 /// (kAlreadyExists: a second manager on the instance; kNoHostMemory: the pool does not fit).
 void run_manager(const ManagerConfig& config);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 
 #include <cstdint>
@@ -16,12 +17,17 @@ enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kBatch, kM
 [[nodiscard]] std::string_view to_string(CopyStrategy strategy) noexcept;
 [[nodiscard]] ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text);
 
+/// The strategy for an arena: the forced one where it can be used, else by layout. A forced
+/// strategy that the arena cannot do is kInvalidArgument.
+[[nodiscard]] ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked,
+                                                        const ipc::ArenaLayout& layout);
+
 struct MoverConfig {
   ipc::RankConfig rank;
   CopyStrategy strategy = CopyStrategy::kAuto;
 };
 
-/// Runs the mover of one rank until SIGTERM or SIGINT. Throws Exception when it cannot be set up.
+/// Runs the mover of one rank until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be set up.
 void run_mover(const MoverConfig& config);
 
 }  // namespace kvferry::cache_manager

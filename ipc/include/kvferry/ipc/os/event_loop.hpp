@@ -63,8 +63,9 @@ class EventLoop {
   std::unique_ptr<State> state_;
 };
 
-/// Blocks SIGTERM and SIGINT in the calling thread (and those it starts later) and makes them
-/// readable. SIGPIPE is ignored.
+/// Blocks SIGTERM, SIGINT and SIGHUP in the calling thread (and those it starts later) and makes
+/// them readable: each asks for an orderly end. A SIGHUP that the parent had ignored (nohup) stays
+/// ignored. SIGPIPE is ignored.
 class SignalFd {
  public:
   SignalFd();  ///< Throws Exception.

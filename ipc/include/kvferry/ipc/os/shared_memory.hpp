@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -48,10 +49,12 @@ class SharedMemory {
                                                                std::size_t size_bytes);
 
   /// A pool that several processes write: sealed against growing and shrinking. Memory is really
-  /// there on return (kNoHostMemory otherwise) when reserve is true.
+  /// there on return (kNoHostMemory otherwise) when reserve is true. That takes long for a large
+  /// pool: give_up is asked every few hundredths of a second, and true ends it as kCancelled.
   [[nodiscard]] static Result<UniqueFd> create_pool(const std::string& name,
                                                     std::uint64_t size_bytes,
-                                                    bool reserve);
+                                                    bool reserve,
+                                                    const std::function<bool()>& give_up = {});
   [[nodiscard]] static Result<SharedMapping> map_pool(const UniqueFd& fd, std::uint64_t size_bytes);
 };
 
