@@ -43,7 +43,7 @@ std::string needs(const PrefixPlan& plan, std::uint32_t g, std::uint32_t length)
 
 TEST(PrefixPlanTest, FullAttentionHitsUpToTheFirstMiss) {
   const std::vector groups = {group(HitRule::kFull)};
-  const PrefixPlan plan = plan_prefix(groups, 6, sources({"ddh.hd"}));
+  const PrefixPlan plan = plan_prefix(groups, 6, 6, sources({"ddh.hd"}));
   EXPECT_EQ(plan.hit_blocks, 3U);
   EXPECT_EQ(plan.device_hits, 2U);
   EXPECT_EQ(plan.host_hits, 1U);
@@ -52,14 +52,14 @@ TEST(PrefixPlanTest, FullAttentionHitsUpToTheFirstMiss) {
 
 TEST(PrefixPlanTest, NothingIsAHitWithoutTheFirstBlock) {
   const std::vector groups = {group(HitRule::kFull)};
-  const PrefixPlan plan = plan_prefix(groups, 3, sources({".dd"}));
+  const PrefixPlan plan = plan_prefix(groups, 3, 3, sources({".dd"}));
   EXPECT_EQ(plan.hit_blocks, 0U);
   EXPECT_EQ(needs(plan, 0, 3), "ccc");
 }
 
 TEST(PrefixPlanTest, ASlidingWindowNeedsOnlyItsLastBlocks) {
   const std::vector groups = {group(HitRule::kFull), group(HitRule::kSlidingWindow, 2)};
-  const PrefixPlan plan = plan_prefix(groups, 6, sources({"dddd..", "..hd.."}));
+  const PrefixPlan plan = plan_prefix(groups, 6, 6, sources({"dddd..", "..hd.."}));
   EXPECT_EQ(plan.hit_blocks, 4U);
   EXPECT_EQ(plan.device_hits, 3U);
   EXPECT_EQ(plan.host_hits, 1U);
@@ -69,7 +69,7 @@ TEST(PrefixPlanTest, ASlidingWindowNeedsOnlyItsLastBlocks) {
 
 TEST(PrefixPlanTest, AWindowWithAGapShortensTheHit) {
   const std::vector groups = {group(HitRule::kFull), group(HitRule::kSlidingWindow, 2)};
-  const PrefixPlan plan = plan_prefix(groups, 5, sources({"ddddd", "dd.d."}));
+  const PrefixPlan plan = plan_prefix(groups, 5, 5, sources({"ddddd", "dd.d."}));
   EXPECT_EQ(plan.hit_blocks, 2U);
   EXPECT_EQ(needs(plan, 0, 5), "ddccc");
   EXPECT_EQ(needs(plan, 1, 5), "dd-cc");
@@ -77,15 +77,28 @@ TEST(PrefixPlanTest, AWindowWithAGapShortensTheHit) {
 
 TEST(PrefixPlanTest, AStateGroupNeedsTheLastBlockAlone) {
   const std::vector groups = {group(HitRule::kFull), group(HitRule::kLastState)};
-  const PrefixPlan plan = plan_prefix(groups, 5, sources({"ddddd", "..h.."}));
+  const PrefixPlan plan = plan_prefix(groups, 5, 5, sources({"ddddd", "..h.."}));
   EXPECT_EQ(plan.hit_blocks, 3U);
   EXPECT_EQ(needs(plan, 1, 5), "--h-c");
+}
+
+/// The next turn shares the whole blocks and not the last one, which it fills with its own tokens.
+TEST(PrefixPlanTest, WhatTheNextTurnContinuesFromIsKeptBehindTheLastWholeBlock) {
+  const std::vector groups = {group(HitRule::kFull), group(HitRule::kSlidingWindow, 2),
+                              group(HitRule::kLastState)};
+  const PrefixPlan first = plan_prefix(groups, 6, 5, sources({"......", "......", "......"}));
+  EXPECT_EQ(needs(first, 0, 6), "cccccc");
+  EXPECT_EQ(needs(first, 1, 6), "---ccc");
+  EXPECT_EQ(needs(first, 2, 6), "----cc");
+  const PrefixPlan next = plan_prefix(groups, 8, 7, sources({"ddddd...", "...dd...", "....d..."}));
+  EXPECT_EQ(next.hit_blocks, 5U);
+  EXPECT_EQ(needs(next, 2, 8), "----d-cc");
 }
 
 TEST(PrefixPlanTest, AWholeHitComputesNothing) {
   const std::vector groups = {group(HitRule::kFull), group(HitRule::kSlidingWindow, 3),
                               group(HitRule::kLastState)};
-  const PrefixPlan plan = plan_prefix(groups, 4, sources({"hhhh", ".hhh", "...h"}));
+  const PrefixPlan plan = plan_prefix(groups, 4, 4, sources({"hhhh", ".hhh", "...h"}));
   EXPECT_EQ(plan.hit_blocks, 4U);
   EXPECT_EQ(plan.host_hits, 4U);
   EXPECT_EQ(needs(plan, 0, 4), "hhhh");
@@ -108,7 +121,7 @@ TEST(PrefixPlanTest, FindsTheLongestUsablePrefixOverAllPatterns) {
       for (std::uint32_t i = hit < 2 ? 0 : hit - 2; i < hit; ++i) usable = usable && there(1, i);
       if (usable) expected = hit;
     }
-    const PrefixPlan plan = plan_prefix(groups, kLength, [&](GroupId g, std::uint32_t i) {
+    const PrefixPlan plan = plan_prefix(groups, kLength, kLength, [&](GroupId g, std::uint32_t i) {
       return there(g.value, i) ? BlockSource::kHost : BlockSource::kNowhere;
     });
     ASSERT_EQ(plan.hit_blocks, expected) << "pattern " << pattern;

@@ -244,12 +244,12 @@ bool EngineRecord::waits_for_worker() const {
   return true;
 }
 
-void EngineRecord::end_operation(bool cleared) {
-  if (cleared) {
+void EngineRecord::end_operation(bool succeeded) {
+  if (succeeded && operation_ == EngineOperation::kClear) {
+    clears_ += cleared_ ? 0U : 1U;  // A cache that was clear already was not cleared again.
     cleared_ = true;
   }
-  clears_ += operation_ == EngineOperation::kClear ? 1U : 0U;
-  reinits_ += operation_ == EngineOperation::kReinit ? 1U : 0U;
+  reinits_ += succeeded && operation_ == EngineOperation::kReinit ? 1U : 0U;
   operation_ = EngineOperation::kNone;
 }
 

@@ -98,8 +98,8 @@ class EngineRecord {
   void note_settled(const RankPair& pair);
 
   void begin(EngineOperation operation) { operation_ = operation; }
-  /// cleared: every rank is; a failed operation leaves what the ranks report.
-  void end_operation(bool cleared);
+  /// succeeded: on every rank; a failed operation leaves what the ranks report.
+  void end_operation(bool succeeded);
   [[nodiscard]] std::uint64_t clears() const noexcept { return clears_; }
   [[nodiscard]] std::uint64_t reinits() const noexcept { return reinits_; }
   /// The peer answered a clear: whatever it reports of that epoch later is old.
@@ -135,8 +135,8 @@ class EngineRecord {
   std::vector<Contents> mapped_;             ///< Per rank, the last that its worker had mapped.
   std::vector<ipc::IncarnationId> workers_;  ///< Per rank, who had them mapped last.
   EngineOperation operation_ = EngineOperation::kNone;
-  std::uint64_t clears_ = 0;   ///< Clears that ended, failed ones included.
-  std::uint64_t reinits_ = 0;  ///< Likewise.
+  std::uint64_t clears_ = 0;   ///< Clears of all ranks that had something to clear.
+  std::uint64_t reinits_ = 0;  ///< Re-inits that made the cache ready.
   bool cleared_ = false;
   std::uint64_t generation_ = 0;
   ipc::CachePhase phase_ = ipc::CachePhase::kDetached;

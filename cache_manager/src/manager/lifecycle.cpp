@@ -250,7 +250,7 @@ void Lifecycle::finish_clear(const ClearRef& clear) {
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();
     });
-    engine->end_operation(/*cleared=*/all && !engine->ranks().empty());
+    engine->end_operation(/*succeeded=*/all && !engine->ranks().empty());
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);
@@ -442,7 +442,7 @@ void Lifecycle::finish_reinit(const ReinitRef& reinit) {
   reinit->answered = true;
   context_.loop.cancel(reinit->timer);
   std::erase(reinits_, reinit);
-  engine.end_operation(/*cleared=*/false);
+  engine.end_operation(/*succeeded=*/!reinit->error);
   if (reinit->error) {
     ipc::log_warn("engine {}: reinit failed: {}", engine.name(), reinit->error->to_string());
     engine.set_note(reinit->error->message);

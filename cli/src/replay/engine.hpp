@@ -134,7 +134,8 @@ class Engine {
   [[nodiscard]] Admission try_admit(std::size_t request);
   [[nodiscard]] bool has_pending_block(const std::vector<ipc::Digest>& hashes) const;
   [[nodiscard]] bool may_fit(std::size_t request, const std::vector<ipc::Digest>& hashes) const;
-  [[nodiscard]] PrefixPlan make_plan(const std::vector<ipc::Digest>& hashes);
+  [[nodiscard]] PrefixPlan make_plan(const TraceRequest& request,
+                                     const std::vector<ipc::Digest>& hashes);
   [[nodiscard]] bool fits(const PrefixPlan& plan,
                           const std::vector<ipc::Digest>& hashes,
                           std::uint32_t output_blocks) const;

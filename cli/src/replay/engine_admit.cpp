@@ -26,6 +26,13 @@ std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
 }
 
+/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands for
+/// contents that no other request shares.
+std::uint32_t whole_blocks_of(const TraceRequest& request) {
+  const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
+  return request.input_length / kTraceBlockTokens >= length ? length : length - 1;
+}
+
 /// Blocks that the group holds for a request: outputs grow full groups only.
 std::uint32_t most_needed(const ipc::GroupSpec& group,
                           std::uint32_t length,
@@ -85,7 +92,7 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   if (!may_fit(request, hashes)) return Admission::kNoRoom;
   const std::uint64_t era = era_;
   const std::uint64_t generation = generation_;
-  const PrefixPlan plan = make_plan(hashes);
+  const PrefixPlan plan = make_plan(trace, hashes);
   look_at_state();
   if (era != era_ || generation != generation_ || !phase_ready_) {
     pump_later();  // The lookup brought news of another arena: start over.
@@ -130,25 +137,27 @@ bool Engine::may_fit(std::size_t request, const std::vector<Digest>& hashes) con
   return true;
 }
 
-PrefixPlan Engine::make_plan(const std::vector<Digest>& hashes) {
+PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Digest>& hashes) {
   const auto length = static_cast<std::uint32_t>(hashes.size());
+  const std::uint32_t whole = whole_blocks_of(request);
   const auto on_device = [&](GroupId group, std::uint32_t position) {
     return index_of(group).find(hashes[position]) ? BlockSource::kDevice : BlockSource::kNowhere;
   };
-  PrefixPlan plan = plan_prefix(options_.geometry.groups, length, on_device);
+  PrefixPlan plan = plan_prefix(options_.geometry.groups, length, whole, on_device);
   if (plan.hit_blocks == length || !offload_usable()) return plan;
   const auto found = client_->lookup(hashes, ipc::Deadline::after(kLookupTime));
   if (!found) {
     ipc::log_debug("lookup: {}", found.error().to_string());
     return plan;
   }
-  return plan_prefix(options_.geometry.groups, length, [&](GroupId group, std::uint32_t position) {
+  const auto anywhere = [&](GroupId group, std::uint32_t position) {
     if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
     const bool on_host = group.value < found->presence.size() &&
                          position < found->presence[group.value].size() &&
                          found->presence[group.value][position] == worker::Presence::kHit;
     return on_host ? BlockSource::kHost : BlockSource::kNowhere;
-  });
+  };
+  return plan_prefix(options_.geometry.groups, length, whole, anywhere);
 }
 
 bool Engine::fits(const PrefixPlan& plan,

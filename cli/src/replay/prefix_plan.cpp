@@ -35,6 +35,7 @@ bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, const Sourc
 
 PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
                        std::uint32_t length,
+                       std::uint32_t whole,
                        const SourceOf& source_of) {
   PrefixPlan plan;
   std::uint32_t hit = length;
@@ -55,7 +56,9 @@ PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
       plan.blocks.push_back(PlannedBlock{GroupId{g}, i, source});
     }
     const std::uint32_t tail = length - depth_needed(groups[g], length);
-    for (std::uint32_t i = std::max(hit, tail); i < length; ++i) {
+    const std::uint32_t kept = whole - depth_needed(groups[g], whole);
+    for (std::uint32_t i = hit; i < length; ++i) {
+      if (i < tail && (i < kept || i >= whole)) continue;
       plan.blocks.push_back(PlannedBlock{GroupId{g}, i, BlockSource::kNowhere});
     }
   }
@@ -66,9 +69,9 @@ PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
 }
 
 std::uint32_t most_blocks_needed(const GroupSpec& group, std::uint32_t length) {
-  // The window behind the hit and the window at the end need not overlap.
+  // The windows behind the hit, behind the last whole block and at the end need not overlap.
   return static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(length, 2ULL * depth_needed(group, length)));
+      std::min<std::uint64_t>(length, 3ULL * depth_needed(group, length)));
 }
 
 }  // namespace kvferry::cli

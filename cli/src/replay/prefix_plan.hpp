@@ -32,11 +32,14 @@ struct PrefixPlan {
 
 using SourceOf = std::function<BlockSource(ipc::GroupId group, std::uint32_t position)>;
 
-/// What a request of `length` blocks needs. A kFull group holds every block. A sliding window holds
-/// the window behind the hit (to continue from) and the window at the end; a state group the last
-/// block of each. Pure.
+/// What a request of `length` blocks needs, of which the first `whole` are filled with tokens: only
+/// those can be the prefix of another request. A kFull group holds every block. A sliding window
+/// holds the window behind the hit (to continue from), the window at the end, and the one behind the
+/// last whole block, where the next turn will want to continue; a state group the last block of
+/// each. Pure. @pre whole <= length
 [[nodiscard]] PrefixPlan plan_prefix(std::span<const ipc::GroupSpec> groups,
                                      std::uint32_t length,
+                                     std::uint32_t whole,
                                      const SourceOf& source_of);
 
 /// An upper bound of the blocks that any such request needs in the group.

@@ -160,11 +160,9 @@ void Supervisor::stop(ipc::Duration grace) {
            (!child->deaths.empty() && now - child->deaths.back() < kSettleTime);
   });
   const ipc::Deadline first = ipc::Deadline::after(grace / 2);
-  last_ = ipc::Deadline::after(grace);
+  last_ = ipc::Deadline::after(grace).earlier(last_);
   signal_all(SIGTERM, false);
-  while (any_running(false) && !first.expired() && !last_.expired()) {
-    loop_.run_once(first.earlier(last_));
-  }
+  while (any_running(false) && !first.expired() && !hurried_) loop_.run_once(first);
   signal_all(SIGTERM, true);
   while ((any_running(false) || any_running(true)) && !last_.expired()) loop_.run_once(last_);
   for (const auto& child : children_) {

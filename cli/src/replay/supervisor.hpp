@@ -50,8 +50,12 @@ class Supervisor {
   /// SIGTERM to all (those that end last when the others have ended or half the grace time has
   /// passed), SIGKILL after the grace time. Runs the loop; on return every child is reaped.
   void stop(ipc::Duration grace);
-  /// For a stop() that runs: no child gets more time than this.
-  void hurry(ipc::Deadline last) { last_ = last.earlier(last_); }
+  /// For a stop() that runs or comes: all are told to end at once, and none gets more time than
+  /// this.
+  void hurry(ipc::Deadline last) noexcept {
+    hurried_ = true;
+    last_ = last.earlier(last_);
+  }
 
   [[nodiscard]] std::uint64_t restarts() const noexcept { return restarts_; }
   [[nodiscard]] std::uint64_t deaths() const noexcept { return deaths_; }
@@ -90,6 +94,7 @@ class Supervisor {
   std::uint64_t restarts_ = 0;
   std::uint64_t deaths_ = 0;
   ipc::Deadline last_ = ipc::Deadline::at(ipc::TimePoint::max());  ///< Of a stop() that runs.
+  bool hurried_ = false;
   bool hopeless_ = false;
   bool stopping_ = false;
   bool ended_unreplaced_ = false;
