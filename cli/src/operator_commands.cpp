@@ -12,9 +12,13 @@
 #include "table.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -25,8 +29,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kConnectTime{3'000};
 constexpr milliseconds kStatusTime{5'000};
-/// The manager answers by the deadline it was given; this is for the answer's way back.
-constexpr milliseconds kReplyMargin{2'000};
+/// The manager gives ranks some time beyond the deadline (ending a mover, proving that its memory
+/// is back) and answers then at the latest.
+constexpr milliseconds kReplyMargin{15'000};
 
 /// Connects, asks once and hands back the decoded answer.
 template <typename Reply, typename Request>
@@ -41,6 +46,62 @@ Result<Reply> ask(const CommonOptions& common,
 
 double to_ms(std::chrono::microseconds time) { return static_cast<double>(time.count()) / 1000.0; }
 
+/// What a clear came to: also when it failed on some ranks, all of them are told.
+struct ClearAnswer {
+  ipc::ClearReply reply;
+  std::optional<ipc::Error> error;
+};
+
+Result<ClearAnswer> ask_clear(const CommonOptions& common, const ipc::ClearRequest& request) {
+  KVFERRY_ASSIGN(const auto link, connect_operator(common.runtime_dir, common.instance,
+                                                   Deadline::after(kConnectTime)));
+  ipc::Envelope question;
+  question.kind = ipc::MessageKind::kClear;
+  question.request = link->next_request();
+  question.body = ipc::encode(request);
+  KVFERRY_TRY(link->send(question));
+  const Deadline deadline = Deadline::after(request.deadline + kReplyMargin);
+  while (true) {
+    KVFERRY_ASSIGN(auto received, link->try_receive());
+    if (received && received->is_reply && received->request == question.request) {
+      ClearAnswer answer;
+      answer.error = std::move(received->error);
+      if (received->body.empty() && answer.error) return *answer.error;
+      KVFERRY_ASSIGN(answer.reply, ipc::decode<ipc::ClearReply>(received->body, "ClearReply"));
+      return answer;
+    }
+    if (received) continue;
+    if (link->server_lost()) return KVFERRY_ERROR(kPeerDied, "the manager died meanwhile");
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "the manager (pid {}) did not answer; the clear may still run",
+                           link->server().pid());
+    }
+    pollfd entry{link->fd(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_timeout_ms());
+  }
+}
+
+bool is_quarantined(const ipc::RankOutcome& rank) {
+  return rank.outcome.kind == ipc::ClearKind::kQuarantined;
+}
+
+std::vector<std::string> clear_row(const ipc::RankOutcome& rank) {
+  std::vector<std::string> row = {rank.engine, std::to_string(rank.rank.value)};
+  const ipc::RankClearReply& outcome = rank.outcome;
+  if (rank.error) {
+    row.push_back("failed");
+  } else if (rank.again && !is_quarantined(rank)) {
+    row.insert(row.end(), {"already cleared", "-", "-"});
+    row.push_back(ipc::format_size(outcome.free_after));
+  } else {
+    row.push_back(std::string(to_string(outcome.kind)));
+    row.push_back(fmt::format("{:.1f}", to_ms(outcome.took)));
+    row.push_back(ipc::format_size(outcome.free_before));
+    row.push_back(ipc::format_size(outcome.free_after));
+  }
+  return row;
+}
+
 void print_clear(const ipc::ClearReply& reply) {
   Table table({{"engine"},
                {"rank", Align::kRight},
@@ -48,26 +109,39 @@ void print_clear(const ipc::ClearReply& reply) {
                {"ms", Align::kRight},
                {"device free before", Align::kRight},
                {"after", Align::kRight}});
+  for (const ipc::RankOutcome& rank : reply.ranks) table.add(clear_row(rank));
+  if (!table.empty()) (void)write_out(table.render());
+  const bool failed = std::any_of(reply.ranks.begin(), reply.ranks.end(),
+                                  [](const auto& rank) { return rank.error.has_value(); });
+  const bool again = std::all_of(reply.ranks.begin(), reply.ranks.end(),
+                                 [](const auto& rank) { return rank.again; });
+  print_out("{}; {} blocks dropped from host memory\n",
+            failed                ? "not cleared on all ranks"
+            : reply.ranks.empty() ? "no engine is there: nothing to clear"
+            : again               ? "already cleared"
+                                  : fmt::format("cleared in {:.1f} ms", to_ms(reply.took)),
+            with_separators(reply.host_blocks_dropped));
+}
+
+/// Names the ranks that failed, and why, on stderr; true when any did.
+bool report_failures(const ipc::ClearReply& reply) {
+  bool any = false;
   for (const ipc::RankOutcome& rank : reply.ranks) {
-    table.add({rank.engine, std::to_string(rank.rank.value),
-               rank.error ? rank.error->to_string() : std::string(to_string(rank.outcome.kind)),
-               fmt::format("{:.1f}", to_ms(rank.outcome.took)),
-               ipc::format_size(rank.outcome.free_before),
-               ipc::format_size(rank.outcome.free_after)});
+    if (!rank.error) continue;
+    any = true;
+    print_err("kvferry clear: {}/{}: {}\n", rank.engine, rank.rank.value, rank.error->to_string());
   }
-  if (!table.empty()) print_out("{}", table.render());
-  print_out("cleared in {:.1f} ms; {} blocks dropped from host memory\n", to_ms(reply.took),
-             with_separators(reply.host_blocks_dropped));
+  return any;
 }
 
 /// Names what is held, by whom, on stderr; true when anything is.
 bool report_quarantine(const ipc::ClearReply& reply) {
   bool any = false;
   for (const ipc::RankOutcome& rank : reply.ranks) {
-    if (rank.outcome.kind != ipc::ClearKind::kQuarantined) continue;
+    if (!is_quarantined(rank)) continue;
     any = true;
     print_err("kvferry clear: {}/{}: {} quarantined: {}\n", rank.engine, rank.rank.value,
-               ipc::format_size(rank.outcome.quarantined_bytes), rank.outcome.detail);
+              ipc::format_size(rank.outcome.quarantined_bytes), rank.outcome.detail);
   }
   return any;
 }
@@ -116,14 +190,16 @@ int clear_command(const Arguments& arguments) {
   add_milliseconds(*app, "--deadline", request.deadline, "How long to wait for its outcome");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry clear", common.log_level);
-  const auto reply = ask<ipc::ClearReply>(common, ipc::MessageKind::kClear, request,
-                                          request.deadline + kReplyMargin);
-  if (!reply) {
-    const int code = failure("clear", reply.error());
-    return reply.error().code == ipc::ErrorCode::kQuarantined ? kExitQuarantined : code;
+  const auto answer = ask_clear(common, request);
+  if (!answer) {
+    const int code = failure("clear", answer.error());
+    return answer.error().code == ipc::ErrorCode::kQuarantined ? kExitQuarantined : code;
   }
-  print_clear(*reply);
-  return report_quarantine(*reply) ? kExitQuarantined : kExitDone;
+  print_clear(answer->reply);
+  const bool quarantined = report_quarantine(answer->reply);
+  if (report_failures(answer->reply)) return kExitFailed;
+  if (answer->error && !quarantined) return failure("clear", *answer->error);
+  return quarantined ? kExitQuarantined : kExitDone;
 }
 
 int reinit_command(const Arguments& arguments) {

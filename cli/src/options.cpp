@@ -165,7 +165,7 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
     return kExitUsage;
   } catch (const CLI::ParseError& error) {
     print_err("{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
-               app.get_name());
+              app.get_name());
     return kExitUsage;
   }
 }

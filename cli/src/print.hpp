@@ -24,12 +24,10 @@ bool write_err(std::string_view text) noexcept;
 /// Every write to stdout so far went through; else says on stderr what did not. For exit codes.
 [[nodiscard]] bool stdout_complete(std::string_view command) noexcept;
 
-template <typename... Args>
-void print_out(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void print_out(fmt::format_string<Args...> format, Args&&... args) {
   (void)write_out(fmt::format(format, std::forward<Args>(args)...));
 }
-template <typename... Args>
-void print_err(fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> void print_err(fmt::format_string<Args...> format, Args&&... args) {
   write_err(fmt::format(format, std::forward<Args>(args)...));
 }
 

@@ -103,9 +103,9 @@ Result<double> parse_speed(std::string_view text) {
 }
 
 void add_workload_options(CLI::App& app, ReplayOptions& options) {
-  auto* trace = add_parsed<std::string>(app, "--trace", options.trace, parse_trace_name,
-                                        "Play this trace")
-                    ->type_name("FILE");
+  auto* trace =
+      add_parsed<std::string>(app, "--trace", options.trace, parse_trace_name, "Play this trace")
+          ->type_name("FILE");
   app.add_option("--workload", options.workload, "Without a trace: what to make up")
       ->type_name("conversation")
       ->check(CLI::IsMember({"conversation"}))

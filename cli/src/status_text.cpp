@@ -119,6 +119,10 @@ void describe_engine(const Json& engine, std::string& out) {
   if (const std::string note = text(engine, "note"); note != "-" && !note.empty()) {
     table.add({"note", note});
   }
+  if (const std::string refused = text(engine, "last_refusal");
+      refused != "-" && !refused.empty()) {
+    table.add({"last refused", refused});
+  }
   out += table.render("  ");
   Table ranks({{"rank", Align::kRight},
                {"process"},

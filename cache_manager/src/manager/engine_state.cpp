@@ -264,6 +264,14 @@ void EngineRecord::note_cleared(std::uint32_t rank, ipc::SessionId session, ipc:
   }
 }
 
+bool EngineRecord::is_cleared(std::uint32_t rank) const {
+  const RankRecord& record = ranks_.at(rank);
+  const RankPeer* owning = owner(rank);
+  return owning != nullptr && !owning->state.session.is_zero() &&
+         owning->state.session == record.cleared_session &&
+         owning->state.epoch <= record.cleared_epoch;
+}
+
 bool EngineRecord::refresh(std::uint64_t& next_generation) {
   const std::uint64_t generation_before = generation_;
   const ipc::CachePhase phase_before = phase_;

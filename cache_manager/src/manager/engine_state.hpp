@@ -104,7 +104,12 @@ class EngineRecord {
   [[nodiscard]] std::uint64_t reinits() const noexcept { return reinits_; }
   /// The peer answered a clear: whatever it reports of that epoch later is old.
   void note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch);
+  /// The owner's latest epoch has been cleared, by that answer.
+  [[nodiscard]] bool is_cleared(std::uint32_t rank) const;
   void set_note(std::string note) { note_ = std::move(note); }
+  /// Who was last turned away, and why: for people who look for it.
+  void set_refusal(std::string refusal) { refusal_ = std::move(refusal); }
+  [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
 
   /// Derives phase, readiness and generation from the reports; true when any of it, or the worker
   /// of a ready rank, changed.
@@ -143,6 +148,7 @@ class EngineRecord {
   bool offload_ready_ = false;
   std::vector<std::uint32_t> group_blocks_;
   std::string note_;
+  std::string refusal_;
 };
 
 [[nodiscard]] std::string_view to_string(ipc::CachePhase phase) noexcept;

@@ -109,7 +109,8 @@ void Lifecycle::start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Du
                             .attacher_note = {},
                             .attacher_free_after = 0,
                             .attacher_open = false,
-                            .attacher_failed = false});
+                            .attacher_failed = false,
+                            .again = engine.is_cleared(rank)});
     const RankPeer* owner = engine.owner(rank);
     const RankPeer* attacher = engine.attacher(rank);
     if (owner == nullptr || owner->state.session.is_zero()) {
@@ -213,6 +214,7 @@ std::optional<ipc::Error> Lifecycle::collect_outcomes(Clear& clear, ipc::ClearRe
     ipc::RankOutcome outcome;
     outcome.engine = rank.engine;
     outcome.rank = rank.rank;
+    outcome.again = rank.again;
     if (rank.outcome) {
       outcome.outcome = *rank.outcome;
       outcome.outcome.free_after = std::max(outcome.outcome.free_after, rank.attacher_free_after);

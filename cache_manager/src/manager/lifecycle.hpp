@@ -45,6 +45,7 @@ class Lifecycle {
     std::uint64_t attacher_free_after = 0;  ///< It may be the last one that gives memory back.
     bool attacher_open = false;             ///< Asked, and its answer is waited for.
     bool attacher_failed = false;
+    bool again = false;  ///< There was nothing left to clear.
   };
   struct Clear {
     ipc::Peer peer;

@@ -248,9 +248,12 @@ void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& enve
     return;
   }
   EngineRecord& engine = directory_.open(hello->engine);
+  make_way(engine, *hello);
   const bool is_first = !engine.config();
   if (ipc::Status admitted = engine.admit(peer, *hello); !admitted) {
     ipc::log_warn("{} (pid {}) refused: {}", peer.name, peer.pid, admitted.error().to_string());
+    engine.set_refusal(
+        fmt::format("{} (pid {}): {}", peer.name, peer.pid, admitted.error().to_string()));
     context_.refuse(peer, envelope, admitted.error());
     context_.drop_if_unused(hello->engine);
     return;
@@ -268,6 +271,19 @@ void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& enve
   clients_.compare_clients(engine);
   context_.reply(peer, envelope, ipc::Empty{});
   engine_changed(engine);
+}
+
+// A successor's hello may come before its predecessor's death has been told.
+void ManagerCore::make_way(EngineRecord& engine, const ipc::RankHello& hello) {
+  if (hello.rank.value >= engine.ranks().size()) {
+    return;
+  }
+  const RankRecord& rank = engine.ranks()[hello.rank.value];
+  const auto& place = hello.kind == ipc::ProcessKind::kWorker ? rank.worker : rank.mover;
+  const ipc::ProcessRef* process = place ? server_.process(place->id) : nullptr;
+  if (process != nullptr && process->has_died()) {
+    engine.set_connected(place->id, false);
+  }
 }
 
 void ManagerCore::on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope) {

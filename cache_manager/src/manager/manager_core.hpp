@@ -46,6 +46,7 @@ class ManagerCore : private ipc::ControlHandler {
 
   void dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void on_rank_message(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  void make_way(EngineRecord& engine, const ipc::RankHello& hello);
   void on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& envelope);

@@ -50,6 +50,7 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
       {"phase", std::string(to_string(engine.phase()))},
       {"offload_ready", engine.offload_ready()},
       {"note", engine.view().note},
+      {"last_refusal", engine.refusal()},
       {"group_blocks", engine.group_blocks()},
       {"jobs",
        {{"queued", jobs.queued},

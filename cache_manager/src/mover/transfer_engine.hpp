@@ -13,7 +13,6 @@
 
 namespace kvferry::cache_manager {
 
-
 /// The mover's use of the arena: admits jobs for the mapped epoch and moves their blocks, loads and
 /// stores side by side. Every admitted or refused job is answered exactly once.
 /// @threading any.

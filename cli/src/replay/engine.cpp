@@ -261,9 +261,9 @@ void Engine::watch_progress() {
     fail(KVFERRY_ERROR(kTimeout, "nobody re-initialised the cache for 10 minutes: {}", describe()));
   } else if (playing_ && phase_ready_ && options_.speed <= 0 &&
              now - progress_at_ > options_.patience) {
-    fail(KVFERRY_ERROR(
-        kTimeout, "nothing went on for {} s: {}",
-        std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(), describe()));
+    fail(KVFERRY_ERROR(kTimeout, "nothing went on for {} s: {}",
+                       std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(),
+                       describe()));
   }
   watch_offload();
   pump_later();

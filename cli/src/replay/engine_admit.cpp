@@ -26,8 +26,8 @@ std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
 }
 
-/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands for
-/// contents that no other request shares.
+/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands
+/// for contents that no other request shares.
 std::uint32_t whole_blocks_of(const TraceRequest& request) {
   const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
   return request.input_length / kTraceBlockTokens >= length ? length : length - 1;

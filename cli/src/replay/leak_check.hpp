@@ -38,8 +38,8 @@ class DeviceProbe {
   /// observation, at any time.
   [[nodiscard]] ipc::Result<std::vector<DeviceFree>> free_now() const;
   /// Bytes that are still taken, as seen now. Once all children have ended that is what they
-  /// leaked, but a driver gives memory of ended processes back a moment later, and nothing announces
-  /// it: look again.
+  /// leaked, but a driver gives memory of ended processes back a moment later, and nothing
+  /// announces it: look again.
   [[nodiscard]] ipc::Result<std::uint64_t> taken_bytes() const;
 
  private:

@@ -34,8 +34,8 @@ using SourceOf = std::function<BlockSource(ipc::GroupId group, std::uint32_t pos
 
 /// What a request of `length` blocks needs, of which the first `whole` are filled with tokens: only
 /// those can be the prefix of another request. A kFull group holds every block. A sliding window
-/// holds the window behind the hit (to continue from), the window at the end, and the one behind the
-/// last whole block, where the next turn will want to continue; a state group the last block of
+/// holds the window behind the hit (to continue from), the window at the end, and the one behind
+/// the last whole block, where the next turn will want to continue; a state group the last block of
 /// each. Pure. @pre whole <= length
 [[nodiscard]] PrefixPlan plan_prefix(std::span<const ipc::GroupSpec> groups,
                                      std::uint32_t length,

@@ -58,9 +58,8 @@ std::string progress_line(const ProgressFigures& figures, std::size_t columns) {
   const double share = static_cast<double>(figures.done) /
                        static_cast<double>(std::max<std::uint64_t>(1, figures.requests));
   const std::string percent = fmt::format("{:.0f} %", 100.0 * share);
-  const std::string brief =
-      fmt::format("{}/{}  hits {:.0f} %  out {:.2f}  in {:.2f} GB/s", done, all, hits,
-                  figures.to_host_per_s, figures.to_device_per_s);
+  const std::string brief = fmt::format("{}/{}  hits {:.0f} %  out {:.2f}  in {:.2f} GB/s", done,
+                                        all, hits, figures.to_host_per_s, figures.to_device_per_s);
   // The last column stays free: some terminals wrap as soon as it is written.
   for (const std::string& line : {bar(share) + full, full, bar(share) + brief, brief,
                                   fmt::format("{}/{}  hits {:.0f} %", done, all, hits), percent}) {

@@ -41,9 +41,8 @@ ipc::Status check_available(const ipc::Geometry& geometry,
   std::uint64_t arenas = 0;
   std::uint64_t needed = 0;
   const std::uint64_t per_rank = device_bytes_per_block(geometry);
-  if (limits.devices_in_host_memory &&
-      (!ipc::checked_mul(per_rank, sizing.gpu_blocks, arenas) ||
-       !ipc::checked_mul(arenas, geometry.ranks, arenas))) {
+  if (limits.devices_in_host_memory && (!ipc::checked_mul(per_rank, sizing.gpu_blocks, arenas) ||
+                                        !ipc::checked_mul(arenas, geometry.ranks, arenas))) {
     arenas = UINT64_MAX;
   }
   if (!ipc::checked_add(arenas, sizing.host_bytes, needed)) needed = UINT64_MAX;

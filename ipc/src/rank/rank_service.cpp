@@ -16,6 +16,8 @@ namespace {
 constexpr auto kConnectDeadline = std::chrono::seconds(1);
 constexpr auto kFirstRetry = std::chrono::milliseconds(20);
 constexpr auto kLastRetry = std::chrono::milliseconds(500);
+/// A predecessor that was killed may take this long to be gone.
+constexpr auto kSuccession = std::chrono::seconds(3);
 constexpr auto kFirstInit = std::chrono::seconds(60);
 // Nothing tells when device memory comes back: it is asked for again.
 constexpr auto kFirstInitRetry = std::chrono::milliseconds(250);
@@ -237,6 +239,7 @@ class RankService::Impl {
     link_ = std::move(link).value();
     retry_ = kFirstRetry;
     waiting_logged_ = false;
+    occupied_since_.reset();
     log_info("manager of instance {} connected, session {}", config_.instance,
              link_->welcome().manager_session.hex());
     loop_.watch(link_->fd(), [this] { drain_link(); });
@@ -272,6 +275,20 @@ class RankService::Impl {
       log_error("the manager refuses this {}: {}", to_string(kind_), error.to_string());
       end_fatally(error);
       return;
+    }
+    if (error.code == ErrorCode::kAlreadyExists) {
+      const TimePoint now = MonotonicClock::now();
+      if (!occupied_since_) {
+        occupied_since_ = now;
+        log_warn("{}; waiting {} s at most for its end", error.to_string(), kSuccession.count());
+        waiting_logged_ = true;
+      } else if (now - *occupied_since_ > kSuccession) {
+        log_error("this {} is one too many: {}", to_string(kind_), error.to_string());
+        end_fatally(error);
+        return;
+      }
+    } else {
+      occupied_since_.reset();
     }
     if (!waiting_logged_) {
       log_info("waiting for the manager of instance {}: {}", config_.instance, error.to_string());
@@ -479,6 +496,7 @@ class RankService::Impl {
   std::optional<TimePoint> memory_awaited_;  ///< Since when the first epoch waits.
   std::chrono::milliseconds retry_ = kFirstRetry;
   bool waiting_logged_ = false;
+  std::optional<TimePoint> occupied_since_;  ///< The manager says that the rank has another one.
   bool fatal_ = false;
   // Exactly one of the two, by role.
   std::unique_ptr<LeaseOwner> owner_;

@@ -274,13 +274,35 @@ TEST_F(EngineRecordTest, ClearedIsSaidOnlyWhenAllRanksAre) {
   EXPECT_EQ(engine_.phase(), CachePhase::kClearing);
   EXPECT_EQ(engine_.targets(engine_.generation()).error().code, ErrorCode::kNotReady);
   report(worker_, 1, 1, false);
-  engine_.end_operation(/*cleared=*/false);
+  engine_.end_operation(/*succeeded=*/false);
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
   engine_.begin(EngineOperation::kClear);
-  engine_.end_operation(/*cleared=*/true);
+  engine_.end_operation(/*succeeded=*/true);
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  EXPECT_EQ(engine_.clears(), 1U) << "a failed clear counts";
+}
+
+TEST_F(EngineRecordTest, CountsWhatClearedAndWhatMadeReadyAndNothingElse) {
+  start();
+  const auto run = [this](EngineOperation operation, bool succeeded) {
+    engine_.begin(operation);
+    engine_.end_operation(succeeded);
+    (void)engine_.refresh(generation_);
+  };
+  report(worker_, 1, 1, false);
+  run(EngineOperation::kClear, true);
+  run(EngineOperation::kClear, true);
+  EXPECT_EQ(engine_.clears(), 1U) << "the cache was clear already";
+  run(EngineOperation::kReinit, false);
+  EXPECT_EQ(engine_.reinits(), 0U);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  report(worker_, 1, 2, true);
+  run(EngineOperation::kReinit, true);
+  EXPECT_EQ(engine_.reinits(), 1U);
+  report(worker_, 1, 2, false);
+  run(EngineOperation::kClear, true);
   EXPECT_EQ(engine_.clears(), 2U);
 }
 

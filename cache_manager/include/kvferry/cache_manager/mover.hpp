@@ -27,7 +27,8 @@ struct MoverConfig {
   CopyStrategy strategy = CopyStrategy::kAuto;
 };
 
-/// Runs the mover of one rank until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be set up.
+/// Runs the mover of one rank until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be
+/// set up.
 void run_mover(const MoverConfig& config);
 
 }  // namespace kvferry::cache_manager

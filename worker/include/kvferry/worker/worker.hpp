@@ -19,8 +19,8 @@ struct WorkerConfig {
   ArenaMemory arena_memory = ArenaMemory::kKvferry;
 };
 
-/// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent, runner.
-/// Throws Exception when it cannot be set up.
+/// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,
+/// runner. Throws Exception when it cannot be set up.
 void run_worker(const WorkerConfig& config);
 
 }  // namespace kvferry::worker

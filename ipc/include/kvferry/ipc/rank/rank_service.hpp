@@ -39,8 +39,9 @@ class RankService {
     /// are gone and before anybody is told that they are. Called on the lease's thread or on the
     /// clearing one.
     std::function<void()> empty_allocator;
-    /// A refusal that no retry can mend (role, geometry, version), or no device memory for the
-    /// first epoch in time: the process should end.
+    /// A refusal that no retry can mend (role, geometry, version, a living process of the same kind
+    /// on the same rank that does not end within seconds), or no device memory for the first epoch
+    /// in time: the process should end.
     std::function<void(const Error&)> on_fatal;
   };
 

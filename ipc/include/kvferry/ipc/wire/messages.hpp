@@ -403,8 +403,9 @@ struct RankOutcome {
   std::string engine;
   Rank rank;
   RankClearReply outcome;
+  bool again = false;  ///< Was cleared before: the outcome is that clear's.
   std::optional<Error> error;
-  template <typename V> void visit(V& v) { v(engine, rank, outcome, error); }
+  template <typename V> void visit(V& v) { v(engine, rank, outcome, again, error); }
 };
 struct ClearReply {  ///< The envelope's error names the first failing rank.
   std::vector<RankOutcome> ranks;
