@@ -116,6 +116,14 @@ Status Client::wait_ready(bool offload, Deadline deadline) {
   }
 }
 
+std::vector<CacheEvent> Client::events() {
+  ClientLink& link = impl_->link;
+  link.pump();
+  std::vector<CacheEvent> events = link.take_events();
+  link.update_news();
+  return events;
+}
+
 std::vector<Completion> Client::poll(std::size_t max) {
   ClientLink& link = impl_->link;
   link.pump();

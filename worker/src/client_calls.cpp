@@ -66,7 +66,6 @@ Result<std::uint32_t> count_pins(ClientLink& link,
   KVFERRY_TRY(check_count(hashes.size(), "hashes"));
   const ipc::PinRequest request{{hashes.begin(), hashes.end()}};
   KVFERRY_ASSIGN(const auto reply, link.call<ipc::PinReply>(kind, request, deadline));
-  // Counted per block and group, so it may well exceed the number of hashes.
   return reply.pinned;
 }
 

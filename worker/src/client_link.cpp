@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace kvferry::worker {
@@ -181,7 +182,7 @@ void ClientLink::wait(Deadline deadline) {
 }
 
 void ClientLink::update_news() {
-  const bool wanted = jobs_.has_news();
+  const bool wanted = jobs_.has_news() || !events_.empty();
   if (wanted == news_signalled_) return;
   news_signalled_ = wanted;
   if (wanted) {
@@ -207,8 +208,9 @@ void ClientLink::lose(std::string_view why) {
                 options_.engine, why, jobs_.unfinished());
   link_.reset();  // Closes its descriptor, which leaves the epoll set by itself.
   greeted_ = false;
-  state_.manager_connected = false;
+  const bool was_connected = std::exchange(state_.manager_connected, false);
   state_.offload_ready = false;
+  if (was_connected) note_event(CacheEventKind::kManagerLost);
   jobs_.orphan_all(state_.ranks);
   for (auto pending = pending_.begin(); pending != pending_.end();) {
     // A request() that waits finds out by the missing entry.
@@ -349,9 +351,19 @@ void ClientLink::on_hello_refused(const ipc::Error& error) {
 
 Status ClientLink::on_hello_reply(const Envelope& envelope) {
   if (envelope.error) return *envelope.error;
+  const std::size_t events_before = events_.size();
   KVFERRY_TRY(take_state(envelope));
-  greeted_ = was_greeted_ = true;
   state_.manager_connected = true;
+  if (!was_greeted_) {
+    events_.clear();  // What is found at first is no change.
+  } else if (options_.events) {
+    note_event(CacheEventKind::kManagerFound);
+    // Told before what it brought.
+    std::rotate(
+        events_.begin() + static_cast<std::ptrdiff_t>(std::min(events_before, events_.size() - 1)),
+        events_.end() - 1, events_.end());
+  }
+  greeted_ = was_greeted_ = true;
   if (jobs_.has_orphans()) count_settled(jobs_.settle_greeted(manager_));
   return ipc::ok();
 }
@@ -366,9 +378,16 @@ Status ClientLink::take_state(const Envelope& envelope) {
     ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
                   state.generation);
   }
-  state_.generation = state.generation;
-  state_.phase = static_cast<CachePhase>(state.phase);
-  state_.offload_ready = state.offload_ready;
+  const auto phase = static_cast<CachePhase>(state.phase);
+  const bool other_generation =
+      std::exchange(state_.generation, state.generation) != state.generation;
+  const bool other_phase = std::exchange(state_.phase, phase) != phase;
+  const bool other_offload =
+      std::exchange(state_.offload_ready, state.offload_ready) != state.offload_ready;
+  if (other_generation && !state.refused) note_event(CacheEventKind::kGeneration);
+  if (other_phase) note_event(CacheEventKind::kPhase);
+  if (other_offload) note_event(CacheEventKind::kOffload);
+  if (state.refused && !state_.refused) note_event(CacheEventKind::kRefused);
   std::vector<ArenaId> ranks;
   ranks.reserve(state.ranks.size());
   for (const ipc::RankArena& rank : state.ranks) {
@@ -381,6 +400,22 @@ Status ClientLink::take_state(const Envelope& envelope) {
     count_settled(jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks));
   }
   return ipc::ok();
+}
+
+void ClientLink::note_event(CacheEventKind kind) {
+  if (!options_.events) return;
+  constexpr std::size_t kMostKept = 1024;
+  if (events_.size() >= kMostKept) {
+    events_.pop_front();
+    ++stats_.events_dropped;
+  }
+  events_.push_back({kind, state_.generation, state_.phase, state_.offload_ready});
+}
+
+std::vector<CacheEvent> ClientLink::take_events() {
+  std::vector<CacheEvent> taken(events_.begin(), events_.end());
+  events_.clear();
+  return taken;
 }
 
 void ClientLink::count_settled(std::size_t jobs) noexcept {

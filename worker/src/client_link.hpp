@@ -10,6 +10,7 @@
 #include "reconnector.hpp"
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -57,7 +58,10 @@ class ClientLink {
                               ipc::Bytes body,
                               std::span<const DeviceBlock> blocks);
 
-  /// Keeps fd() readable exactly while there are completions or releases to take.
+  /// Changes of the state, when the options ask for them.
+  [[nodiscard]] std::vector<CacheEvent> take_events();
+
+  /// Keeps fd() readable exactly while there are completions, releases or events to take.
   void update_news();
 
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
@@ -98,6 +102,7 @@ class ClientLink {
   [[nodiscard]] Status on_hello_reply(const ipc::Envelope& envelope);
   void on_hello_refused(const ipc::Error& error);
   [[nodiscard]] Status take_state(const ipc::Envelope& envelope);
+  void note_event(CacheEventKind kind);
   void count_settled(std::size_t jobs) noexcept;
   void on_job_done(const ipc::Envelope& envelope);
   void watch(int fd);
@@ -120,6 +125,7 @@ class ClientLink {
   std::unordered_map<std::uint64_t, Pending> pending_;
   CacheState state_;
   std::uint64_t acknowledged_ = 0;
+  std::deque<CacheEvent> events_;
   JobTracker jobs_;
   ClientStats stats_;
 };

@@ -35,6 +35,9 @@ struct ClientOptions {
   std::string engine = "default";  ///< The engine that the workers registered as.
   std::uint32_t ranks = 1;
   ipc::ModelIdentity identity;  ///< Blocks are shared only within one identity.
+  /// Keep every change of the state for events(), which then has to be called: fd() stays readable
+  /// until it was.
+  bool events = false;
 };
 
 enum class Presence : std::uint8_t { kMiss = 1, kHitPending, kHit };
@@ -127,6 +130,23 @@ struct CacheState {
   std::optional<ipc::Error> refused;
 };
 
+/// One change of CacheState. state() shows what is; events tell what was in between, such as a
+/// clear and a re-init between two polls.
+enum class CacheEventKind : std::uint8_t {
+  kManagerLost = 1,  ///< Running jobs complete with kPeerDied, later; computing may go on.
+  kManagerFound,     ///< Connected again, to the same manager or its successor.
+  kGeneration,       ///< Device blocks of every earlier generation hold nothing.
+  kPhase,
+  kOffload,  ///< Jobs are accepted from now on, or no longer.
+  kRefused   ///< CacheState::refused was set.
+};
+struct CacheEvent {
+  CacheEventKind kind = CacheEventKind::kPhase;
+  std::uint64_t generation = 0;  ///< This and the next two: right after the change.
+  CachePhase phase = CachePhase::kDetached;
+  bool offload_ready = false;
+};
+
 enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
 
 struct ClearSummary {
@@ -143,6 +163,7 @@ struct ClientStats {
   std::uint64_t jobs_completed = 0;
   std::uint64_t jobs_failed = 0;
   std::uint64_t reconnects = 0;
+  std::uint64_t events_dropped = 0;  ///< The oldest, beyond 1024 that nobody took.
 };
 
 /// An engine's connection. It reconnects by itself when the manager is replaced; jobs of the lost
@@ -161,8 +182,8 @@ class Client {
   ~Client();
   void close();
 
-  /// For the caller's event loop: readable when poll() may return something. Stable for the
-  /// client's life, over reconnects, too. Poll for reading; never read from it.
+  /// For the caller's event loop: readable when poll() or events() may return something. Stable for
+  /// the client's life, over reconnects, too. Poll for reading; never read from it.
   [[nodiscard]] int fd() const noexcept;
   /// Last known state; refreshed by poll() and by every call. Looking at it acknowledges its
   /// generation: submits name the generation acknowledged last, so that work which was decided on
@@ -173,33 +194,61 @@ class Client {
   /// at once when the workers that came are not this client's (CacheState::refused).
   [[nodiscard]] Status wait_ready(bool offload, Deadline deadline);
 
+  /// Changes of the state since the last call, in their order, the first connection's left out.
+  /// Looks for news as poll() does; never blocks. Nothing unless ClientOptions::events.
+  [[nodiscard]] std::vector<CacheEvent> events();
+
+  // Errors of every call below that has a deadline: kNoManager (none is connected; it reconnects by
+  // itself), kTimeout and kPeerDied (nobody knows whether it took effect), kCancelled (closed),
+  // kGeometryMismatch (CacheState::refused), kNotReady (no worker has registered yet), and
+  // kInvalidArgument for no element or more than a message holds. Those named at a call come on
+  // top.
+
+  /// Which blocks the host tier has. An empty span is an empty result.
   [[nodiscard]] Result<LookupResult> lookup(std::span<const Digest> hashes, Deadline deadline);
-  /// Pinned blocks are not evicted; counts how many were present. Pins are counted per client.
+  /// Pinned blocks are not evicted; counts how many were present (in any group): those that were
+  /// not are no error. Pins are counted per client, and end with it or with a clear that drops the
+  /// host tier.
   [[nodiscard]] Result<std::uint32_t> pin(std::span<const Digest> hashes, Deadline deadline);
+  /// Takes one pin of each back; counts those that had one of this client's.
   [[nodiscard]] Result<std::uint32_t> unpin(std::span<const Digest> hashes, Deadline deadline);
 
+  /// Room for blocks that are to be stored, one answer per target: kAlreadyThere also while another
+  /// store of the block is under way, kFull when nothing can be evicted. A slot is this client's
+  /// until a submit or abandon_store() names it; the client's end gives it up, a clear that drops
+  /// the host tier, too. kNotReady while the cache is not ready, kInvalidArgument for a group that
+  /// the engine does not have.
   [[nodiscard]] Result<std::vector<StoreSlot>> reserve_store(std::span<const StoreTarget> targets,
                                                              Deadline deadline);
+  /// Sends and does not wait. kNoManager, kCancelled, kBusy (queue full, retry); slots that are no
+  /// longer this client's are no error.
   [[nodiscard]] Status abandon_store(std::span<const std::uint64_t> slots);
 
   /// Submits are answered by one Completion each, refusals included (kBusy: queue full, retry;
-  /// kStaleEpoch, kNotReady, kInvalidArgument). An error here means nothing was sent.
+  /// kStaleEpoch, kNotReady, kInvalidArgument). An error here means nothing was sent: kNoManager,
+  /// kCancelled (closed), kBusy, kInvalidArgument for no item or more than a message holds.
   /// @pre the writes of the source blocks were observed complete on every rank.
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items);
-  /// Higher priority goes first among loads; loads go before stores.
+  /// Higher priority goes first among loads; loads go before stores. Per block: kNotFound when the
+  /// host tier does not have it (any more).
   [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items, std::uint8_t priority);
-  /// A running sequence by its owner's handle: survives clears, weights updates and reconnects, is
-  /// never indexed. Handles are this client's own: another client's 7 is another sequence. It ends
-  /// with drop_sequence(), with the client, and when the engine is started with another geometry.
+  /// A running sequence by its owner's handle: survives a weights update, is never indexed.
+  /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
+  /// or none: kNoHostMemory when eviction cannot make room for them.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
+  /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
+  /// geometry. The sequence stays on the host.
   [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
+  /// kNotFound when this client has no such sequence.
   [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);
-  /// Asks for it; the completion says how it ended.
+  /// Asks for it; the completion says how it ended. Ok also when it has ended already. kNoManager,
+  /// kCancelled (closed), kBusy.
   [[nodiscard]] Status cancel(JobId job);
 
   /// Completions that have arrived, at most max. Never blocks.
   [[nodiscard]] std::vector<Completion> poll(std::size_t max);
-  /// Waits for all of these jobs; other completions are kept for poll().
+  /// Waits for all of these jobs; other completions are kept for poll(). kNotFound for one that was
+  /// never submitted or whose completion was taken, kTimeout (they run on), kCancelled (closed).
   [[nodiscard]] Result<std::vector<Completion>> wait(std::span<const JobId> jobs,
                                                      Deadline deadline);
   /// The fence for preemption and abort: true at once when no unfinished job touches any of these
@@ -208,9 +257,15 @@ class Client {
                                        std::span<const BlockId> blocks,
                                        std::function<void()> released);
 
-  /// Lifecycle rows 2 and 3, for this engine. See docs/handshake.md.
+  /// Gives the device memory of this engine's cache back to the driver, on all ranks, and ends the
+  /// generation; see docs/handshake.md. A summary that is quarantined is a success that names what
+  /// waits for a peer. Else the first rank's error: kNotReady (a rank has no owner), kTimeout,
+  /// kCuda; kBusy while another clear or re-init runs.
   [[nodiscard]] Result<ClearSummary> clear(HostPolicy host, Deadline deadline);
-  /// gpu_blocks 0: as before. Returns the new generation, which is thereby acknowledged.
+  /// Allocates the cache again and waits until all ranks have it mapped. gpu_blocks 0: as before.
+  /// Returns the new generation, which is thereby acknowledged. kBusy when it is there already or
+  /// another clear or re-init runs, kNotReady without a worker or owner on some rank,
+  /// kNoDeviceMemory, kQuarantined (no memory, and some waits for a peer).
   [[nodiscard]] Result<std::uint64_t> reinit(std::uint32_t gpu_blocks, Deadline deadline);
   /// JSON of docs/operations.md.
   [[nodiscard]] Result<std::string> status(Deadline deadline);

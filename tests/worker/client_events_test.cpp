@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/os/temp_dir.hpp"
+#include "kvferry/worker/client.hpp"
+#include "worker/scripted_manager.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace kvferry::worker {
+namespace {
+
+using std::chrono_literals::operator""s;
+using test::ManagerThread;
+using test::ScriptedManager;
+using testing::ElementsAre;
+
+ipc::EngineState ready_state(std::uint64_t generation = 7) {
+  ipc::EngineState state;
+  state.generation = generation;
+  state.phase = ipc::CachePhase::kReady;
+  state.offload_ready = true;
+  state.ranks = {{ipc::SessionId::from_words(3, 3), ipc::Epoch{generation}}};
+  state.group_blocks = {64};
+  return state;
+}
+
+class ClientEventsTest : public ::testing::Test {
+ protected:
+  void start_manager(const ipc::EngineState& state = ready_state()) {
+    manager_.emplace(dir_, [&](ScriptedManager& manager) { manager.state = state; });
+  }
+  std::unique_ptr<Client> connect(bool events) {
+    ClientOptions options;
+    options.runtime_dir = temp_.path().string();
+    options.engine = "chat";
+    options.events = events;
+    auto client = Client::connect(options, Deadline::after(10s));
+    EXPECT_TRUE(client.has_value()) << client.error().to_string();
+    return std::move(client).value();
+  }
+  static bool fd_readable(const Client& client) {
+    pollfd entry{client.fd(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) > 0;
+  }
+  /// Polls the client as an engine's event loop would. Events that wait keep its descriptor
+  /// readable, so that this may go round without a pause.
+  static bool run_until(Client& client, const std::function<bool()>& condition) {
+    const Deadline deadline = Deadline::after(20s);
+    while (!deadline.expired()) {
+      (void)client.poll(100);
+      if (condition()) return true;
+      pollfd entry{client.fd(), POLLIN, 0};
+      ::poll(&entry, 1, deadline.poll_timeout_ms());
+    }
+    return false;
+  }
+
+  const test::ShortTempDir temp_;
+  const ipc::RuntimeDir dir_ = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
+  std::optional<ManagerThread> manager_;
+};
+
+TEST_F(ClientEventsTest, EventsTellEveryChangeInOrderAlsoWhatIsOverByTheNextPoll) {
+  start_manager();
+  const auto client = connect(true);
+  EXPECT_TRUE(client->events().empty()) << "what was found at first is no change";
+  // Cleared and re-created in one go: the state alone would show only another generation.
+  manager_->run([](ScriptedManager& manager) {
+    manager.state.offload_ready = false;
+    manager.state.phase = ipc::CachePhase::kClearing;
+    manager.send_state();
+    manager.state = ready_state(8);
+    manager.send_state();
+  });
+  std::vector<CacheEvent> events;
+  ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == 8; }));
+  EXPECT_TRUE(fd_readable(*client)) << "events wait to be taken";
+  for (const CacheEvent& event : client->events()) events.push_back(event);
+  EXPECT_FALSE(fd_readable(*client));
+  manager_.reset();
+  ASSERT_TRUE(run_until(*client, [&] { return !client->state().manager_connected; }));
+  start_manager(ready_state(8));
+  ASSERT_TRUE(run_until(*client, [&] { return client->state().manager_connected; }));
+  for (const CacheEvent& event : client->events()) events.push_back(event);
+  std::vector<CacheEventKind> kinds;
+  for (const CacheEvent& event : events) kinds.push_back(event.kind);
+  EXPECT_THAT(kinds, ElementsAre(CacheEventKind::kPhase, CacheEventKind::kOffload,
+                                 CacheEventKind::kGeneration, CacheEventKind::kPhase,
+                                 CacheEventKind::kOffload, CacheEventKind::kManagerLost,
+                                 CacheEventKind::kManagerFound, CacheEventKind::kOffload));
+  EXPECT_EQ(events[0].phase, CachePhase::kClearing);
+  EXPECT_EQ(events[2].generation, 8U);
+  EXPECT_TRUE(events[7].offload_ready);
+}
+
+TEST_F(ClientEventsTest, WithoutAskingForEventsNoneAreKept) {
+  start_manager();
+  const auto client = connect(false);
+  manager_->run([](ScriptedManager& manager) {
+    manager.state = ready_state(8);
+    manager.send_state();
+  });
+  ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == 8; }));
+  EXPECT_TRUE(client->events().empty());
+  EXPECT_FALSE(fd_readable(*client));
+}
+
+}  // namespace
+}  // namespace kvferry::worker
