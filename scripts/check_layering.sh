@@ -13,6 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in
   --help | -h) print_help && exit ;;
+  -*) die "unknown option '$1'; see --help" ;;
   /*) cd "$1" ;;
   ?*) cd "$caller_directory/$1" ;;
 esac

@@ -12,6 +12,15 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   print_help
   exit
 fi
+# A slip in a name is told now, not after minutes of building; values are kvferry's to judge.
+for argument in "$@"; do
+  case $argument in
+    --*)
+      name=${argument%%=*}
+      grep -qF -- "\"$name\"" cli/src/*.cpp || die "unknown option '$name'; see --help"
+      ;;
+  esac
+done
 
 scripts/setup.sh --build
 log=build/quickstart.log

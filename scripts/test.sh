@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Usage: scripts/test.sh [more options of ctest]
+# Usage: scripts/test.sh [-- options of ctest]
 #
 # Installs what is missing, builds the release preset and runs every test that this machine can run:
 # all but those labelled gpu, and those, too, when there is a GPU. The last line is
-# "N passed, N failed, N skipped"; the exit code is not zero when a test failed.
+# "N passed, N failed, N skipped"; the exit code is not zero when a test failed. What comes after --
+# goes to ctest: scripts/test.sh -- -R ReplayTest --output-on-failure
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  print_help
-  exit
-fi
+case ${1:-} in
+  '') ;;
+  --) shift ;;
+  --help | -h) print_help && exit ;;
+  *) die "unknown argument '$1'; options of ctest go after --; see --help" ;;
+esac
 
 scripts/setup.sh --build
 log=build/test-build.log

@@ -7,10 +7,10 @@
 # the compile commands of build/dev (configured when they are missing).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  print_help
-  exit
-fi
+case ${1:-} in
+  --help | -h) print_help && exit ;;
+  -*) die "unknown option '$1'; see --help" ;;
+esac
 
 run_clang_tidy=$(find_tool run-clang-tidy-14 run-clang-tidy)
 clang_tidy=$(find_tool clang-tidy-14 clang-tidy)
