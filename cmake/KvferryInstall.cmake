@@ -32,4 +32,10 @@ install(FILES
     "${PROJECT_BINARY_DIR}/kvferryConfigVersion.cmake"
     "${CMAKE_CURRENT_LIST_DIR}/KvferryMsgpack.cmake"
   DESTINATION "${kvferry_package_dir}")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES
+    "${PROJECT_SOURCE_DIR}/LICENSE"
+    "${PROJECT_SOURCE_DIR}/README.md"
+    "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+  DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+# The example engine with them: it builds against the package, as its users' engines do.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION "${CMAKE_INSTALL_DOCDIR}/docs")
