@@ -159,9 +159,8 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
     (void)write_out(app.help());
     return kExitDone;
   } catch (const CLI::ConfigError& error) {
-    fmt::print(stderr, "{}: configuration file {}: {}\n'{} --help' lists the options\n",
-               app.get_name(), app.get_config_ptr()->as<std::string>(), error.what(),
-               app.get_name());
+    print_err("{}: configuration file {}: {}\n'{} --help' lists the options\n", app.get_name(),
+              app.get_config_ptr()->as<std::string>(), error.what(), app.get_name());
     return kExitUsage;
   } catch (const CLI::ParseError& error) {
     print_err("{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),

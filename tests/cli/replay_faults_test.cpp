@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,6 +30,8 @@ constexpr int kGapMs = 10;
 class ReplayFaultTest : public ReplayTest {
  protected:
   std::string slow_trace() { return write_trace(kRequests, 30, kGapMs); }
+  /// For what takes its seconds, and more of them on a busy machine.
+  std::string slower_trace() { return write_trace(kRequests, 30, 6 * kGapMs); }
 };
 
 /// Victim, owner.
@@ -154,12 +157,24 @@ TEST_P(ReplaySignalTest, EndsAllWithinFiveSecondsAndLeavesNothing) {
   EXPECT_LT(report["requests"], kRequests);
 }
 
-INSTANTIATE_TEST_SUITE_P(Signals,
-                         ReplaySignalTest,
-                         testing::Values(SIGTERM, SIGINT),
-                         [](const auto& signal) {
-                           return std::string(signal.param == SIGTERM ? "Term" : "Int");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Signals, ReplaySignalTest, testing::Values(SIGTERM, SIGINT, SIGHUP), [](const auto& signal) {
+      return std::string(signal.param == SIGTERM ? "Term" : signal.param == SIGINT ? "Int" : "Hup");
+    });
+
+TEST_F(ReplayFaultTest, AProcessThatHangsAtTheEndIsKilledAndItsNamesRemoved) {
+  start_replay(slower_trace(), {"--speed=1"});
+  const auto before = children();
+  ASSERT_TRUE(before.at("manager").signal(SIGSTOP));
+  running_->signal(SIGTERM);
+  EXPECT_EQ(finish_replay(), ChildExit::exited(1)) << running_->stderr_text();
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("manager (pid"));
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("did not end in time and is killed"));
+  EXPECT_THAT(running_->stderr_text(), testing::Not(HasSubstr("left behind")));
+  EXPECT_TRUE(before.at("manager").has_died());
+  EXPECT_EQ(report()["leftover_names"], 0) << report()["leftover_paths"];
+  EXPECT_TRUE(fs::is_empty(folder_ / "run"));
+}
 
 TEST_F(ReplayFaultTest, ItsProcessesEndByThemselvesWhenItIsKilled) {
   start_replay(slow_trace(), {"--speed=1"});
@@ -194,6 +209,10 @@ TEST_F(ReplayFaultTest, AnOutsidersClearAndReinitAreSurvived) {
   ASSERT_EQ(cleared.exit, ChildExit::exited(0)) << cleared.output << cleared.complaints;
   EXPECT_THAT(cleared.output, HasSubstr("cleared"));
   EXPECT_EQ(status()["engines"][0]["phase"], "cleared");
+  const Finished again = run_kvferry(clear);
+  EXPECT_EQ(again.exit, ChildExit::exited(0)) << again.output << again.complaints;
+  EXPECT_THAT(again.output, HasSubstr("\nalready cleared; 0 blocks dropped"));
+  EXPECT_EQ(status()["engines"][0]["clears"], 1);
   std::vector<std::string> text = instance_options();
   text.insert(text.begin(), "status");
   EXPECT_THAT(run_kvferry(text).output, HasSubstr("engine replay: cleared"));
@@ -207,6 +226,109 @@ TEST_F(ReplayFaultTest, AnOutsidersClearAndReinitAreSurvived) {
   EXPECT_EQ(report["requests"], kRequests);
   EXPECT_EQ(report["blocks_corrupt"], 0);
   EXPECT_GT(report["hits_host"], 0);
+}
+
+TEST_F(ReplayFaultTest, AClearThatFailsOnOneRankTellsOfAllAndExitsWithOne) {
+  start_replay(slower_trace(), {"--speed=1"});
+  const auto now = children();
+  ASSERT_TRUE(now.at("worker/1").signal(SIGSTOP));
+  std::vector<std::string> clear = instance_options();
+  clear.insert(clear.begin(), {"clear", "--host=keep", "--deadline=500ms"});
+  const Finished cleared = run_kvferry(clear);
+  ASSERT_TRUE(now.at("worker/1").signal(SIGCONT));
+  EXPECT_EQ(cleared.exit, ChildExit::exited(1)) << cleared.output << cleared.complaints;
+  EXPECT_THAT(cleared.output, testing::ContainsRegex("replay +0  cleared "));
+  EXPECT_THAT(cleared.output, testing::ContainsRegex("replay +1  failed"));
+  EXPECT_THAT(cleared.complaints, HasSubstr("kvferry clear: replay/1: "));
+  running_->signal(SIGTERM);
+  EXPECT_EQ(finish_replay(), ChildExit::exited(1));
+}
+
+/// A mover with the options of the replay's own for rank 0, in the given runtime directory.
+ChildProcess start_second_mover(const ipc::ProcessRef& mover, const std::string& runtime_dir) {
+  std::ifstream in(fs::path("/proc") / std::to_string(mover.pid()) / "cmdline");
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(in, argument, '\0');) {
+    if (argument.starts_with("--runtime-dir=") && !runtime_dir.empty()) {
+      argument = "--runtime-dir=" + runtime_dir;
+    }
+    if (!argument.starts_with("--parent-fd")) arguments.push_back(argument);
+  }
+  arguments.erase(arguments.begin());
+  return ChildProcess({.program = KVFERRY_PROGRAM, .arguments = arguments});
+}
+
+TEST_F(ReplayFaultTest, ASecondMoverOfARankEndsWithTheReasonAndDoesNoHarm) {
+  start_replay(slower_trace(), {"--speed=1"});
+  ChildProcess second = start_second_mover(children().at("mover/0"), {});
+  const auto has_ended = [&second] {
+    return second.wait(ipc::Deadline::at(ipc::TimePoint{})).has_value();
+  };
+  EXPECT_TRUE(wait_until([&] {
+    const json refusal = status()["engines"][0]["last_refusal"];
+    return has_ended() || (refusal.is_string() && refusal != "");
+  }));
+  // However long it stays (a busy machine may not have stopped it in time), offload goes on.
+  second.signal(SIGSTOP);
+  EXPECT_TRUE(wait_until([&] {
+    const json engine = status()["engines"][0];
+    return has_ended() ||
+           (engine["offload_ready"] == true && engine["ranks"][0]["worker"]["living_leases"] == 2);
+  }));
+  second.signal(SIGCONT);
+  EXPECT_EQ(second.wait(soon()), ChildExit::exited(1)) << second.stderr_text();
+  EXPECT_THAT(second.stderr_text(), HasSubstr("already_exists"));
+  EXPECT_THAT(second.stderr_text(), HasSubstr("has a living mover"));
+  const json engine = status()["engines"][0];
+  EXPECT_THAT(engine["last_refusal"].get<std::string>(),
+              HasSubstr("(pid " + std::to_string(second.pid()) + ")"));
+  EXPECT_TRUE(wait_until([&] { return status()["engines"][0]["offload_ready"] == true; }));
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report()["restarts"], 0);
+  EXPECT_EQ(report()["blocks_corrupt"], 0);
+}
+
+/// Somebody whom the manager does not know maps the arena: it may copy on behalf of an earlier
+/// manager, so offload has to wait for its end.
+class UnknownHolderTest : public ReplayFaultTest {
+ protected:
+  ChildProcess start_holder() {
+    // The lease's sockets are there, the manager's are not.
+    const fs::path instance = folder_ / "holder" / "replay";
+    fs::create_directories(instance);
+    for (const fs::path& dir : {folder_ / "holder", instance}) {
+      fs::permissions(dir, fs::perms::owner_all);
+    }
+    for (const auto& run : fs::directory_iterator(folder_ / "run")) {
+      for (const auto& name : fs::directory_iterator(run.path() / "replay")) {
+        const std::string file = name.path().filename();
+        if (!name.is_socket() || file == "registry" || file == "control") continue;
+        fs::create_symlink(name.path(), instance / file);
+      }
+    }
+    return start_second_mover(children().at("mover/0"), path("holder"));
+  }
+};
+
+TEST_F(UnknownHolderTest, ALossOfOffloadIsSaidCountedAndOverWithItsCause) {
+  start_replay(slower_trace(), {"--speed=1"});
+  ChildProcess holder = start_holder();
+  EXPECT_TRUE(wait_until([this] {
+    return running_->stderr_text().find("offload is not ready") != std::string::npos;
+  })) << holder.stderr_text();
+  holder.signal(SIGTERM);
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("offload is ready again after"));
+  EXPECT_GT(report()["offload_down_s"].get<double>(), 1.0);
+  EXPECT_EQ(report()["blocks_corrupt"], 0);
+}
+
+TEST_F(UnknownHolderTest, ALossOfOffloadThatLastsFailsTheRunWithItsReason) {
+  start_replay(write_trace(kRequests, 30, 10 * kGapMs), {"--speed=1", "--stall-timeout=2s"});
+  const ChildProcess holder = start_holder();
+  EXPECT_EQ(finish_replay(), ChildExit::exited(1)) << running_->stderr_text();
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("although no process died: worker/0"));
+  EXPECT_LT(report()["requests"], kRequests);
 }
 
 /// Overwrites every byte of the pool that the manager has open.

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <tuple>
@@ -14,6 +15,7 @@ namespace {
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 void expect_clean(const json& report) {
   ASSERT_TRUE(report.is_object()) << "no report";
@@ -168,10 +170,57 @@ TEST_F(ReplayTest, RefusesADeviceThatDoesNotHoldTheLongestRequest) {
   EXPECT_THAT(run.complaints, HasSubstr("the longest request needs 11 device blocks"));
 }
 
-TEST_F(ReplayTest, AReportThatCannotBeWrittenFailsTheRun) {
-  const Finished run = replay(write_trace(60, 20), {"--report=" + path("trace.jsonl/report.json")});
+TEST_F(ReplayTest, AReportThatCannotBeWrittenIsToldBeforeTheRun) {
+  const Finished run = replay(write_trace(60, 20), {"--report=/dev/null/report.json"});
+  EXPECT_EQ(run.exit, ChildExit::exited(2));
+  EXPECT_THAT(run.complaints, HasSubstr("/dev/null/report.json"));
+  EXPECT_EQ(run.output, "");
+}
+
+TEST_F(ReplayTest, MoreMemoryThanThereIsIsRefusedBeforeAnythingStarts) {
+  const Finished run = replay(write_trace(60, 20), {"--host-memory=100TiB"});
   EXPECT_EQ(run.exit, ChildExit::exited(1));
-  EXPECT_THAT(run.complaints, HasSubstr("trace.jsonl/report.json"));
+  EXPECT_THAT(run.complaints, HasSubstr("100.0 TiB of host memory"));
+  EXPECT_THAT(run.complaints, Not(HasSubstr("died")));
+  EXPECT_EQ(run.output, "") << "a summary of nothing";
+}
+
+TEST_F(ReplayTest, AProcessThatCannotRunAsStartedIsNotStartedAgain) {
+  // Not an option of replay: only the manager, which gets our environment, stumbles over it.
+  ChildProcess child({.program = KVFERRY_PROGRAM,
+                      .arguments = replay_arguments(write_trace(60, 20)),
+                      .environment = {"KVFERRY_MAX_JOBS=none"}});
+  const auto exit = child.wait(ipc::Deadline::after(std::chrono::seconds(60)));
+  const std::string complaints = child.stderr_text();
+  EXPECT_EQ(exit, ChildExit::exited(1)) << complaints;
+  EXPECT_THAT(complaints, HasSubstr("manager cannot run"));
+  EXPECT_THAT(complaints, HasSubstr("max-jobs"));
+  EXPECT_THAT(complaints, Not(HasSubstr("starting another one")));
+  EXPECT_EQ(report()["restarts"], 0);
+  EXPECT_EQ(report()["leftover_names"], 0) << report()["leftover_paths"];
+}
+
+TEST_F(ReplayTest, KeepsLogsWhereItIsTold) {
+  const Finished run = replay(write_trace(60, 20), {"--keep-logs=" + path("logs")});
+  EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  EXPECT_THAT(run.complaints, HasSubstr("logs of the processes: " + path("logs")));
+  for (const char* name : {"manager.log", "worker-0.log", "mover-1.log"}) {
+    EXPECT_GT(std::filesystem::file_size(path("logs") + "/" + name), 0U) << name;
+  }
+}
+
+/// The last block of a turn is rarely full, and then the next turn does not share it: what a window
+/// or a state is continued from stands before it.
+TEST_F(ReplayTest, ANextTurnContinuesFromTheLastWholeBlockInEveryGroup) {
+  for (const char* geometry : {"tiny-window", "tiny-state"}) {
+    const Finished run =
+        run_kvferry({"replay", "--device=host", "--requests=400", "--verify=full",
+                     fmt::format("--geometry={}", geometry), "--runtime-dir=" + path("run"),
+                     "--report=" + path("report.json")});
+    ASSERT_EQ(run.exit, ChildExit::exited(0)) << geometry << run.output << run.complaints;
+    expect_clean(report());
+    EXPECT_GT(report()["hits_host"], 0) << geometry;
+  }
 }
 
 class NoManagerTest : public ReplayTest, public testing::WithParamInterface<std::string> {};

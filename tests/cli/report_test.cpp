@@ -178,6 +178,23 @@ TEST(SizingTest, RefusesADeviceThatIsSmallerThanTheLongestRequest) {
   EXPECT_FALSE(choose_sizes(*geometry, facts, {}, 1U, {})) << "one byte of host memory";
 }
 
+TEST(SizingTest, RefusesWhatTheHostDoesNotHaveBeforeAnythingStarts) {
+  const auto geometry = ipc::load_geometry("tiny", 2);
+  ASSERT_TRUE(geometry);
+  const TraceFacts facts{400, 300, 100};
+  SizingLimits limits;
+  limits.host_available = 1ULL << 30;
+  EXPECT_TRUE(choose_sizes(*geometry, facts, {}, 1ULL << 29, limits));
+  const auto host = choose_sizes(*geometry, facts, {}, 1ULL << 31, limits);
+  ASSERT_FALSE(host);
+  EXPECT_THAT(host.error().message, HasSubstr("2.00 GiB of host memory for blocks"));
+  EXPECT_TRUE(choose_sizes(*geometry, facts, 1U << 20, 1ULL << 29, limits)) << "real devices";
+  limits.devices_in_host_memory = true;
+  const auto devices = choose_sizes(*geometry, facts, 1U << 20, 1ULL << 29, limits);
+  ASSERT_FALSE(devices);
+  EXPECT_THAT(devices.error().message, HasSubstr("for the simulated devices"));
+}
+
 TEST(TableTest, AlignsColumnsAndDropsTrailingBlanks) {
   Table table({{"name"}, {"n", Align::kRight}, {"note"}});
   table.add({"a", "1", "x"});
@@ -211,6 +228,20 @@ TEST(StatusTextTest, ShowsHostEnginesAndProcesses) {
   EXPECT_THAT(*text, HasSubstr("1.00 KiB of 4.00 KiB"));
   EXPECT_THAT(*text, HasSubstr("absent"));
   EXPECT_EQ(text->find("{}"), std::string::npos);
+}
+
+TEST(StatusTextTest, NamesWhatOffloadLacks) {
+  const std::string reasons = describe_missing(R"({"engines": [
+    {"name": "other", "ranks": [{"rank": 0, "worker": null, "mover": null}]},
+    {"name": "e", "note": "", "ranks": [{"rank": 1,
+      "worker": {"pid": 7, "mapped": true, "connected": true, "living_leases": 2, "note": ""},
+      "mover": {"pid": 8, "mapped": false, "connected": true, "note": "no strategy"}},
+      {"rank": 2, "worker": {"mapped": true, "connected": true, "note": ""}, "mover": null}]}]})",
+                                               "e");
+  EXPECT_EQ(reasons,
+            "worker/1 (pid 7) sees its arena held by 2 processes; mover/1 (pid 8) has no arena "
+            "mapped: no strategy; mover/2 has not registered");
+  EXPECT_THAT(describe_missing("[]", "e"), HasSubstr("cannot be read"));
 }
 
 TEST(StatusTextTest, TakesWhatIsMissingAndRefusesWhatIsNoObject) {

@@ -26,7 +26,7 @@ ipc::EngineState ready_state(std::uint64_t generation = 7) {
   state.generation = generation;
   state.phase = ipc::CachePhase::kReady;
   state.offload_ready = true;
-  state.ranks = {{ipc::SessionId::from_words(3, 3), ipc::Epoch{generation}}};
+  state.ranks = {{ipc::SessionId::from_words(3, 3), ipc::Epoch{generation}, {}, {}}};
   state.group_blocks = {64};
   return state;
 }

@@ -285,6 +285,7 @@ std::string Engine::offload_reasons() const {
   if (client_ == nullptr || !client_->state().manager_connected) {
     return "no manager answers: " + describe();
   }
+  if (client_->state().offload_ready) return describe();  // It is not offload that lacks.
   const auto status = client_->status(ipc::Deadline::after(kReasonTime));
   if (!status) return status.error().message;
   return describe_missing(*status, options_.engine);

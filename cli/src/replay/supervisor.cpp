@@ -104,7 +104,8 @@ void Supervisor::on_death(Child& child) {
   const std::string died = fmt::format("{} (pid {}) died: {}", child.spec.name, pid, end.text);
   // A successor may only lack what the dead one has not given back yet.
   const bool first_life = child.lives == 1;
-  if (end.exit_code == kExitCannotRun && first_life) {
+  const bool refused = end.exit_code == kExitCannotRun || end.exit_code == kExitUsage;
+  if (refused && first_life) {
     hooks_.say(died);
     give_up(child, "cannot run");
   } else if (child.deaths.size() >= kLoopDeaths) {

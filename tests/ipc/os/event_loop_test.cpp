@@ -137,5 +137,26 @@ TEST(SignalFdTest, TakesSignalsOfThisThread) {
   EXPECT_EQ(signals.take(), 0);
 }
 
+TEST(SignalFdTest, TakesAHangupUnlessTheParentIgnoredIt) {
+  {
+    SignalFd signals;
+    ASSERT_EQ(pthread_kill(pthread_self(), SIGHUP), 0);
+    EXPECT_EQ(signals.take(), SIGHUP);
+  }
+  // What nohup(1) does. The first SignalFd left the signal blocked: start like a new process.
+  sigset_t hangup{};
+  sigemptyset(&hangup);
+  sigaddset(&hangup, SIGHUP);
+  ASSERT_EQ(pthread_sigmask(SIG_UNBLOCK, &hangup, nullptr), 0);
+  struct sigaction ignore {};
+  struct sigaction before {};
+  ignore.sa_handler = SIG_IGN;
+  ASSERT_EQ(sigaction(SIGHUP, &ignore, &before), 0);
+  SignalFd signals;
+  ASSERT_EQ(pthread_kill(pthread_self(), SIGHUP), 0);
+  EXPECT_EQ(signals.take(), 0);
+  ASSERT_EQ(sigaction(SIGHUP, &before, nullptr), 0);
+}
+
 }  // namespace
 }  // namespace kvferry::ipc

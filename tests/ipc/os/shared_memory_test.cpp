@@ -105,6 +105,15 @@ TEST(SharedMemoryTest, APoolBeyondTheMemoryIsRefusedWithBothNumbers) {
   EXPECT_THAT(pool.error().message, HasSubstr("available"));
 }
 
+TEST(SharedMemoryTest, ReservingAPoolCanBeGivenUpInItsMiddle) {
+  constexpr std::uint64_t kManySteps = std::uint64_t{1} << 30;
+  int asked = 0;
+  const auto pool = SharedMemory::create_pool("p", kManySteps, true, [&] { return ++asked == 2; });
+  ASSERT_FALSE(pool.has_value());
+  EXPECT_EQ(pool.error().code, ErrorCode::kCancelled) << pool.error().message;
+  EXPECT_EQ(asked, 2);
+}
+
 TEST(SharedMemoryTest, NoBytesAreNoSegment) {
   EXPECT_EQ(SharedMemory::create_single_writer("s", 0).error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(SharedMemory::create_pool("p", 0, false).error().code, ErrorCode::kInvalidArgument);
