@@ -100,6 +100,7 @@ ipc::Status EngineRecord::admit(const ipc::Peer& peer, const ipc::RankHello& hel
     place = RankPeer{.id = peer.id, .pid = peer.pid, .connected = true, .state = {}};
   }
   place->connected = true;
+  turned_away_.erase(peer.id);
   return ipc::ok();
 }
 
@@ -201,11 +202,13 @@ bool EngineRecord::rank_connected(std::uint32_t rank) const {
     return false;
   }
   // Somebody else's lease: an earlier life of the attacher, or one that serves an earlier manager,
-  // may still copy.
+  // may still copy. Whom this manager has turned away does not: it comes only when it is idle, and
+  // gets no job.
   const std::vector<ipc::IncarnationId>& holders = owner(rank)->state.lease_holders;
   const ipc::IncarnationId& known = attacher(rank)->id;
-  return std::all_of(holders.begin(), holders.end(),
-                     [&known](const ipc::IncarnationId& holder) { return holder == known; });
+  return std::all_of(holders.begin(), holders.end(), [&](const ipc::IncarnationId& holder) {
+    return holder == known || turned_away_.contains(holder);
+  });
 }
 
 std::vector<RankPair> EngineRecord::unsettled() const {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,9 @@ class EngineRecord {
   /// The owner's latest epoch has been cleared, by that answer.
   [[nodiscard]] bool is_cleared(std::uint32_t rank) const;
   void set_note(std::string note) { note_ = std::move(note); }
+  /// A process that the engine has no place for; until forget_turned_away() tells of its death.
+  void note_turned_away(const ipc::IncarnationId& peer) { turned_away_.insert(peer); }
+  void forget_turned_away(const ipc::IncarnationId& peer) { turned_away_.erase(peer); }
   /// Who was last turned away, and why: for people who look for it.
   void set_refusal(std::string refusal) { refusal_ = std::move(refusal); }
   [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
@@ -149,6 +153,7 @@ class EngineRecord {
   std::vector<std::uint32_t> group_blocks_;
   std::string note_;
   std::string refusal_;
+  std::set<ipc::IncarnationId> turned_away_;
 };
 
 [[nodiscard]] std::string_view to_string(ipc::CachePhase phase) noexcept;

@@ -132,6 +132,9 @@ void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
 void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   EngineRecord* engine = directory_.engine_of(peer.id);
   directory_.remove_peer(peer.id);
+  for (const auto& [name, record] : directory_.engines()) {
+    record->forget_turned_away(peer.id);
+  }
   if (peer.kind == ipc::ProcessKind::kEngine) {
     ipc::log_info("engine client {} (pid {}) is dead", peer.name, peer.pid);
     clients_.end_client(peer.id, /*with_sequences=*/true);
@@ -255,6 +258,10 @@ void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& enve
     engine.set_refusal(
         fmt::format("{} (pid {}): {}", peer.name, peer.pid, admitted.error().to_string()));
     context_.refuse(peer, envelope, admitted.error());
+    if (admitted.error().code == ipc::ErrorCode::kAlreadyExists) {
+      engine.note_turned_away(peer.id);
+      engine_changed(engine);
+    }
     context_.drop_if_unused(hello->engine);
     return;
   }

@@ -284,6 +284,20 @@ TEST_F(EngineRecordTest, ClearedIsSaidOnlyWhenAllRanksAre) {
   EXPECT_EQ(engine_.clears(), 1U) << "a failed clear counts";
 }
 
+TEST_F(EngineRecordTest, TheLeaseOfOneThatWasTurnedAwayIsNoReasonToWait) {
+  start();
+  const ipc::Peer stranger = peer(ProcessKind::kMover, 99);
+  report(worker_, 1, 1, true, {mover_.id, stranger.id});
+  EXPECT_FALSE(engine_.offload_ready()) << "it may copy for an earlier manager";
+  EXPECT_EQ(admit(stranger).error().code, ErrorCode::kAlreadyExists);
+  engine_.note_turned_away(stranger.id);
+  (void)engine_.refresh(generation_);
+  EXPECT_TRUE(engine_.offload_ready()) << "it came idle and gets no job";
+  engine_.forget_turned_away(stranger.id);
+  (void)engine_.refresh(generation_);
+  EXPECT_FALSE(engine_.offload_ready()) << "another life under its lease is not known";
+}
+
 TEST_F(EngineRecordTest, CountsWhatClearedAndWhatMadeReadyAndNothingElse) {
   start();
   const auto run = [this](EngineOperation operation, bool succeeded) {
