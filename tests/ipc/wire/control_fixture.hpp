@@ -5,6 +5,7 @@
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -44,6 +45,13 @@ class RecordingHandler : public ipc::ControlHandler {
   int count(const std::string& text) {
     const std::lock_guard lock(mutex_);
     return count_locked(text);
+  }
+
+  /// How much was recorded before the text was first, or in all.
+  std::size_t recorded_before(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return static_cast<std::size_t>(std::find(events_.begin(), events_.end(), text) -
+                                    events_.begin());
   }
 
   /// Called on the loop's thread.
