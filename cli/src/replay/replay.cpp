@@ -35,6 +35,8 @@ constexpr ipc::Duration kLookAgain = 50ms;
 constexpr ipc::Duration kInterruptedGrace = 3s;
 constexpr ipc::Duration kInterruptedSettle = 4s;
 constexpr ipc::Duration kObservePeriod = 1s;
+/// However impatient with what happens later: a busy machine takes its time to start processes.
+constexpr ipc::Duration kLeastStartLimit = 60s;
 /// Host memory is really allocated, and pinned for GPUs, before anything starts.
 constexpr ipc::Duration kStartPerGib = 1s;
 constexpr std::size_t kLogTail = 10;
@@ -262,8 +264,8 @@ void ReplayRun::start_engine() {
   options.speed = config_.speed;
   options.verify = config_.verify;
   options.patience = config_.stall_timeout;
-  options.start_limit =
-      config_.stall_timeout + kStartPerGib * static_cast<int>(sizing_.host_bytes >> 30U);
+  options.start_limit = std::max<ipc::Duration>(config_.stall_timeout, kLeastStartLimit) +
+                        kStartPerGib * static_cast<int>(sizing_.host_bytes >> 30U);
   Engine::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_request_done = [this](std::uint64_t finished) {
