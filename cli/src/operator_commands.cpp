@@ -89,12 +89,12 @@ std::vector<std::string> clear_row(const ipc::RankOutcome& rank) {
   std::vector<std::string> row = {rank.engine, std::to_string(rank.rank.value)};
   const ipc::RankClearReply& outcome = rank.outcome;
   if (rank.error) {
-    row.push_back("failed");
+    row.emplace_back("failed");
   } else if (rank.again && !is_quarantined(rank)) {
     row.insert(row.end(), {"already cleared", "-", "-"});
     row.push_back(ipc::format_size(outcome.free_after));
   } else {
-    row.push_back(std::string(to_string(outcome.kind)));
+    row.emplace_back(to_string(outcome.kind));
     row.push_back(fmt::format("{:.1f}", to_ms(outcome.took)));
     row.push_back(ipc::format_size(outcome.free_before));
     row.push_back(ipc::format_size(outcome.free_after));

@@ -15,7 +15,9 @@
 namespace kvferry::cli {
 namespace {
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the process, as the stream
 std::atomic<int> stdout_error{0};
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the process, as the stream
 std::atomic<bool> stderr_gone{false};
 
 /// 0, or the errno of the write that failed.

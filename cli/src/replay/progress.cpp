@@ -51,7 +51,7 @@ std::string progress_line(const ProgressFigures& figures, std::size_t columns) {
   const std::string done = with_separators(figures.done);
   const std::string all = with_separators(figures.requests);
   const double hits = 100.0 * figures.hit_rate;
-  const std::string full = fmt::format(
+  std::string full = fmt::format(
       "{} of {} requests   hit rate {:.1f} %   to host {:.2f} GB/s   to device {:.2f} GB/s", done,
       all, hits, figures.to_host_per_s, figures.to_device_per_s);
   if (columns == 0) return full;
