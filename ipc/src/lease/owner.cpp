@@ -284,11 +284,11 @@ void LeaseOwner::Impl::move_to(LeasePhase phase, Epoch epoch, std::string_view w
            epoch.value, to_string(phase), why);
 }
 
-std::uint64_t LeaseOwner::Impl::free_bytes() {
+MemoryInfo LeaseOwner::Impl::memory_now() {
   const auto memory = device_.memory_info();
-  if (memory) return memory->free_bytes;
+  if (memory) return *memory;
   log_warn("{}: device memory cannot be read: {}", tag_, memory.error().to_string());
-  return 0;
+  return {};
 }
 
 // Whatever happened: look at the words (they are the truth), go on with a clear, reap, tell.

@@ -54,7 +54,6 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
   }
   KVFERRY_CHECK(phase() == LeasePhase::kReady && arena_, "a clear of an epoch that is not ready");
   const TimePoint started = MonotonicClock::now();
-  const MemoryInfo before = device_.memory_info().value_or(MemoryInfo{});
   // Our own work ends first, as a rule. Where it does not, the others are asked to let go all the
   // same: admission here has ended for good, so that an epoch left at Ready would be a dead one.
   std::string own_work;
@@ -69,7 +68,6 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
   clear_.emplace(ClearRun{.epoch = wanted,
                           .started = started,
                           .answers = {answer},
-                          .before = before,
                           .stage_end = end,
                           .bytes = arena_->total_bytes(),
                           .own_work = std::move(own_work)});
@@ -219,7 +217,8 @@ void LeaseOwner::Impl::free_arena() {
 void LeaseOwner::Impl::release_arena() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
-  clear_->check = lease::ReturnCheck(*arena_, free_bytes());
+  clear_->before = memory_now();
+  clear_->check = lease::ReturnCheck(*arena_, clear_->before.free_bytes);
   const Status released = arena_->release();
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
@@ -254,7 +253,7 @@ void LeaseOwner::Impl::quarantine_remains(Epoch epoch, Arena freed, const std::s
   if (remains.allocations == 0) return;
   lease::QuarantineItem item{
       .epoch = epoch, .bytes = remains.bytes, .holder = lease::describe_remains(remains, failure)};
-  item.check = lease::ReturnCheck(freed, free_bytes() + arena_bytes());
+  item.check = lease::ReturnCheck(freed, memory_now().free_bytes + arena_bytes());
   item.arena = std::move(freed);
   item.failure = failure;
   quarantine_.add(std::move(item));
@@ -267,7 +266,8 @@ void LeaseOwner::Impl::check_settled() {
   // Whether an engine freed its memory is asked of each allocation: others of its may come and go.
   const bool count_free = deaths != nullptr || !clear_->freed;
   if (remains.allocations == 0 &&
-      (!count_free || clear_->check.is_back(free_bytes(), clear_->bytes - remains.shared_bytes))) {
+      (!count_free ||
+       clear_->check.is_back(memory_now().free_bytes, clear_->bytes - remains.shared_bytes))) {
     const ClearKind kind = deaths == nullptr ? ClearKind::kCleared : ClearKind::kClearedPeerDead;
     return finish_clear(kind, fmt::format("died with the epoch mapped: {}", dead), 0);
   }
@@ -303,6 +303,7 @@ void LeaseOwner::Impl::check_settled() {
 
 void LeaseOwner::Impl::quarantine_arena(std::string holder) {
   const bool own_user = !own_user_let_go();
+  clear_->before = memory_now();
   if (own_user) {
     holder += fmt::format("{}this worker's own work, which did not end ({})",
                           holder.empty() ? "" : ", ", clear_->own_work);
@@ -316,7 +317,7 @@ void LeaseOwner::Impl::quarantine_arena(std::string holder) {
     item.arena.emplace(std::move(*arena_));
   } else if (options_.identity.handles == HandleKind::kVmm && !arena_->is_borrowed()) {
     // Reference-counted: our references go now, the rest comes back when the peer lets go.
-    item.check = lease::ReturnCheck(*arena_, free_bytes());
+    item.check = lease::ReturnCheck(*arena_, clear_->before.free_bytes);
     item.settle = slots_.deaths(clear_->epoch) != nullptr;
     if (const Status released = arena_->release(); !released) {
       log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
@@ -348,7 +349,7 @@ void LeaseOwner::Impl::finish_clear(ClearKind kind,
   outcome.detail = kind == ClearKind::kCleared ? std::string() : std::move(detail);
   outcome.quarantined_bytes = quarantined_bytes;
   outcome.before = run.before;
-  outcome.after = device_.memory_info().value_or(MemoryInfo{});
+  outcome.after = memory_now();
   outcome.took =
       std::chrono::duration_cast<std::chrono::microseconds>(MonotonicClock::now() - run.started);
   const bool quarantined = kind == ClearKind::kQuarantined;

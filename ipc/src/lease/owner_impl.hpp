@@ -66,7 +66,7 @@ class LeaseOwner::Impl {
     Epoch epoch;
     TimePoint started;
     std::vector<lease::Answer<ClearOutcome>> answers;  ///< Of everybody who asked for it.
-    MemoryInfo before;
+    MemoryInfo before = {};                            ///< Just before we let go of the memory.
     ClearStage stage = ClearStage::kWaiting;
     Deadline stage_end;
     TimerId timer = 0;
@@ -99,7 +99,7 @@ class LeaseOwner::Impl {
     return options_.identity.self == ProcessKind::kMover;
   }
   [[nodiscard]] std::uint64_t arena_bytes() const { return arena_ ? arena_->total_bytes() : 0; }
-  [[nodiscard]] std::uint64_t free_bytes();
+  [[nodiscard]] MemoryInfo memory_now();
 
   // owner_peers.cpp
   void accept_strangers();

@@ -244,6 +244,7 @@ class RankService::Impl {
              link_->welcome().manager_session.hex());
     loop_.watch(link_->fd(), [this] { drain_link(); });
     if (hooks_.on_manager) hooks_.on_manager(link_->welcome(), link_->take_pool_fd());
+    memory_.reset();
     send_state(view());
     drain_link();
   }
@@ -373,7 +374,13 @@ class RankService::Impl {
     reply.quarantined_bytes = outcome->quarantined_bytes;
     reply.free_before = outcome->before.free_bytes;
     reply.free_after = outcome->after.free_bytes;
-    if (const auto memory = device_.memory_info(); memory) reply.free_after = memory->free_bytes;
+    if (hooks_.empty_allocator) {
+      // It gave back more than the epoch.
+      if (const auto memory = device_.memory_info(); memory) {
+        reply.free_after = memory->free_bytes;
+        post([this, shown = *memory] { memory_ = shown; });
+      }
+    }
     reply.took = outcome->took;
     answer(request, encode(reply));
   }
@@ -471,14 +478,30 @@ class RankService::Impl {
     state.lease_holders = view.lease_holders;
     state.quarantined_bytes = view.quarantined_bytes;
     state.note = view.note;
-    if (const auto memory = device_.memory_info(); memory) {
-      state.device_free_bytes = memory->free_bytes;
-      state.device_total_bytes = memory->total_bytes;
+    look_at_memory(view);
+    if (memory_) {
+      state.device_free_bytes = memory_->free_bytes;
+      state.device_total_bytes = memory_->total_bytes;
     }
     Envelope envelope;
     envelope.kind = MessageKind::kRankState;
     envelope.body = encode(state);
     send_logged(envelope);
+  }
+
+  // Ours changes with the phase and with what quarantine gives back; a view changes more often than
+  // that, and a look is not free: on the host backend it waits for a grace period of the kernel.
+  void look_at_memory(const LeaseView& view) {
+    if (memory_ && memory_phase_ == view.phase && memory_epoch_ == view.epoch &&
+        memory_quarantined_ == view.quarantined_bytes) {
+      return;
+    }
+    const auto memory = device_.memory_info();
+    if (!memory) return;
+    memory_ = *memory;
+    memory_phase_ = view.phase;
+    memory_epoch_ = view.epoch;
+    memory_quarantined_ = view.quarantined_bytes;
   }
 
   EventLoop& loop_;
@@ -489,6 +512,10 @@ class RankService::Impl {
   Hooks hooks_;
   EmptyingUser user_;
   std::unique_ptr<RuntimeDir> dir_;
+  std::optional<MemoryInfo> memory_;  ///< As last told to the manager, in the state below.
+  LeasePhase memory_phase_ = LeasePhase::kVacant;
+  Epoch memory_epoch_;
+  std::uint64_t memory_quarantined_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   std::unique_ptr<ControlLink> link_;
   TimerId connect_timer_ = 0;
