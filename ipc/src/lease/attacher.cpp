@@ -181,13 +181,14 @@ LeaseView LeaseAttacher::Impl::view() const {
   return view_;
 }
 
-// The doorbell wakes; this one only catches a lost one, and shows that the thread lives.
+// The doorbell wakes; this one only catches a lost one, and shows that the thread lives. Nothing
+// rings when a clear ends: who holds nothing any more and waits for the next epoch looks as well.
 void LeaseAttacher::Impl::belt() {
   if (belt_ != 0) {
     loop_.cancel(belt_);
     belt_ = 0;
   }
-  if (!held_ || shut_) return;
+  if (shut_ || (!held_ && !socket_)) return;
   belt_ = loop_.after(kBelt, [this] {
     belt_ = 0;
     if (words_) words_->beat();
