@@ -279,13 +279,13 @@ TEST_P(DeviceConformanceTest, RefusesMoreThanThereIsNamingBothSizes) {
 
 TEST_P(DeviceConformanceTest, VmmMemoryComesBackAtTheSameAddress) {
   if (GetParam() != HandleKind::kVmm) GTEST_SKIP() << "VMM only";
-  auto range = device_->reserve(64 * kMiB);
+  auto range = device_->reserve(8 * kMiB);
   ASSERT_TRUE(range.has_value());
   for (int epoch = 0; epoch < 20; ++epoch) {
-    auto memory = allocate(32 * kMiB, range->get());
+    auto memory = allocate(4 * kMiB, range->get());
     ASSERT_NE(memory, nullptr);
     EXPECT_EQ(memory->address(), (*range)->address());
-    ASSERT_TRUE(stream_->zero(memory->address(), 32 * kMiB).has_value());
+    ASSERT_TRUE(stream_->zero(memory->address(), 4 * kMiB).has_value());
     finish();
     ASSERT_TRUE(memory->release().has_value());
   }
