@@ -87,7 +87,7 @@ class StagingProofTest : public test::WorkerFixture {
     const std::lock_guard lock(shared_.mutex);
     return find_answer(job) != nullptr;
   }
-  const MoverJobDone* find_answer(std::uint64_t job) const {
+  [[nodiscard]] const MoverJobDone* find_answer(std::uint64_t job) const {
     for (const MoverJobDone& answer : shared_.answers) {
       if (answer.job.value == job) return &answer;
     }

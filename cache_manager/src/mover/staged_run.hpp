@@ -68,7 +68,6 @@ class StagedRun {
   void take_replies();
   void take_copies(std::uint64_t count);
   void stop_if_asked();
-  void wait_unnotified();
   void abandon_staging(ipc::ErrorCode code, std::string_view message);
   void fail_chunk(std::size_t chunk, ipc::ErrorCode code, std::string_view message);
 

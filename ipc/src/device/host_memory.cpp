@@ -31,7 +31,7 @@ Result<std::uintptr_t> map_pages(
 class HostMemoryTrace final : public MemoryTrace {
  public:
   HostMemoryTrace(std::string device_name, ObjectId object)
-      : device_name_(std::move(device_name)), object_(object) {}
+      : device_name_(std::move(device_name)), object_(std::move(object)) {}
   [[nodiscard]] Result<bool> is_kept() const override {
     KVFERRY_ASSIGN(const HostLedgerView view, read_host_ledger(device_name_));
     return view.object_bytes.contains(object_);
