@@ -198,8 +198,13 @@ Status TransferEngine::quiesce(ipc::Epoch epoch, ipc::Deadline deadline) {
   }
   stores_.revoke(ipc::ErrorCode::kRevoked);
   loads_.revoke(ipc::ErrorCode::kRevoked);
-  if (stores_.wait_idle(deadline) && loads_.wait_idle(deadline)) return ipc::ok();
-  return KVFERRY_ERROR(kTimeout, "epoch {}: copies in flight did not end in time", epoch.value);
+  for (TransferLane* lane : {&stores_, &loads_}) {
+    if (const Status idle = lane->wait_idle(deadline); !idle) {
+      return ipc::Error{idle.error().code,
+                        fmt::format("epoch {}: {}", epoch.value, idle.error().message)};
+    }
+  }
+  return ipc::ok();
 }
 
 void TransferEngine::on_unmapped(ipc::Epoch /*epoch*/) {

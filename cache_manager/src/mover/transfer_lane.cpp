@@ -102,14 +102,18 @@ void TransferLane::revoke(ErrorCode code) {
   changed_.notify_all();
 }
 
-bool TransferLane::wait_idle(Deadline deadline) {
+Status TransferLane::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline.when(), [this] { return !running_ && queue_.empty(); });
+  const bool idle = changed_.wait_until(
+      lock, deadline.when(), [this] { return stream_failure_ || (!running_ && queue_.empty()); });
+  if (stream_failure_) return *stream_failure_;
+  if (idle) return ipc::ok();
+  return KVFERRY_ERROR(kTimeout, "copies in flight did not end in time");
 }
 
 bool TransferLane::idle() {
   const std::lock_guard lock(mutex_);
-  return !running_ && queue_.empty() && !holding_;
+  return !running_ && queue_.empty() && !holding_ && !stream_failure_;
 }
 
 void TransferLane::run() {
@@ -119,7 +123,7 @@ void TransferLane::run() {
     {
       std::unique_lock lock(mutex_);
       if (!holding_) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (stopping_) return;
+      if (stopping_ || stream_failure_) return;
       if (queue_.empty()) {
         lock.unlock();
         held_.pursue(wanted_.fd());
@@ -207,13 +211,25 @@ void TransferLane::execute(LaneJob& job) {
   }
   result.copied =
       std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() - start);
-  const auto state = stream_->query();
-  if (proven) {
+  if (const auto state = stream_->query(); !state) {
+    fail_stream(job.job.job, state.error());
+  } else if (proven) {
     finish(std::move(result));
   } else {
     held_.add(std::move(result));
   }
-  if (!state) device_failed_(state.error());
+}
+
+// An answer would give on blocks that a copy may still write: our death gives it.
+void TransferLane::fail_stream(ipc::JobId job, const ipc::Error& error) {
+  ipc::log_error("job {} stays unanswered, its copies cannot be shown to have ended: {}", job.value,
+                 error.to_string());
+  {
+    const std::lock_guard lock(mutex_);
+    stream_failure_ = error;
+  }
+  changed_.notify_all();
+  device_failed_(error);
 }
 
 void TransferLane::run_direct(LaneJob& job,

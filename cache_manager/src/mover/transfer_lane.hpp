@@ -47,7 +47,8 @@ struct LaneJob {
 /// loads and stores run at the same time. Jobs run one after another, higher priority first, but
 /// every kFairShare-th is the oldest. A job whose hand-overs to the worker were abandoned is
 /// answered only once the worker is proven to have ended them; jobs that need no staging run on
-/// meanwhile.
+/// meanwhile. A job whose stream fails is never answered: nothing tells any more whether its copies
+/// still write, until this process is dead. The lane runs nothing after it.
 /// @threading all public calls from any thread.
 class TransferLane {
  public:
@@ -61,6 +62,7 @@ class TransferLane {
   };
 
   /// done is called on the lane's thread, or on the caller's for jobs that end while queued.
+  /// device_failed is called once, on the lane's thread: this process should end.
   /// Throws Exception when the stream cannot be made.
   TransferLane(ipc::Device& device,
                Options options,
@@ -76,9 +78,10 @@ class TransferLane {
   /// Ends all queued jobs with this code; the running one abandons hand-overs with the worker and
   /// ends as soon as its own copies have.
   void revoke(ipc::ErrorCode code);
-  /// True when nothing is queued or runs before the deadline: this process touches neither arena
-  /// nor pool any more. Answers may still be held for the worker's sake.
-  [[nodiscard]] bool wait_idle(ipc::Deadline deadline);
+  /// Ok when nothing is queued or runs before the deadline: this process touches neither arena nor
+  /// pool any more. Answers may still be held for the worker's sake. kTimeout; the device's own
+  /// error, at once, when the stream has failed: it cannot be shown to be idle.
+  [[nodiscard]] ipc::Status wait_idle(ipc::Deadline deadline);
   /// Nothing is queued or runs, and every job was answered.
   [[nodiscard]] bool idle();
 
@@ -95,6 +98,7 @@ class TransferLane {
                                     ipc::DevicePtr slot,
                                     bool staged);
   void release_held();
+  void fail_stream(ipc::JobId job, const ipc::Error& error);
   [[nodiscard]] std::optional<ipc::ErrorCode> stop_reason(ipc::JobId job);
   void finish(ipc::MoverJobDone result);
 
@@ -119,6 +123,7 @@ class TransferLane {
   bool holding_ = false;  ///< held_ is not empty.
   ipc::JobId running_job_;
   std::optional<ipc::ErrorCode> stop_running_;
+  std::optional<ipc::Error> stream_failure_;
 
   std::thread thread_;  // last: starts when all above exists
 };

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
+#include "mover/transfer_engine.hpp"
+#include "support/child_process.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <vector>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::DevicePtr;
+using ipc::ErrorCode;
+using ipc::Result;
+using ipc::Status;
+using Regions = std::vector<kernels::StridedRegion>;
+
+constexpr std::uint64_t kPoolBytes = 16ULL << 20;
+
+// A stream whose device breaks at the first copy, as after an uncorrectable memory error: every
+// call fails from then on, and nothing more is heard of what was enqueued.
+class BreakingStream final : public ipc::Stream {
+ public:
+  explicit BreakingStream(std::unique_ptr<Stream> real) : real_(std::move(real)) {}
+
+  Status copy(ipc::CopyDirection way,
+              std::span<const ipc::CopyOp> ops,
+              ipc::CopyMode mode) override {
+    broken_ = true;
+    return real_->copy(way, ops, mode);
+  }
+  Status zero(DevicePtr target, std::uint64_t size_bytes) override {
+    return real_->zero(target, size_bytes);
+  }
+  Status gather(const ipc::RegionTable& table,
+                std::span<const std::uint32_t> ids,
+                DevicePtr packed,
+                std::uint64_t stride) override {
+    return real_->gather(table, ids, packed, stride);
+  }
+  Status scatter(const ipc::RegionTable& table,
+                 std::span<const std::uint32_t> ids,
+                 DevicePtr packed,
+                 std::uint64_t stride) override {
+    return real_->scatter(table, ids, packed, stride);
+  }
+  Status fill_pattern(const ipc::RegionTable& table,
+                      std::span<const kernels::SeededBlock> blocks) override {
+    return real_->fill_pattern(table, blocks);
+  }
+  Status verify_pattern(const ipc::RegionTable& table,
+                        std::span<const kernels::SeededBlock> blocks,
+                        ipc::PinnedBuffer& results) override {
+    return real_->verify_pattern(table, blocks, results);
+  }
+  Status checksum(const ipc::RegionTable& table,
+                  std::span<const std::uint32_t> ids,
+                  ipc::PinnedBuffer& results) override {
+    return real_->checksum(table, ids, results);
+  }
+  Status notify(int event_fd) override {
+    if (broken_) return broken();
+    return real_->notify(event_fd);
+  }
+  Result<bool> query() override {
+    if (broken_) return broken();
+    return real_->query();
+  }
+
+ private:
+  static ipc::Error broken() { return KVFERRY_ERROR(kCuda, "uncorrectable memory error"); }
+
+  std::unique_ptr<Stream> real_;
+  std::atomic<bool> broken_ = false;
+};
+
+class BreakingDevice final : public ipc::Device {
+ public:
+  explicit BreakingDevice(std::unique_ptr<Device> real) : real_(std::move(real)) {}
+
+  [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return real_->spec(); }
+  [[nodiscard]] std::string name() const override { return real_->name(); }
+  Result<ipc::MemoryInfo> memory_info() override { return real_->memory_info(); }
+  Result<std::unique_ptr<ipc::AddressRange>> reserve(std::uint64_t size_bytes) override {
+    return real_->reserve(size_bytes);
+  }
+  Result<std::unique_ptr<ipc::DeviceMemory>> allocate(std::uint64_t size_bytes,
+                                                      ipc::HandleKind kind,
+                                                      ipc::AddressRange* at) override {
+    return real_->allocate(size_bytes, kind, at);
+  }
+  Result<std::unique_ptr<ipc::DeviceMemory>> import(ipc::ExportedHandle handle,
+                                                    ipc::AddressRange* at) override {
+    return real_->import(std::move(handle), at);
+  }
+  [[nodiscard]] std::uint64_t allocation_granularity() const noexcept override {
+    return real_->allocation_granularity();
+  }
+  Result<std::unique_ptr<ipc::BorrowedMemory>> borrow(DevicePtr address) override {
+    return real_->borrow(address);
+  }
+  Result<std::unique_ptr<ipc::Stream>> make_stream(ipc::StreamPriority priority) override {
+    KVFERRY_ASSIGN(auto stream, real_->make_stream(priority));
+    return std::unique_ptr<ipc::Stream>(std::make_unique<BreakingStream>(std::move(stream)));
+  }
+  Result<std::unique_ptr<ipc::RegionTable>> make_region_table(Regions regions) override {
+    return real_->make_region_table(std::move(regions));
+  }
+  Result<std::unique_ptr<ipc::PinnedBuffer>> make_pinned_buffer(std::uint64_t size_bytes) override {
+    return real_->make_pinned_buffer(size_bytes);
+  }
+  Status register_host(void* data, std::uint64_t size_bytes) override {
+    return real_->register_host(data, size_bytes);
+  }
+  Status unregister_host(void* data) override { return real_->unregister_host(data); }
+
+ private:
+  std::unique_ptr<Device> real_;
+};
+
+class StreamFailureTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto spec = ipc::DeviceSpec::parse(fmt::format("host:stream-failure-{}:64MiB", ::getpid()));
+    ASSERT_TRUE(spec.has_value());
+    device_ = std::make_unique<BreakingDevice>(ipc::open_device(*spec));
+    auto geometry = ipc::load_geometry("tiny", 1);
+    ASSERT_TRUE(geometry.has_value()) << geometry.error().to_string();
+    ipc::ArenaOptions options;
+    options.gpu_blocks = 16;
+    auto layout = ipc::plan_arena(*geometry, options);
+    ASSERT_TRUE(layout.has_value());
+    auto arena =
+        ipc::Arena::allocate(*device_, ipc::Epoch{3}, *layout, ipc::HandleKind::kVmm, nullptr);
+    ASSERT_TRUE(arena.has_value()) << arena.error().to_string();
+    arena_ = std::make_unique<ipc::Arena>(std::move(arena).value());
+    auto fd = ipc::SharedMemory::create_pool("kvferry-test-pool", kPoolBytes, false);
+    ASSERT_TRUE(fd.has_value());
+    auto pool = PoolMapping::map(*device_, std::move(fd).value(), kPoolBytes);
+    ASSERT_TRUE(pool.has_value());
+    TransferEngine::Options engine_options;
+    engine_options.strategy = CopyStrategy::kBatch;
+    engine_ = std::make_unique<TransferEngine>(
+        *device_, engine_options,
+        [this](const ipc::MoverJobDone& done) {
+          const std::lock_guard lock(mutex_);
+          answered_.push_back(done.job.value);
+        },
+        [this](const ipc::Error& error) {
+          EXPECT_EQ(error.code, ErrorCode::kCuda);
+          failed_.set_value();  // throws when told twice
+        });
+    engine_->set_pool(std::move(pool).value());
+    ASSERT_TRUE(engine_->on_mapped(session_, *arena_, ipc::ArenaContents::kUndefined).has_value());
+  }
+
+  void load(std::uint64_t id) {
+    ipc::MoverJob job;
+    job.job = ipc::JobId{id};
+    job.session = session_;
+    job.epoch = arena_->epoch();
+    job.direction = ipc::CopyDirection::kHostToDevice;
+    job.items = {ipc::MoverItem{ipc::GroupId{0}, ipc::BlockId{1}, 0, 0, true}};
+    engine_->submit(std::move(job));
+  }
+  bool wait_failed() {
+    return failed_.get_future().wait_until(test::soon().when()) == std::future_status::ready;
+  }
+  std::vector<std::uint64_t> answered() {
+    const std::lock_guard lock(mutex_);
+    return answered_;
+  }
+
+  std::unique_ptr<BreakingDevice> device_;
+  std::unique_ptr<ipc::Arena> arena_;
+  ipc::SessionId session_ = ipc::Digest::random();
+  std::mutex mutex_;
+  std::vector<std::uint64_t> answered_;
+  std::promise<void> failed_;
+  std::unique_ptr<TransferEngine> engine_;
+};
+
+TEST_F(StreamFailureTest, TheJobIsAnsweredByTheMoversDeathAlone) {
+  load(1);
+  ASSERT_TRUE(wait_failed());
+  EXPECT_FALSE(engine_->idle()) << "a new manager would be told that nothing is under way";
+  // The epoch cannot be let go: a mover whose user does not drain exits.
+  const Status idle = engine_->quiesce(arena_->epoch(), test::soon());
+  ASSERT_FALSE(idle.has_value());
+  EXPECT_EQ(idle.error().code, ErrorCode::kCuda) << idle.error().to_string();
+  engine_.reset();
+  EXPECT_THAT(answered(), testing::IsEmpty()) << "its blocks would be given on under the copy";
+}
+
+TEST_F(StreamFailureTest, NothingRunsAfterIt) {
+  load(1);
+  ASSERT_TRUE(wait_failed());
+  load(2);
+  EXPECT_FALSE(engine_->quiesce(arena_->epoch(), test::soon()).has_value());
+  EXPECT_THAT(answered(), testing::ElementsAre(2)) << "it never began, so it is told so";
+}
+
+}  // namespace
+}  // namespace kvferry::cache_manager
