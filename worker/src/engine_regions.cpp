@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine_regions.hpp"
 
+#include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 
@@ -41,11 +42,8 @@ EngineRegions::~EngineRegions() {
       "engine: memory of {} epochs, from epoch {} on, was never released; left to the "
       "end of this process",
       epochs_.size(), epochs_.begin()->first);
-  auto kept = std::make_unique<std::map<std::uint64_t, Tensors>>(std::move(epochs_));
-  // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks): kept on purpose.
-  (void)kept.release();
-  (void)pool_.release();
-  // NOLINTEND(clang-analyzer-cplusplus.NewDeleteLeaks)
+  ipc::keep_until_process_end(std::move(epochs_));
+  ipc::keep_until_process_end(std::move(pool_));
 }
 
 /// One tensor that holds regions [first, + count), one behind the other.

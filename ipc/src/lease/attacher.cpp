@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "lease/attacher_impl.hpp"
 #include "lease/view_equality.hpp"
@@ -61,8 +62,8 @@ LeaseAttacher::Impl::~Impl() {
   if (held_) {
     log_error("{}: epoch {} stays mapped until this process ends", tag_,
               held_->arena.epoch().value);
-    (void)std::make_unique<Arena>(std::move(held_->arena)).release();
-    for (auto& range : ranges_) (void)range.release();
+    keep_until_process_end(std::move(held_->arena));
+    keep_until_process_end(std::move(ranges_));
   }
 }
 

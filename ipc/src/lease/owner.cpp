@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "lease/hello.hpp"
 #include "lease/owner_impl.hpp"
@@ -108,9 +109,8 @@ LeaseOwner::Impl::~Impl() {
     // Our own user did not let go: unmapping under it would fault. The driver takes the memory back
     // when this process ends.
     log_error("{}: epoch {} stays mapped until this process ends", tag_, epoch().value);
-    (void)std::make_unique<Arena>(std::move(*arena_)).release();
-    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): kept on purpose.
-    for (auto& range : ranges_) (void)range.release();
+    keep_until_process_end(std::move(*arena_));
+    keep_until_process_end(std::move(ranges_));
   }
 }
 

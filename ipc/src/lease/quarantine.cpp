@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lease/quarantine.hpp"
 
+#include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "lease/borrowed_remains.hpp"
@@ -36,9 +37,8 @@ Quarantine::~Quarantine() {
     // process ends, so it is left to that.
     log_error("lease: epoch {} stays allocated until this process ends: {} bytes kept by {}",
               item.epoch.value, item.bytes, item.holder);
-    (void)std::make_unique<Arena>(std::move(*item.arena)).release();
-    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): kept on purpose.
-    for (auto& range : item.ranges) (void)range.release();
+    keep_until_process_end(std::move(*item.arena));
+    keep_until_process_end(std::move(item.ranges));
   }
 }
 
