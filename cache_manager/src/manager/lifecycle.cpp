@@ -107,6 +107,7 @@ void Lifecycle::start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Du
                             .outcome = {},
                             .error = {},
                             .attacher_note = {},
+                            .attacher_free_before = 0,
                             .attacher_free_after = 0,
                             .attacher_open = false,
                             .attacher_failed = false,
@@ -175,6 +176,7 @@ void Lifecycle::on_clear_answer(const ClearRef& clear,
       rank.outcome = *reply;
       limit_attacher(clear, index);
     } else {
+      rank.attacher_free_before = reply->free_before;
       rank.attacher_free_after = reply->free_after;
     }
   } else if (is_owner) {
@@ -217,6 +219,10 @@ std::optional<ipc::Error> Lifecycle::collect_outcomes(Clear& clear, ipc::ClearRe
     outcome.again = rank.again;
     if (rank.outcome) {
       outcome.outcome = *rank.outcome;
+      if (rank.attacher_free_before != 0) {
+        outcome.outcome.free_before =
+            std::min(outcome.outcome.free_before, rank.attacher_free_before);
+      }
       outcome.outcome.free_after = std::max(outcome.outcome.free_after, rank.attacher_free_after);
       if (!rank.attacher_note.empty()) {
         outcome.outcome.detail += fmt::format(

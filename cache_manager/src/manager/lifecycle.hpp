@@ -42,8 +42,10 @@ class Lifecycle {
     std::optional<ipc::RankClearReply> outcome;  ///< The owner's.
     std::optional<ipc::Error> error;
     std::string attacher_note;
-    std::uint64_t attacher_free_after = 0;  ///< It may be the last one that gives memory back.
-    bool attacher_open = false;             ///< Asked, and its answer is waited for.
+    // The attacher may be the first or the last one that gives memory back. 0: not known.
+    std::uint64_t attacher_free_before = 0;
+    std::uint64_t attacher_free_after = 0;
+    bool attacher_open = false;  ///< Asked, and its answer is waited for.
     bool attacher_failed = false;
     bool again = false;  ///< There was nothing left to clear.
   };

@@ -132,6 +132,7 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch) {
   const TimePoint started = MonotonicClock::now();
   ClearOutcome outcome;
   outcome.epoch = epoch;
+  outcome.before = device_.memory_info().value_or(MemoryInfo{});
   // A grant under way of an epoch that is now too small is given back when it comes.
   next_epoch_ = std::max(next_epoch_, Epoch{epoch.value + 1});
   if (held_ && held_->arena.epoch() <= epoch) {

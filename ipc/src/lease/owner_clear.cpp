@@ -54,6 +54,7 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
   }
   KVFERRY_CHECK(phase() == LeasePhase::kReady && arena_, "a clear of an epoch that is not ready");
   const TimePoint started = MonotonicClock::now();
+  const MemoryInfo before = memory_now();
   // Our own work ends first, as a rule. Where it does not, the others are asked to let go all the
   // same: admission here has ended for good, so that an epoch left at Ready would be a dead one.
   std::string own_work;
@@ -68,6 +69,7 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
   clear_.emplace(ClearRun{.epoch = wanted,
                           .started = started,
                           .answers = {answer},
+                          .before = before,
                           .stage_end = end,
                           .bytes = arena_->total_bytes(),
                           .own_work = std::move(own_work)});
@@ -217,8 +219,8 @@ void LeaseOwner::Impl::free_arena() {
 void LeaseOwner::Impl::release_arena() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
-  clear_->before = memory_now();
-  clear_->check = lease::ReturnCheck(*arena_, clear_->before.free_bytes);
+  // Not as at the start: what the others gave back since then is not ours.
+  clear_->check = lease::ReturnCheck(*arena_, memory_now().free_bytes);
   const Status released = arena_->release();
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
@@ -303,7 +305,6 @@ void LeaseOwner::Impl::check_settled() {
 
 void LeaseOwner::Impl::quarantine_arena(std::string holder) {
   const bool own_user = !own_user_let_go();
-  clear_->before = memory_now();
   if (own_user) {
     holder += fmt::format("{}this worker's own work, which did not end ({})",
                           holder.empty() ? "" : ", ", clear_->own_work);
@@ -317,7 +318,7 @@ void LeaseOwner::Impl::quarantine_arena(std::string holder) {
     item.arena.emplace(std::move(*arena_));
   } else if (options_.identity.handles == HandleKind::kVmm && !arena_->is_borrowed()) {
     // Reference-counted: our references go now, the rest comes back when the peer lets go.
-    item.check = lease::ReturnCheck(*arena_, clear_->before.free_bytes);
+    item.check = lease::ReturnCheck(*arena_, memory_now().free_bytes);
     item.settle = slots_.deaths(clear_->epoch) != nullptr;
     if (const Status released = arena_->release(); !released) {
       log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());

@@ -66,7 +66,7 @@ class LeaseOwner::Impl {
     Epoch epoch;
     TimePoint started;
     std::vector<lease::Answer<ClearOutcome>> answers;  ///< Of everybody who asked for it.
-    MemoryInfo before = {};                            ///< Just before we let go of the memory.
+    MemoryInfo before;
     ClearStage stage = ClearStage::kWaiting;
     Deadline stage_end;
     TimerId timer = 0;

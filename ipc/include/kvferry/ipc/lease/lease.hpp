@@ -117,8 +117,8 @@ struct ClearOutcome {
   Epoch epoch;
   std::string detail;  ///< Names the peer, the bytes and the remedy when not kCleared.
   std::uint64_t quarantined_bytes = 0;
-  MemoryInfo before;  ///< Driver's view just before the owner lets go; not of an attacher.
-  MemoryInfo after;   ///< At the end.
+  MemoryInfo before;  ///< Driver's view at the start.
+  MemoryInfo after;   ///< Driver's view at the end.
   std::chrono::microseconds took{};
 };
 
