@@ -29,6 +29,9 @@ using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
 constexpr ipc::Duration kStopGrace = 3s;
+/// Unmapping host memory in small pages takes a mover about 60 ms per GiB, freeing it the last one
+/// about 50 ms more (docs/performance.md).
+constexpr ipc::Duration kStopPerGib = 200ms;
 constexpr ipc::Duration kDeviceSettle = 5s;
 constexpr ipc::Duration kLookAgain = 50ms;
 /// From the first signal: all of it within five seconds, whatever was going on.
@@ -347,7 +350,7 @@ void ReplayRun::take_down() {
   loop_.cancel(observe_timer_);
   lifecycle_.reset();
   engine_.reset();
-  supervisor_->stop(kStopGrace);
+  supervisor_->stop(kStopGrace + kStopPerGib * static_cast<int>(sizing_.host_bytes >> 30U));
   if (report_.error && !interrupted_at_ && !supervisor_->hopeless()) {
     (void)write_err(supervisor_->logs(kLogTail));
   }
