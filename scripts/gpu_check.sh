@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Runs everything that needs a GPU, from a folder of built binaries: the backend's conformance tests, then the
-# main job over both owners, both handle kinds and both arena orders. Works on a machine that has only a driver.
+# Runs everything that needs a GPU, from a folder of built binaries: the backend's tests, then the main job
+# over both owners, both handle kinds, all arena orders and an engine's own memory. Works on a machine that
+# has only a driver.
 set -euo pipefail
 
 usage() {
   cat <<'TXT'
 usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devices cuda:0[,1]] [--ranks R] [--only REGEX]
 
-  --bin DIR       holds kvferry, device_cuda_conformance_test and kvferry_device_peer
+  --bin DIR       holds kvferry, device_cuda_conformance_test, device_cuda_borrow_test and kvferry_device_peer
   --out DIR       logs and reports (default: a new folder under /tmp)
   --trace FILE    what to replay (default: the generated workload)
   --requests N    how much of it (default 300)
@@ -48,13 +49,14 @@ run() { # name, command...
   local name=$1; shift
   [[ $name =~ $only ]] || return 0
   local start=$SECONDS rc=0
-  "$@" >"$out/$name.log" 2>&1 || rc=$?
+  timeout -k 10 180 "$@" >"$out/$name.log" 2>&1 || rc=$?
   ((rc == 0)) || failed=$((failed + 1))
   rows+=("$(printf '%-34s rc %-3s %4ss   device memory used after: %s MiB' "$name" "$rc" $((SECONDS - start)) "$(used_mib)")")
 }
 
 export KVFERRY_REQUIRE_GPU=1
 run conformance "$bin/device_cuda_conformance_test"
+run borrowed "$bin/device_cuda_borrow_test"
 
 replay() { # name, options...
   local name=$1; shift
@@ -71,6 +73,9 @@ done
 replay replay-block-first --arena block-first
 replay replay-batch --copy-strategy batch
 replay replay-many-allocations --arena layer-first-many
+for handles in vmm legacy; do
+  replay "replay-engine-memory-$handles" --arena-memory engine --arena layer-first-many --handles "$handles"
+done
 
 python3 - "$out" <<'PY'
 import glob, json, os, sys
