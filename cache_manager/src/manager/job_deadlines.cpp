@@ -79,7 +79,8 @@ bool JobTable::spare(const ipc::IncarnationId& mover, ipc::TimePoint now) {
 // given up. Those that came later keep their time.
 void JobTable::expire_lane(const MoverLane& lane, ipc::TimePoint now) {
   std::vector<Entry*> open;
-  for (auto& [id, entry] : entries_) {
+  for (auto& place : entries_) {
+    Entry& entry = place.second;
     if (std::any_of(entry.parts.begin(), entry.parts.end(),
                     [&](const Part& part) { return part.open && lane_of(entry, part) == lane; })) {
       open.push_back(&entry);
@@ -106,7 +107,7 @@ void JobTable::expire_lane(const MoverLane& lane, ipc::TimePoint now) {
   watch_.gave_up(lane, now);
 }
 
-void JobTable::ask_to_cancel(const Entry& entry) {
+void JobTable::ask_to_cancel(const Entry& entry) const {
   for (const Part& part : entry.parts) {
     if (part.open) {
       ports_.cancel(part.target.mover, entry.job.id);

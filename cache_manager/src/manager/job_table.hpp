@@ -205,7 +205,7 @@ class JobTable {
   void send_runnable(std::uint32_t engine);
   void settle();
   void set_deadline(Entry& entry, ipc::TimePoint when);
-  void ask_to_cancel(const Entry& entry);
+  void ask_to_cancel(const Entry& entry) const;
   /// Ends deadlines that only a stopped worker has let pass.
   [[nodiscard]] bool spare(const ipc::IncarnationId& mover, ipc::TimePoint now);
   void expire_lane(const MoverLane& lane, ipc::TimePoint now);

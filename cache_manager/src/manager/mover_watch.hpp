@@ -18,6 +18,7 @@ namespace kvferry::cache_manager {
 struct MoverLane {
   ipc::IncarnationId mover;
   bool to_host = false;
+  // NOLINTNEXTLINE(readability-implicit-bool-conversion): the compiler's own comparison
   friend constexpr auto operator<=>(const MoverLane&, const MoverLane&) = default;
 };
 

@@ -10,8 +10,8 @@
 namespace kvferry::ipc {
 
 std::shared_ptr<HostAllocations> HostAllocations::of_this_process() {
-  static const auto table = std::make_shared<HostAllocations>();
-  return table;
+  static const auto kTable = std::make_shared<HostAllocations>();
+  return kTable;
 }
 
 void HostAllocations::add(std::uintptr_t address, HostAllocation allocation) {

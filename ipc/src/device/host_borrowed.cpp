@@ -18,7 +18,7 @@ namespace {
 class HostBorrowed final : public BorrowedMemory {
  public:
   HostBorrowed(HostAllocations::Found found, ObjectId object)
-      : found_(std::move(found)), object_(object) {}
+      : found_(std::move(found)), object_(std::move(object)) {}
 
   [[nodiscard]] DevicePtr address() const noexcept override { return DevicePtr{found_.address}; }
   [[nodiscard]] std::uint64_t size_bytes() const noexcept override {
