@@ -19,6 +19,8 @@ class SendQueue {
   SendQueue(std::size_t max_messages, std::size_t max_bytes, std::shared_ptr<const EventFd> wake)
       : max_messages_(max_messages), max_bytes_(max_bytes), wake_(std::move(wake)) {}
 
+  [[nodiscard]] std::size_t max_messages() const noexcept { return max_messages_; }
+  [[nodiscard]] std::size_t max_bytes() const noexcept { return max_bytes_; }
   /// False when the queue is full; an empty one takes a message of any size.
   [[nodiscard]] bool try_reserve(std::size_t size_bytes) noexcept {
     const std::size_t messages = messages_.load();

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "wire/reply_cache.hpp"
+#include "wire/send_queue.hpp"
+#include "wire/zmq_socket.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace kvferry::ipc {
+
+/// What goes to one peer of a control server: its bounded queue, the replies that are remembered,
+/// and which of them its full queue did not take. Those are sent when there is room.
+/// @threading the server's thread.
+class PeerOutbox {
+ public:
+  PeerOutbox(Peer peer, std::shared_ptr<SendQueue> queue, ReplyCache replies)
+      : peer_(std::move(peer)), queue_(std::move(queue)), replies_(std::move(replies)) {}
+
+  /// kBusy when the queue is full, kInvalidArgument beyond kMaxWireBytes, kNotFound when the peer
+  /// has closed its connection.
+  [[nodiscard]] Status send(ZmqSocket& socket, Bytes bytes);
+
+  /// Whether a request is new; see ReplyCache::begin().
+  [[nodiscard]] ReplyCache::Lookup begin(RequestId request) { return replies_.begin(request); }
+  /// Remembers an encoded reply. Refused: the full queue did not take it.
+  void remember(RequestId request, Bytes reply, bool refused);
+  /// Sends the remembered replies that the full queue did not take.
+  void send_unsent(ZmqSocket& socket);
+  /// Whether a queue that was found full has room again; true once.
+  [[nodiscard]] bool take_writable() noexcept { return queue_->take_writable(); }
+  /// For a new connection of the same process.
+  [[nodiscard]] ReplyCache take_replies() { return std::move(replies_); }
+
+ private:
+  Peer peer_;
+  std::shared_ptr<SendQueue> queue_;  // shared with the messages that have not left
+  ReplyCache replies_;
+  std::vector<RequestId> unsent_;
+};
+
+}  // namespace kvferry::ipc

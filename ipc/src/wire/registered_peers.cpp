@@ -1,0 +1,154 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/registered_peers.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <span>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr std::size_t kMaxPeers = 4096;
+constexpr std::size_t kMaxDeparted = 1024;
+constexpr auto kPresenceTime = std::chrono::seconds(10);
+// A dying process closes its sockets a moment before its death is announced.
+constexpr auto kSilenceTime = std::chrono::milliseconds(50);
+
+}  // namespace
+
+RegisteredPeers::RegisteredPeers(EventLoop& loop,
+                                 const ControlServer::Options& options,
+                                 ProtocolErrors& errors,
+                                 Hooks hooks)
+    : loop_(loop), options_(options), errors_(errors), hooks_(std::move(hooks)) {}
+
+RegisteredPeers::~RegisteredPeers() {
+  for (auto& [id, peer] : peers_) forget(*peer);
+}
+
+void RegisteredPeers::on_hello(RegistryCandidate candidate) {
+  const IncarnationId id = candidate.hello.incarnation;
+  ReplyCache replies;
+  if (auto refused = check_duplicate(id, candidate.process, replies)) {
+    errors_.warn(*refused);
+    refuse_candidate(candidate.socket, std::move(*refused));
+    return;
+  }
+  RegistryWelcome welcome;
+  welcome.manager_session = options_.session;
+  welcome.pool_bytes = options_.pool_bytes;
+  const bool gives_pool = candidate.hello.kind == ProcessKind::kMover && options_.pool_fd >= 0;
+  const Status sent = candidate.socket.send(
+      encode(welcome), gives_pool ? std::span(&options_.pool_fd, 1) : std::span<const int>());
+  if (!sent) {
+    errors_.warn(sent.error());
+    return;
+  }
+  Peer peer{id, candidate.hello.kind, std::move(candidate.hello.name), candidate.process.pid()};
+  auto queue = std::make_shared<SendQueue>(static_cast<std::size_t>(options_.max_queued_messages),
+                                           options_.max_queued_bytes, writable_);
+  auto entry = std::make_unique<RegisteredPeer>(
+      RegisteredPeer{.peer = peer,
+                     .registry = std::move(candidate.socket),
+                     .process = std::move(candidate.process),
+                     .outbox = PeerOutbox(peer, std::move(queue), std::move(replies))});
+  entry->timer = loop_.after(kPresenceTime, [this, id] { on_absent(id); });
+  loop_.watch(entry->registry.fd(), [this, id] { on_registry(id); });
+  loop_.watch(entry->process.pidfd(), [this, id] { on_death(id); });
+  peers_.emplace(id, std::move(entry));
+}
+
+// One process may come again under its name once its earlier connection is closed. What it has
+// asked before is not asked anew.
+std::optional<Error> RegisteredPeers::check_duplicate(const IncarnationId& id,
+                                                      const ProcessRef& process,
+                                                      ReplyCache& replies) {
+  if (const RegisteredPeer* old = find(id); old != nullptr && old->registry.valid()) {
+    on_registry(id);  // its end may be unread yet
+  }
+  if (RegisteredPeer* old = find(id); old != nullptr) {
+    if (old->registry.valid() || old->peer.pid != process.pid() ||
+        old->process.start_time() != process.start_time()) {
+      return KVFERRY_ERROR(kAlreadyExists, "incarnation {} is registered by {} (process {})",
+                           id.hex(), old->peer.name, old->peer.pid);
+    }
+    // It is alive: it just said hello. What is told is that its earlier link has ended.
+    if (old->present && !old->silent) hooks_.on_silent(old->peer);
+    replies = old->outbox.take_replies();
+    remove(id);
+  }
+  if (peers_.size() >= kMaxPeers) {
+    return KVFERRY_ERROR(kBusy, "{} peers are registered already", peers_.size());
+  }
+  return std::nullopt;
+}
+
+void RegisteredPeers::set_present(RegisteredPeer& peer) {
+  peer.present = true;
+  loop_.cancel(peer.timer);
+}
+
+// Nothing is expected after the hello: this is the end of file, or a violation that ends it.
+void RegisteredPeers::on_registry(const IncarnationId& id) {
+  RegisteredPeer& entry = *peers_.at(id);
+  const auto packet = entry.registry.try_receive();
+  if (packet && !packet->has_value()) return;
+  if (packet || packet.error().code != ErrorCode::kPeerDied) {
+    errors_.count(KVFERRY_ERROR(kProtocol, "unexpected packet of {} (process {}) on the registry",
+                                entry.peer.name, entry.peer.pid));
+  }
+  loop_.unwatch(entry.registry.fd());
+  entry.registry = PacketSocket();
+  loop_.cancel(entry.timer);
+  if (!entry.present) {
+    remove(id);
+    return;
+  }
+  entry.timer = loop_.after(kSilenceTime, [this, id] { on_silence(id); });
+}
+
+void RegisteredPeers::on_silence(const IncarnationId& id) {
+  RegisteredPeer& entry = *peers_.at(id);
+  if (entry.process.has_died()) {
+    on_death(id);
+    return;
+  }
+  entry.silent = true;
+  hooks_.on_silent(entry.peer);
+}
+
+void RegisteredPeers::on_absent(const IncarnationId& id) {
+  errors_.warn(KVFERRY_ERROR(kTimeout, "{} registered and sent nothing", peers_.at(id)->peer.name));
+  remove(id);
+}
+
+void RegisteredPeers::on_death(const IncarnationId& id) {
+  RegisteredPeer& entry = *peers_.at(id);
+  if (std::exchange(entry.dying, true)) return;
+  loop_.unwatch(entry.process.pidfd());
+  loop_.cancel(entry.timer);
+  hooks_.on_dying(entry);
+}
+
+void RegisteredPeers::remove(const IncarnationId& id) {
+  auto node = peers_.extract(id);
+  forget(*node.mapped());
+  if (departed_.size() >= kMaxDeparted) departed_.clear();
+  departed_.insert(id);
+}
+
+void RegisteredPeers::forget(RegisteredPeer& peer) {
+  if (peer.registry.valid()) loop_.unwatch(peer.registry.fd());
+  loop_.unwatch(peer.process.pidfd());
+  loop_.cancel(peer.timer);
+}
+
+RegisteredPeer* RegisteredPeers::find(const IncarnationId& id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace kvferry::ipc
