@@ -1,0 +1,239 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/clear_operations.hpp"
+
+#include "manager/rank_errors.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr std::chrono::milliseconds kAttacherGrace{2000};
+
+}  // namespace
+
+void ClearOperations::start(const ipc::Peer& peer,
+                            const ipc::Envelope& request,
+                            const ipc::ClearRequest& message,
+                            std::vector<EngineRecord*> engines) {
+  auto clear = std::make_shared<Clear>();
+  clear->peer = peer;
+  clear->request = request;
+  clear->host = message.host;
+  clear->start = ipc::MonotonicClock::now();
+  clear->engines = std::move(engines);
+  clears_.push_back(clear);
+  clear->pending = 1;  // Held until everything is sent.
+  for (EngineRecord* engine : clear->engines) {
+    start_clear(clear, *engine, message.deadline);
+  }
+  if (--clear->pending == 0) {
+    finish_clear(clear);
+  }
+}
+
+void ClearOperations::start_clear(const ClearRef& clear,
+                                  EngineRecord& engine,
+                                  ipc::Duration deadline) {
+  ipc::log_info("engine {}: clear starts, asked by {}, host tier {}", engine.name(),
+                clear->peer.name, clear->host == ipc::HostPolicy::kDrop ? "dropped" : "kept");
+  // Admission ends first; queued jobs end as revoked, what runs drains at the movers.
+  engine.begin(EngineOperation::kClear);
+  context_.jobs.fail_queued(engine.id(),
+                            KVFERRY_ERROR(kRevoked, "engine {} is being cleared", engine.name()));
+  context_.engine_changed(engine);
+  for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
+    const std::size_t index = clear->ranks.size();
+    clear->ranks.push_back({.engine = engine.name(),
+                            .rank = ipc::Rank{rank},
+                            .outcome = {},
+                            .error = {},
+                            .attacher_note = {},
+                            .attacher_free_before = 0,
+                            .attacher_free_after = 0,
+                            .attacher_open = false,
+                            .attacher_failed = false,
+                            .again = engine.is_cleared(rank)});
+    const RankPeer* owner = engine.owner(rank);
+    const RankPeer* attacher = engine.attacher(rank);
+    if (owner == nullptr || owner->state.session.is_zero()) {
+      clear->ranks[index].error =
+          in_rank(KVFERRY_ERROR(kNotReady,
+                                "its cache owner ({}) is not there: start it, or retry when it "
+                                "has reported",
+                                ipc::to_string(engine.config()->cache_owner)),
+                  engine.name(), ipc::Rank{rank});
+    } else if (owner->state.epoch.value == 0) {
+      clear->ranks[index].outcome = ipc::RankClearReply{};
+      clear->ranks[index].outcome->detail = "nothing was mapped";
+    } else {
+      send_clear(clear, index, *owner, /*is_owner=*/true, deadline);
+    }
+    if (attacher != nullptr && !attacher->state.session.is_zero() &&
+        attacher->state.epoch.value != 0) {
+      send_clear(clear, index, *attacher, /*is_owner=*/false, deadline);
+    }
+  }
+}
+
+void ClearOperations::send_clear(const ClearRef& clear,
+                                 std::size_t index,
+                                 const RankPeer& target,
+                                 bool is_owner,
+                                 ipc::Duration deadline) {
+  ipc::RankClear message;
+  message.session = target.state.session;
+  message.epoch = target.state.epoch;
+  message.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
+  ++clear->pending;
+  clear->ranks[index].attacher_open = clear->ranks[index].attacher_open || !is_owner;
+  context_.calls.call(target.id, ipc::MessageKind::kRankClear, message,
+                      ipc::Deadline::after(deadline + margin_),
+                      [this, clear, index, is_owner,
+                       asked = target.state](const ipc::Result<ipc::Envelope>& answer) {
+                        on_clear_answer(clear, index, is_owner, asked, answer);
+                      });
+}
+
+void ClearOperations::on_clear_answer(const ClearRef& clear,
+                                      std::size_t index,
+                                      bool is_owner,
+                                      const ipc::RankState& asked,
+                                      const ipc::Result<ipc::Envelope>& answer) {
+  if (clear->answered) {
+    return;
+  }
+  ClearRank& rank = clear->ranks[index];
+  if (!is_owner && !std::exchange(rank.attacher_open, false)) {
+    return;  // Too late: nobody waits for it any more.
+  }
+  ipc::Result<ipc::RankClearReply> reply =
+      answer ? ipc::decode<ipc::RankClearReply>(answer->body, "RankClearReply")
+             : ipc::Result<ipc::RankClearReply>(answer.error());
+  if (reply) {
+    if (EngineRecord* engine = context_.directory.find(rank.engine)) {
+      engine->note_cleared(rank.rank.value, asked.session, asked.epoch);
+    }
+    if (is_owner) {
+      rank.outcome = *reply;
+      limit_attacher(clear, index);
+    } else {
+      rank.attacher_free_before = reply->free_before;
+      rank.attacher_free_after = reply->free_after;
+    }
+  } else if (is_owner) {
+    rank.error = in_rank(reply.error(), rank.engine, rank.rank);
+  } else if (!is_gone(reply.error().code) && reply.error().code != ipc::ErrorCode::kStaleEpoch) {
+    // A dead attacher holds nothing, and one that has moved on has let go: the owner's answer says
+    // what came of it. One that failed alive is reported.
+    rank.attacher_failed = true;
+    rank.attacher_note = reply.error().to_string();
+  }
+  if (--clear->pending == 0) {
+    finish_clear(clear);
+  }
+}
+
+void ClearOperations::limit_attacher(const ClearRef& clear, std::size_t index) {
+  if (!clear->ranks[index].attacher_open) {
+    return;
+  }
+  context_.loop.after(kAttacherGrace, [this, clear, index] {
+    ClearRank& rank = clear->ranks[index];
+    if (clear->answered || !std::exchange(rank.attacher_open, false)) {
+      return;
+    }
+    rank.attacher_note = "no answer, the owner's counts";
+    if (--clear->pending == 0) {
+      finish_clear(clear);
+    }
+  });
+}
+
+// What each rank reached; the first error, which tells how many more there are.
+std::optional<ipc::Error> ClearOperations::collect_outcomes(Clear& clear, ipc::ClearReply& reply) {
+  std::optional<ipc::Error> first;
+  std::size_t failed = 0;
+  for (ClearRank& rank : clear.ranks) {
+    ipc::RankOutcome outcome;
+    outcome.engine = rank.engine;
+    outcome.rank = rank.rank;
+    outcome.again = rank.again;
+    if (rank.outcome) {
+      outcome.outcome = *rank.outcome;
+      if (rank.attacher_free_before != 0) {
+        outcome.outcome.free_before =
+            std::min(outcome.outcome.free_before, rank.attacher_free_before);
+      }
+      outcome.outcome.free_after = std::max(outcome.outcome.free_after, rank.attacher_free_after);
+      if (!rank.attacher_note.empty()) {
+        outcome.outcome.detail += fmt::format(
+            "{}attacher: {}", outcome.outcome.detail.empty() ? "" : "; ", rank.attacher_note);
+      }
+      if (rank.attacher_failed && outcome.outcome.kind == ipc::ClearKind::kCleared) {
+        rank.error =
+            in_rank(KVFERRY_ERROR(kTimeout, "{}", rank.attacher_note), rank.engine, rank.rank);
+      }
+    }
+    outcome.error = rank.error;
+    if (rank.error) {
+      ++failed;
+      first = first ? first : rank.error;
+    }
+    reply.ranks.push_back(std::move(outcome));
+  }
+  if (failed > 1) {
+    first->message += fmt::format(" (and {} more ranks)", failed - 1);
+  }
+  return first;
+}
+
+void ClearOperations::finish_clear(const ClearRef& clear) {
+  clear->answered = true;
+  ipc::ClearReply reply;
+  const std::optional<ipc::Error> first = collect_outcomes(*clear, reply);
+  for (EngineRecord* engine : clear->engines) {
+    // Whatever became of the ranks: no tier is left out because another one failed.
+    if (clear->host == ipc::HostPolicy::kDrop) {
+      reply.host_blocks_dropped += context_.host.drop_prefixes(*engine);
+    }
+    const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
+      return rank.engine == engine->name() && rank.error.has_value();
+    });
+    engine->end_operation(/*succeeded=*/all && !engine->ranks().empty());
+  }
+  reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
+                                                                     clear->start);
+  const std::vector<EngineRecord*> engines = clear->engines;
+  for (EngineRecord* engine : engines) {
+    ipc::log_info("engine {}: clear ends after {} ms, {} host blocks dropped", engine->name(),
+                  reply.took.count() / 1000, reply.host_blocks_dropped);
+    context_.engine_changed(*engine);
+  }
+  std::erase(clears_, clear);
+  if (!first) {
+    context_.reply(clear->peer, clear->request, reply);
+  } else {
+    ipc::log_warn("clear failed: {}", first->to_string());
+    if (clear->request.request.value != 0) {
+      ManagerContext::log_unsent(clear->peer, context_.server.reply_partial(
+                                                  clear->peer.id, clear->request, reply, *first));
+    }
+  }
+  for (EngineRecord* engine : engines) {
+    const std::string name = engine->name();
+    context_.drop_if_unused(name);
+  }
+}
+
+void ClearOperations::cancel_all(const ipc::Error& why) {
+  for (const ClearRef& clear : clears_) {
+    clear->answered = true;
+    context_.refuse(clear->peer, clear->request, why);
+  }
+  clears_.clear();
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "manager/context.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The clears that run: each tells every rank's owner and attacher, waits for every answer (or its
+/// death, or its deadline), drops the host tier if asked, and answers once with an outcome per
+/// rank. @threading the loop's thread.
+class ClearOperations {
+ public:
+  /// margin: what a rank may take beyond a clear's deadline.
+  ClearOperations(ManagerContext& context, std::chrono::milliseconds margin)
+      : context_(context), margin_(margin) {}
+  ClearOperations(const ClearOperations&) = delete;
+  ClearOperations& operator=(const ClearOperations&) = delete;
+  ~ClearOperations() = default;
+
+  /// The engines run no other operation.
+  void start(const ipc::Peer& peer,
+             const ipc::Envelope& request,
+             const ipc::ClearRequest& message,
+             std::vector<EngineRecord*> engines);
+  /// Answers those that run; what the ranks still say is not waited for.
+  void cancel_all(const ipc::Error& why);
+
+ private:
+  struct ClearRank {
+    std::string engine;
+    ipc::Rank rank;
+    std::optional<ipc::RankClearReply> outcome;  ///< The owner's.
+    std::optional<ipc::Error> error;
+    std::string attacher_note;
+    // The attacher may be the first or the last one that gives memory back. 0: not known.
+    std::uint64_t attacher_free_before = 0;
+    std::uint64_t attacher_free_after = 0;
+    bool attacher_open = false;  ///< Asked, and its answer is waited for.
+    bool attacher_failed = false;
+    bool again = false;  ///< There was nothing left to clear.
+  };
+  struct Clear {
+    ipc::Peer peer;
+    ipc::Envelope request;
+    ipc::HostPolicy host = ipc::HostPolicy::kDrop;
+    ipc::TimePoint start;
+    std::vector<EngineRecord*> engines;  ///< Operations keep their engines alive.
+    std::vector<ClearRank> ranks;
+    std::size_t pending = 0;
+    bool answered = false;
+  };
+  using ClearRef = std::shared_ptr<Clear>;  // Shared by the answers that are outstanding.
+
+  void start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Duration deadline);
+  void send_clear(const ClearRef& clear,
+                  std::size_t index,
+                  const RankPeer& target,
+                  bool is_owner,
+                  ipc::Duration deadline);
+  void on_clear_answer(const ClearRef& clear,
+                       std::size_t index,
+                       bool is_owner,
+                       const ipc::RankState& asked,
+                       const ipc::Result<ipc::Envelope>& answer);
+  /// The owner has answered: what it says holds, the attacher's answer is waited for a little only.
+  void limit_attacher(const ClearRef& clear, std::size_t index);
+  [[nodiscard]] static std::optional<ipc::Error> collect_outcomes(Clear& clear,
+                                                                  ipc::ClearReply& reply);
+  void finish_clear(const ClearRef& clear);
+
+  ManagerContext& context_;
+  std::chrono::milliseconds margin_;
+  std::vector<ClearRef> clears_;
+};
+
+}  // namespace kvferry::cache_manager

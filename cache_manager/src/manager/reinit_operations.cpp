@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/reinit_operations.hpp"
+
+#include "manager/rank_errors.hpp"
+
+#include <string_view>
+#include <utility>
+
+namespace kvferry::cache_manager {
+
+ipc::Status ReinitOperations::check(const EngineRecord& engine) const {
+  if (context_.stopping) {
+    return KVFERRY_ERROR(kNotReady, "the manager is ending");
+  }
+  if (engine.ranks().empty()) {
+    return KVFERRY_ERROR(kNotReady, "engine {} has no worker and no mover: start them",
+                         engine.name());
+  }
+  bool all_ready = true;
+  for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
+    all_ready = all_ready && engine.rank_ready(rank);
+    const RankPeer* owner = engine.owner(rank);
+    if (owner == nullptr || owner->state.session.is_zero() || !engine.ranks()[rank].worker) {
+      return KVFERRY_ERROR(
+          kNotReady, "engine {} rank {}: its {} is not there: start it, then reinit", engine.name(),
+          rank,
+          engine.ranks()[rank].worker ? ipc::to_string(engine.config()->cache_owner)
+                                      : std::string_view("worker"));
+    }
+  }
+  if (all_ready) {
+    return KVFERRY_ERROR(kBusy, "engine {} is already mapped on every rank; clear it first",
+                         engine.name());
+  }
+  return ipc::ok();
+}
+
+void ReinitOperations::start(const ipc::Peer& peer,
+                             const ipc::Envelope& request,
+                             const ipc::ReinitRequest& message,
+                             EngineRecord& engine) {
+  ipc::log_info("engine {}: reinit starts, asked by {}", engine.name(), peer.name);
+  auto reinit = std::make_shared<Reinit>();
+  reinit->peer = peer;
+  reinit->request = request;
+  reinit->start = ipc::MonotonicClock::now();
+  reinit->give_up = reinit->start + message.deadline + margin_;
+  reinit->engine = &engine;
+  reinits_.push_back(reinit);
+  engine.begin(EngineOperation::kReinit);
+  reinit->pending = 1;  // Held until everything is sent.
+  for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
+    if (engine.rank_ready(rank)) {
+      continue;
+    }
+    const RankPeer& owner = *engine.owner(rank);
+    const bool allocated = owner.state.phase == ipc::LeasePhase::kReady;
+    ipc::RankReinit order;
+    order.epoch = ipc::Epoch{owner.state.epoch.value + (allocated ? 0U : 1U)};
+    order.gpu_blocks = message.gpu_blocks;
+    order.deadline = message.deadline;
+    if (allocated) {
+      reinit_attacher(reinit, rank, order);
+    } else {
+      reinit_owner(reinit, rank, owner.id, order);
+    }
+  }
+  if (--reinit->pending == 0) {
+    finish_reinit(reinit);
+  }
+}
+
+void ReinitOperations::reinit_owner(const ReinitRef& reinit,
+                                    std::uint32_t rank,
+                                    const ipc::IncarnationId& owner,
+                                    const ipc::RankReinit& order) {
+  ++reinit->pending;
+  context_.calls.call(
+      owner, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
+      [this, reinit, rank, order](const ipc::Result<ipc::Envelope>& answer) {
+        if (reinit->answered) {
+          return;
+        }
+        if (answer) {
+          // Only now: an attacher that waits for an arena that could not be made
+          // would be deaf to everything else until its deadline.
+          reinit_attacher(reinit, rank, order);
+        } else if (!reinit->error) {
+          reinit->error = in_rank(answer.error(), reinit->engine->name(), ipc::Rank{rank});
+        }
+        if (--reinit->pending == 0) {
+          finish_reinit(reinit);
+        }
+      });
+}
+
+void ReinitOperations::reinit_attacher(const ReinitRef& reinit,
+                                       std::uint32_t rank,
+                                       const ipc::RankReinit& order) {
+  const EngineRecord& engine = *reinit->engine;
+  if (rank >= engine.ranks().size() || engine.attacher(rank) == nullptr) {
+    return;
+  }
+  const bool is_mover = engine.config()->cache_owner == ipc::CacheOwner::kWorker;
+  ++reinit->pending;
+  context_.calls.call(
+      engine.attacher(rank)->id, ipc::MessageKind::kRankReinit, order,
+      ipc::Deadline::at(reinit->give_up),
+      [this, reinit, rank, is_mover](const ipc::Result<ipc::Envelope>& answer) {
+        if (reinit->answered) {
+          return;
+        }
+        if (!answer && is_mover && is_gone(answer.error().code)) {
+          // The workers serve on without offload until another mover has attached.
+          ipc::log_warn("engine {} rank {}: its mover is gone, reinit goes on without",
+                        reinit->engine->name(), rank);
+        } else if (!answer && !reinit->error) {
+          reinit->error = in_rank(answer.error(), reinit->engine->name(), ipc::Rank{rank});
+        }
+        if (--reinit->pending == 0) {
+          finish_reinit(reinit);
+        }
+      });
+}
+
+void ReinitOperations::on_engine_changed(const EngineRecord& engine) {
+  const std::vector<ReinitRef> reinits = reinits_;
+  for (const ReinitRef& reinit : reinits) {
+    if (reinit->waits_for_ready && reinit->engine == &engine &&
+        engine.phase() == ipc::CachePhase::kReady) {
+      finish_reinit(reinit);
+    }
+  }
+}
+
+void ReinitOperations::finish_reinit(const ReinitRef& reinit) {
+  EngineRecord& engine = *reinit->engine;
+  const bool ready = engine.phase() == ipc::CachePhase::kReady;
+  if (!reinit->error && !ready) {
+    if (ipc::MonotonicClock::now() < reinit->give_up) {
+      reinit->waits_for_ready = true;
+      reinit->timer = context_.loop.at(reinit->give_up, [this, reinit] {
+        if (!reinit->answered) {
+          finish_reinit(reinit);
+        }
+      });
+      return;
+    }
+    reinit->error = KVFERRY_ERROR(kTimeout,
+                                  "engine {}: all ranks answered the reinit, but not all report "
+                                  "their arena as mapped",
+                                  engine.name());
+  }
+  reinit->answered = true;
+  context_.loop.cancel(reinit->timer);
+  std::erase(reinits_, reinit);
+  engine.end_operation(/*succeeded=*/!reinit->error);
+  if (reinit->error) {
+    ipc::log_warn("engine {}: reinit failed: {}", engine.name(), reinit->error->to_string());
+    engine.set_note(reinit->error->message);
+    context_.engine_changed(engine);
+    context_.refuse(reinit->peer, reinit->request, *reinit->error);
+    const std::string name = engine.name();
+    context_.drop_if_unused(name);
+    return;
+  }
+  ipc::ReinitReply reply;
+  reply.generation = engine.generation();
+  reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
+                                                                     reinit->start);
+  ipc::log_info("engine {}: reinit ends after {} ms, generation {}", engine.name(),
+                reply.took.count() / 1000, reply.generation);
+  context_.reply(reinit->peer, reinit->request, reply);
+}
+
+void ReinitOperations::cancel_all(const ipc::Error& why) {
+  for (const ReinitRef& reinit : reinits_) {
+    reinit->answered = true;
+    context_.loop.cancel(reinit->timer);
+    context_.refuse(reinit->peer, reinit->request, why);
+  }
+  reinits_.clear();
+}
+
+}  // namespace kvferry::cache_manager
