@@ -51,6 +51,12 @@ struct ManagerContext {
       log_unsent(peer, server.reply_error(peer.id, request, std::move(error)));
     }
   }
+  /// Refuses what a well-behaved peer never says.
+  void refuse_misuse(const ipc::Peer& peer, const ipc::Envelope& envelope, ipc::Error error) {
+    ++protocol_errors;
+    ipc::log_warn("{} (pid {}): {}", peer.name, peer.pid, error.to_string());
+    refuse(peer, envelope, std::move(error));
+  }
   /// Forgets an engine that nobody belongs to any more, once its jobs are over, too. A client that
   /// only lost its connection comes back for its sequences.
   void drop_if_unused(const std::string& name) const {

@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/manager_core.hpp"
 
-#include "manager/names.hpp"
 #include "manager/status_report.hpp"
 
 #include <chrono>
-#include <csignal>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -90,12 +88,11 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       job_service_(context_),
       clients_(context_, job_service_),
       deaths_(context_),
-      lifecycle_(context_) {}
+      ranks_(context_, clients_, deaths_),
+      lifecycle_(context_),
+      overdue_(context_, [this] { after_event(); }) {}
 
-ManagerCore::~ManagerCore() {
-  loop_.cancel(deadline_timer_);
-  loop_.cancel(stop_timer_);
-}
+ManagerCore::~ManagerCore() { loop_.cancel(stop_timer_); }
 
 // ---- peers ----
 
@@ -177,24 +174,24 @@ void ManagerCore::on_message(const ipc::Peer& peer, ipc::Envelope envelope) {
   after_event();
 }
 
-void ManagerCore::misused(const ipc::Peer& peer, const ipc::Envelope& envelope, ipc::Error error) {
-  ++context_.protocol_errors;
-  ipc::log_warn("{} (pid {}): {}", peer.name, peer.pid, error.to_string());
-  context_.refuse(peer, envelope, std::move(error));
-}
-
 void ManagerCore::dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope) {
-  using Kind = ipc::MessageKind;
-  if (envelope.kind == Kind::kBye) {
+  if (envelope.kind == ipc::MessageKind::kBye) {
     on_bye(peer);
     return;
   }
   const bool rank_peer =
       peer.kind == ipc::ProcessKind::kWorker || peer.kind == ipc::ProcessKind::kMover;
-  if (rank_peer) {
-    on_rank_message(peer, envelope);
-    return;
+  const bool handled = rank_peer ? ranks_.handle(peer, envelope) : handle_command(peer, envelope);
+  if (!handled) {
+    context_.refuse_misuse(
+        peer, envelope,
+        KVFERRY_ERROR(kProtocol, "message {} is not for the manager from a peer of kind {}",
+                      static_cast<int>(envelope.kind), ipc::to_string(peer.kind)));
   }
+}
+
+bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& envelope) {
+  using Kind = ipc::MessageKind;
   switch (envelope.kind) {
     case Kind::kClear:
       if (!context_.stopping) {
@@ -202,128 +199,15 @@ void ManagerCore::dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope)
       } else {
         context_.refuse(peer, envelope, KVFERRY_ERROR(kNotReady, "the manager is ending"));
       }
-      return;
-    case Kind::kReinit: lifecycle_.reinit(peer, envelope); return;
+      return true;
+    case Kind::kReinit: lifecycle_.reinit(peer, envelope); return true;
     case Kind::kStatus:
       context_.reply(
           peer, envelope,
           ipc::StatusReply{status_json(context_, job_service_.unsent(), started_, deaths_.open())});
-      return;
-    default: break;
+      return true;
+    default: return peer.kind == ipc::ProcessKind::kEngine && clients_.handle(peer, envelope);
   }
-  if (peer.kind == ipc::ProcessKind::kEngine && clients_.handle(peer, envelope)) {
-    return;
-  }
-  misused(peer, envelope,
-          KVFERRY_ERROR(kProtocol, "message {} is not for the manager from a peer of kind {}",
-                        static_cast<int>(envelope.kind), ipc::to_string(peer.kind)));
-}
-
-void ManagerCore::on_rank_message(const ipc::Peer& peer, const ipc::Envelope& envelope) {
-  switch (envelope.kind) {
-    case ipc::MessageKind::kRankHello: on_rank_hello(peer, envelope); return;
-    case ipc::MessageKind::kRankState: on_rank_state(peer, envelope); return;
-    case ipc::MessageKind::kMoverJobDone:
-      if (peer.kind == ipc::ProcessKind::kMover) {
-        on_mover_job_done(peer, envelope);
-        return;
-      }
-      break;
-    default: break;
-  }
-  misused(peer, envelope,
-          KVFERRY_ERROR(kProtocol, "message {} is not for the manager from a peer of kind {}",
-                        static_cast<int>(envelope.kind), ipc::to_string(peer.kind)));
-}
-
-void ManagerCore::on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& envelope) {
-  auto hello = ipc::decode<ipc::RankHello>(envelope.body, "RankHello");
-  ipc::Status status = hello ? check_engine_name(hello->engine) : ipc::Status(hello.error());
-  if (status) {
-    const EngineRecord* bound = directory_.engine_of(peer.id);
-    if (bound != nullptr && bound->name() != hello->engine) {
-      status = KVFERRY_ERROR(kProtocol, "{} serves engine {} and says hello for engine {}",
-                             peer.name, bound->name(), hello->engine);
-    }
-  }
-  if (!status) {
-    misused(peer, envelope, status.error());
-    return;
-  }
-  EngineRecord& engine = directory_.open(hello->engine);
-  make_way(engine, *hello);
-  const bool is_first = !engine.config();
-  if (ipc::Status admitted = engine.admit(peer, *hello); !admitted) {
-    ipc::log_warn("{} (pid {}) refused: {}", peer.name, peer.pid, admitted.error().to_string());
-    engine.set_refusal(
-        fmt::format("{} (pid {}): {}", peer.name, peer.pid, admitted.error().to_string()));
-    context_.refuse(peer, envelope, admitted.error());
-    if (admitted.error().code == ipc::ErrorCode::kAlreadyExists) {
-      engine.note_turned_away(peer.id);
-      engine_changed(engine);
-    }
-    context_.drop_if_unused(hello->engine);
-    return;
-  }
-  directory_.bind(peer.id, engine);
-  if (peer.kind == ipc::ProcessKind::kWorker) {
-    deaths_.watch_worker(peer.id);
-  }
-  ipc::log_info("engine {}: rank {} of {} has {} {} (pid {}), geometry {}, device {}",
-                engine.name(), hello->rank.value, hello->geometry.ranks, ipc::to_string(peer.kind),
-                peer.name, peer.pid, hello->geometry.name, hello->device);
-  if (is_first) {
-    host_.drop_other_geometries(engine);
-  }
-  clients_.compare_clients(engine);
-  context_.reply(peer, envelope, ipc::Empty{});
-  engine_changed(engine);
-}
-
-// A successor's hello may come before its predecessor's death has been told.
-void ManagerCore::make_way(EngineRecord& engine, const ipc::RankHello& hello) {
-  if (hello.rank.value >= engine.ranks().size()) {
-    return;
-  }
-  const RankRecord& rank = engine.ranks()[hello.rank.value];
-  const auto& place = hello.kind == ipc::ProcessKind::kWorker ? rank.worker : rank.mover;
-  const ipc::ProcessRef* process = place ? server_.process(place->id) : nullptr;
-  if (process != nullptr && process->has_died()) {
-    engine.set_connected(place->id, false);
-  }
-}
-
-void ManagerCore::on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope) {
-  auto state = ipc::decode<ipc::RankState>(envelope.body, "RankState");
-  EngineRecord* engine = directory_.engine_of(peer.id);
-  ipc::Status status =
-      !state ? ipc::Status(state.error())
-      : engine == nullptr
-          ? ipc::Status(KVFERRY_ERROR(kProtocol, "state report without a rank hello"))
-          : engine->report(peer.id, *state);
-  if (!status) {
-    misused(peer, envelope, status.error());
-    return;
-  }
-  context_.reply(peer, envelope, ipc::Empty{});
-  engine_changed(*engine);
-}
-
-void ManagerCore::on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& envelope) {
-  const auto done = ipc::decode<ipc::MoverJobDone>(envelope.body, "MoverJobDone");
-  const EngineRecord* engine = directory_.engine_of(peer.id);
-  ipc::Status status = done ? ipc::ok() : ipc::Status(done.error());
-  if (status && engine == nullptr) {
-    status = KVFERRY_ERROR(kProtocol, "job answer without a rank hello");
-  }
-  if (status) {
-    status = jobs_.mover_done(peer.id, engine->id(), *done);
-  }
-  if (!status) {
-    misused(peer, envelope, status.error());
-    return;
-  }
-  context_.reply(peer, envelope, ipc::Empty{});
 }
 
 void ManagerCore::on_bye(const ipc::Peer& peer) {
@@ -408,39 +292,9 @@ void ManagerCore::job_finished(Job& job) {
 }
 
 void ManagerCore::after_event() {
-  arm_deadline();
+  overdue_.arm();
   if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
     finish_stop();
-  }
-}
-
-void ManagerCore::arm_deadline() {
-  const std::optional<ipc::TimePoint> next = jobs_.next_deadline();
-  // Answers move deadlines on all the time: a timer that fires too early arms itself again.
-  if (!next || (armed_ && *armed_ <= *next)) {
-    return;
-  }
-  loop_.cancel(deadline_timer_);
-  armed_ = next;
-  deadline_timer_ = loop_.at(*next, [this] {
-    armed_.reset();
-    kill_stuck();
-    after_event();
-  });
-}
-
-// Movers are ours to end. Their jobs go on being unfinished until the kernel proves the death.
-void ManagerCore::kill_stuck() {
-  for (const ipc::IncarnationId& mover : jobs_.expire()) {
-    const ipc::ProcessRef* process = server_.process(mover);
-    if (process == nullptr) {
-      continue;
-    }
-    ipc::log_warn("mover {} (pid {}) did not give up overdue jobs in {} ms: killed", mover.hex(),
-                  process->pid(), config_.job_deadline.count());
-    if (const ipc::Status killed = process->signal(SIGKILL); !killed) {
-      ipc::log_warn("mover {} could not be killed: {}", mover.hex(), killed.error().to_string());
-    }
   }
 }
 

@@ -11,10 +11,11 @@
 #include "manager/death_proof.hpp"
 #include "manager/job_service.hpp"
 #include "manager/lifecycle.hpp"
+#include "manager/overdue_jobs.hpp"
+#include "manager/rank_requests.hpp"
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 
 namespace kvferry::cache_manager {
 
@@ -45,13 +46,9 @@ class ManagerCore : private ipc::ControlHandler {
   void on_peer_died(const ipc::Peer& peer) override;
 
   void dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope);
-  void on_rank_message(const ipc::Peer& peer, const ipc::Envelope& envelope);
-  void make_way(EngineRecord& engine, const ipc::RankHello& hello);
-  void on_rank_hello(const ipc::Peer& peer, const ipc::Envelope& envelope);
-  void on_rank_state(const ipc::Peer& peer, const ipc::Envelope& envelope);
-  void on_mover_job_done(const ipc::Peer& peer, const ipc::Envelope& envelope);
+  /// Of operators and engines; false when the kind is none of theirs.
+  [[nodiscard]] bool handle_command(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void on_bye(const ipc::Peer& peer);
-  void misused(const ipc::Peer& peer, const ipc::Envelope& envelope, ipc::Error error);
 
   void engine_changed(EngineRecord& engine);
   [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint32_t engine,
@@ -59,8 +56,6 @@ class ManagerCore : private ipc::ControlHandler {
   void job_finished(Job& job);
   /// After every event: deadlines and the end of the stop depend on the jobs.
   void after_event();
-  void arm_deadline();
-  void kill_stuck();
   void finish_stop();
 
   const ManagerConfig config_;
@@ -78,9 +73,9 @@ class ManagerCore : private ipc::ControlHandler {
   JobService job_service_;
   ClientRequests clients_;
   DeathProof deaths_;
+  RankRequests ranks_;
   Lifecycle lifecycle_;
-  std::optional<ipc::TimePoint> armed_;
-  ipc::TimerId deadline_timer_ = 0;
+  OverdueJobs overdue_;
   ipc::TimerId stop_timer_ = 0;
   bool orphan_check_posted_ = false;
   std::function<void()> stopped_;

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/rank_requests.hpp"
+
+#include "manager/names.hpp"
+
+#include <utility>
+
+namespace kvferry::cache_manager {
+
+bool RankRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
+  switch (request.kind) {
+    case ipc::MessageKind::kRankHello: hello(peer, request); return true;
+    case ipc::MessageKind::kRankState: state(peer, request); return true;
+    case ipc::MessageKind::kMoverJobDone:
+      if (peer.kind != ipc::ProcessKind::kMover) {
+        return false;
+      }
+      job_done(peer, request);
+      return true;
+    default: return false;
+  }
+}
+
+void RankRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) {
+  auto hello = ipc::decode<ipc::RankHello>(request.body, "RankHello");
+  ipc::Status status = hello ? check_engine_name(hello->engine) : ipc::Status(hello.error());
+  if (status) {
+    const EngineRecord* bound = context_.directory.engine_of(peer.id);
+    if (bound != nullptr && bound->name() != hello->engine) {
+      status = KVFERRY_ERROR(kProtocol, "{} serves engine {} and says hello for engine {}",
+                             peer.name, bound->name(), hello->engine);
+    }
+  }
+  if (!status) {
+    context_.refuse_misuse(peer, request, status.error());
+    return;
+  }
+  EngineRecord& engine = context_.directory.open(hello->engine);
+  make_way(engine, *hello);
+  const bool is_first = !engine.config();
+  if (ipc::Status admitted = engine.admit(peer, *hello); !admitted) {
+    ipc::log_warn("{} (pid {}) refused: {}", peer.name, peer.pid, admitted.error().to_string());
+    engine.set_refusal(
+        fmt::format("{} (pid {}): {}", peer.name, peer.pid, admitted.error().to_string()));
+    context_.refuse(peer, request, admitted.error());
+    if (admitted.error().code == ipc::ErrorCode::kAlreadyExists) {
+      engine.note_turned_away(peer.id);
+      context_.engine_changed(engine);
+    }
+    context_.drop_if_unused(hello->engine);
+    return;
+  }
+  context_.directory.bind(peer.id, engine);
+  if (peer.kind == ipc::ProcessKind::kWorker) {
+    deaths_.watch_worker(peer.id);
+  }
+  ipc::log_info("engine {}: rank {} of {} has {} {} (pid {}), geometry {}, device {}",
+                engine.name(), hello->rank.value, hello->geometry.ranks, ipc::to_string(peer.kind),
+                peer.name, peer.pid, hello->geometry.name, hello->device);
+  if (is_first) {
+    context_.host.drop_other_geometries(engine);
+  }
+  clients_.compare_clients(engine);
+  context_.reply(peer, request, ipc::Empty{});
+  context_.engine_changed(engine);
+}
+
+// A successor's hello may come before its predecessor's death has been told.
+void RankRequests::make_way(EngineRecord& engine, const ipc::RankHello& hello) const {
+  if (hello.rank.value >= engine.ranks().size()) {
+    return;
+  }
+  const RankRecord& rank = engine.ranks()[hello.rank.value];
+  const auto& place = hello.kind == ipc::ProcessKind::kWorker ? rank.worker : rank.mover;
+  const ipc::ProcessRef* process = place ? context_.server.process(place->id) : nullptr;
+  if (process != nullptr && process->has_died()) {
+    engine.set_connected(place->id, false);
+  }
+}
+
+void RankRequests::state(const ipc::Peer& peer, const ipc::Envelope& request) {
+  auto report = ipc::decode<ipc::RankState>(request.body, "RankState");
+  EngineRecord* engine = context_.directory.engine_of(peer.id);
+  ipc::Status status =
+      !report ? ipc::Status(report.error())
+      : engine == nullptr
+          ? ipc::Status(KVFERRY_ERROR(kProtocol, "state report without a rank hello"))
+          : engine->report(peer.id, *report);
+  if (!status) {
+    context_.refuse_misuse(peer, request, status.error());
+    return;
+  }
+  context_.reply(peer, request, ipc::Empty{});
+  context_.engine_changed(*engine);
+}
+
+void RankRequests::job_done(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto done = ipc::decode<ipc::MoverJobDone>(request.body, "MoverJobDone");
+  const EngineRecord* engine = context_.directory.engine_of(peer.id);
+  ipc::Status status = done ? ipc::ok() : ipc::Status(done.error());
+  if (status && engine == nullptr) {
+    status = KVFERRY_ERROR(kProtocol, "job answer without a rank hello");
+  }
+  if (status) {
+    status = context_.jobs.mover_done(peer.id, engine->id(), *done);
+  }
+  if (!status) {
+    context_.refuse_misuse(peer, request, status.error());
+    return;
+  }
+  context_.reply(peer, request, ipc::Empty{});
+}
+
+}  // namespace kvferry::cache_manager
