@@ -7,7 +7,6 @@
 #include <poll.h>
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace kvferry::worker {
@@ -21,19 +20,6 @@ using std::chrono_literals::operator""ms;
 namespace {
 
 constexpr ipc::Duration kAfterRefusal = 200ms;
-
-/// A manager cannot make an engine believe in another number of ranks or in absurd block counts.
-Status check_state(const ipc::EngineState& state, const ClientOptions& options) {
-  if (!state.ranks.empty() && state.ranks.size() != options.ranks) {
-    return KVFERRY_ERROR(kProtocol, "EngineState lists {} ranks, expected {}", state.ranks.size(),
-                         options.ranks);
-  }
-  if (state.offload_ready && state.ranks.size() != options.ranks) {
-    return KVFERRY_ERROR(kProtocol, "EngineState is offload_ready with {} of {} ranks",
-                         state.ranks.size(), options.ranks);
-  }
-  return ipc::ok();
-}
 
 }  // namespace
 
@@ -137,8 +123,7 @@ void ClientLink::close() {
   }
   pending_.clear();
   greeted_ = false;
-  state_.manager_connected = false;
-  state_.offload_ready = false;
+  cache_.close();
 }
 
 void ClientLink::adopt(std::unique_ptr<ipc::ControlLink> link) {
@@ -182,7 +167,7 @@ void ClientLink::wait(Deadline deadline) {
 }
 
 void ClientLink::update_news() {
-  const bool wanted = jobs_.has_news() || !events_.empty();
+  const bool wanted = jobs_.has_news() || cache_.has_events();
   if (wanted == news_signalled_) return;
   news_signalled_ = wanted;
   if (wanted) {
@@ -208,10 +193,8 @@ void ClientLink::lose(std::string_view why) {
                 options_.engine, why, jobs_.unfinished());
   link_.reset();  // Closes its descriptor, which leaves the epoll set by itself.
   greeted_ = false;
-  const bool was_connected = std::exchange(state_.manager_connected, false);
-  state_.offload_ready = false;
-  if (was_connected) note_event(CacheEventKind::kManagerLost);
-  jobs_.orphan_all(state_.ranks);
+  cache_.lose_manager();
+  jobs_.orphan_all(cache_.state().ranks);
   for (auto pending = pending_.begin(); pending != pending_.end();) {
     // A request() that waits finds out by the missing entry.
     pending = pending_.erase(pending);
@@ -297,7 +280,9 @@ void ClientLink::on_envelope(Envelope envelope) {
   if (envelope.is_reply) {
     on_reply(std::move(envelope));
   } else if (envelope.kind == MessageKind::kEngineState) {
-    if (const Status taken = take_state(envelope); !taken) {
+    if (const Status taken = cache_.take(envelope.body); taken) {
+      settle_orphans();
+    } else {
       ipc::log_error("client: state of engine {} dropped: {}", options_.engine,
                      taken.error().to_string());
     }
@@ -351,71 +336,17 @@ void ClientLink::on_hello_refused(const ipc::Error& error) {
 
 Status ClientLink::on_hello_reply(const Envelope& envelope) {
   if (envelope.error) return *envelope.error;
-  const std::size_t events_before = events_.size();
-  KVFERRY_TRY(take_state(envelope));
-  state_.manager_connected = true;
-  if (!was_greeted_) {
-    events_.clear();  // What is found at first is no change.
-  } else if (options_.events) {
-    note_event(CacheEventKind::kManagerFound);
-    // Told before what it brought.
-    std::rotate(
-        events_.begin() + static_cast<std::ptrdiff_t>(std::min(events_before, events_.size() - 1)),
-        events_.end() - 1, events_.end());
-  }
+  KVFERRY_TRY(cache_.greet(envelope.body, !was_greeted_));
+  settle_orphans();
   greeted_ = was_greeted_ = true;
   if (jobs_.has_orphans()) count_settled(jobs_.settle_greeted(manager_));
   return ipc::ok();
 }
 
-Status ClientLink::take_state(const Envelope& envelope) {
-  KVFERRY_ASSIGN(auto state, ipc::decode<ipc::EngineState>(envelope.body, "EngineState"));
-  KVFERRY_TRY(check_state(state, options_));
-  if (state.refused) {
-    ipc::log_error("client: engine {} cannot use its workers: {}", options_.engine,
-                   state.refused->to_string());
-  } else if (state.generation != state_.generation) {
-    ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
-                  state.generation);
-  }
-  const auto phase = static_cast<CachePhase>(state.phase);
-  const bool other_generation =
-      std::exchange(state_.generation, state.generation) != state.generation;
-  const bool other_phase = std::exchange(state_.phase, phase) != phase;
-  const bool other_offload =
-      std::exchange(state_.offload_ready, state.offload_ready) != state.offload_ready;
-  if (other_generation && !state.refused) note_event(CacheEventKind::kGeneration);
-  if (other_phase) note_event(CacheEventKind::kPhase);
-  if (other_offload) note_event(CacheEventKind::kOffload);
-  if (state.refused && !state_.refused) note_event(CacheEventKind::kRefused);
-  std::vector<ArenaId> ranks;
-  ranks.reserve(state.ranks.size());
-  for (const ipc::RankArena& rank : state.ranks) {
-    ranks.push_back(ArenaId{rank.session, rank.epoch, rank.prepared_by, rank.worker});
-  }
-  state_.ranks = std::move(ranks);
-  state_.group_blocks = std::move(state.group_blocks);
-  state_.refused = std::move(state.refused);
-  if (jobs_.has_orphans()) {
-    count_settled(jobs_.settle_orphans(manager_, state_.offload_ready, state_.ranks));
-  }
-  return ipc::ok();
-}
-
-void ClientLink::note_event(CacheEventKind kind) {
-  if (!options_.events) return;
-  constexpr std::size_t kMostKept = 1024;
-  if (events_.size() >= kMostKept) {
-    events_.pop_front();
-    ++stats_.events_dropped;
-  }
-  events_.push_back({kind, state_.generation, state_.phase, state_.offload_ready});
-}
-
-std::vector<CacheEvent> ClientLink::take_events() {
-  std::vector<CacheEvent> taken(events_.begin(), events_.end());
-  events_.clear();
-  return taken;
+void ClientLink::settle_orphans() {
+  if (!jobs_.has_orphans()) return;
+  const CacheState& state = cache_.state();
+  count_settled(jobs_.settle_orphans(manager_, state.offload_ready, state.ranks));
 }
 
 void ClientLink::count_settled(std::size_t jobs) noexcept {

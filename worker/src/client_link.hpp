@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cache_tracker.hpp"
 #include "job_tracker.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
@@ -10,7 +11,6 @@
 #include "reconnector.hpp"
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -59,7 +59,7 @@ class ClientLink {
                               std::span<const DeviceBlock> blocks);
 
   /// Changes of the state, when the options ask for them.
-  [[nodiscard]] std::vector<CacheEvent> take_events();
+  [[nodiscard]] std::vector<CacheEvent> take_events() { return cache_.take_events(); }
 
   /// Keeps fd() readable exactly while there are completions, releases or events to take.
   void update_news();
@@ -67,10 +67,10 @@ class ClientLink {
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
   [[nodiscard]] bool closed() const noexcept { return closed_; }
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
-  [[nodiscard]] const CacheState& state() const noexcept { return state_; }
+  [[nodiscard]] const CacheState& state() const noexcept { return cache_.state(); }
   /// The generation that the engine knows: submits name it, so that work decided on before a clear
   /// is refused and not done on blocks that meanwhile belong to another arena.
-  void acknowledge_generation() noexcept { acknowledged_ = state_.generation; }
+  void acknowledge_generation() noexcept { acknowledged_ = state().generation; }
   void acknowledge_generation(std::uint64_t generation) noexcept { acknowledged_ = generation; }
   [[nodiscard]] std::uint64_t acknowledged_generation() const noexcept { return acknowledged_; }
   [[nodiscard]] JobTracker& jobs() noexcept { return jobs_; }
@@ -101,8 +101,7 @@ class ClientLink {
   /// A hello is answered with the engine's state.
   [[nodiscard]] Status on_hello_reply(const ipc::Envelope& envelope);
   void on_hello_refused(const ipc::Error& error);
-  [[nodiscard]] Status take_state(const ipc::Envelope& envelope);
-  void note_event(CacheEventKind kind);
+  void settle_orphans();
   void count_settled(std::size_t jobs) noexcept;
   void on_job_done(const ipc::Envelope& envelope);
   void watch(int fd);
@@ -123,11 +122,10 @@ class ClientLink {
   bool closed_ = false;
   std::uint64_t last_request_ = 0;
   std::unordered_map<std::uint64_t, Pending> pending_;
-  CacheState state_;
   std::uint64_t acknowledged_ = 0;
-  std::deque<CacheEvent> events_;
-  JobTracker jobs_;
   ClientStats stats_;
+  CacheTracker cache_{options_, stats_};
+  JobTracker jobs_;
 };
 
 }  // namespace kvferry::worker

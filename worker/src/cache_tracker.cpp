@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "cache_tracker.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::worker {
+namespace {
+
+/// A manager cannot make an engine believe in another number of ranks or in absurd block counts.
+Status check_state(const ipc::EngineState& state, const ClientOptions& options) {
+  if (!state.ranks.empty() && state.ranks.size() != options.ranks) {
+    return KVFERRY_ERROR(kProtocol, "EngineState lists {} ranks, expected {}", state.ranks.size(),
+                         options.ranks);
+  }
+  if (state.offload_ready && state.ranks.size() != options.ranks) {
+    return KVFERRY_ERROR(kProtocol, "EngineState is offload_ready with {} of {} ranks",
+                         state.ranks.size(), options.ranks);
+  }
+  return ipc::ok();
+}
+
+}  // namespace
+
+Status CacheTracker::take(const ipc::Bytes& body) {
+  KVFERRY_ASSIGN(auto state, ipc::decode<ipc::EngineState>(body, "EngineState"));
+  KVFERRY_TRY(check_state(state, options_));
+  if (state.refused) {
+    ipc::log_error("client: engine {} cannot use its workers: {}", options_.engine,
+                   state.refused->to_string());
+  } else if (state.generation != state_.generation) {
+    ipc::log_info("client: engine {}: generation {} -> {}", options_.engine, state_.generation,
+                  state.generation);
+  }
+  const auto phase = static_cast<CachePhase>(state.phase);
+  const bool other_generation =
+      std::exchange(state_.generation, state.generation) != state.generation;
+  const bool other_phase = std::exchange(state_.phase, phase) != phase;
+  const bool other_offload =
+      std::exchange(state_.offload_ready, state.offload_ready) != state.offload_ready;
+  if (other_generation && !state.refused) note(CacheEventKind::kGeneration);
+  if (other_phase) note(CacheEventKind::kPhase);
+  if (other_offload) note(CacheEventKind::kOffload);
+  if (state.refused && !state_.refused) note(CacheEventKind::kRefused);
+  std::vector<ArenaId> ranks;
+  ranks.reserve(state.ranks.size());
+  for (const ipc::RankArena& rank : state.ranks) {
+    ranks.push_back(ArenaId{rank.session, rank.epoch, rank.prepared_by, rank.worker});
+  }
+  state_.ranks = std::move(ranks);
+  state_.group_blocks = std::move(state.group_blocks);
+  state_.refused = std::move(state.refused);
+  return ipc::ok();
+}
+
+Status CacheTracker::greet(const ipc::Bytes& body, bool first) {
+  const std::size_t events_before = events_.size();
+  KVFERRY_TRY(take(body));
+  state_.manager_connected = true;
+  if (first) {
+    events_.clear();  // What is found at first is no change.
+  } else if (options_.events) {
+    note(CacheEventKind::kManagerFound);
+    // Told before what it brought.
+    std::rotate(
+        events_.begin() + static_cast<std::ptrdiff_t>(std::min(events_before, events_.size() - 1)),
+        events_.end() - 1, events_.end());
+  }
+  return ipc::ok();
+}
+
+void CacheTracker::lose_manager() {
+  const bool was_connected = state_.manager_connected;
+  close();
+  if (was_connected) note(CacheEventKind::kManagerLost);
+}
+
+void CacheTracker::close() noexcept {
+  state_.manager_connected = false;
+  state_.offload_ready = false;
+}
+
+void CacheTracker::note(CacheEventKind kind) {
+  if (!options_.events) return;
+  constexpr std::size_t kMostKept = 1024;
+  if (events_.size() >= kMostKept) {
+    events_.pop_front();
+    ++stats_.events_dropped;
+  }
+  events_.push_back({kind, state_.generation, state_.phase, state_.offload_ready});
+}
+
+std::vector<CacheEvent> CacheTracker::take_events() {
+  std::vector<CacheEvent> taken(events_.begin(), events_.end());
+  events_.clear();
+  return taken;
+}
+
+}  // namespace kvferry::worker

@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/wire/codec.hpp"
+#include "kvferry/worker/client.hpp"
+
+#include <deque>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// What the manager says of the engine's cache, checked, and the events of its changes. An event
+/// tells the state right after its change.
+/// @threading one thread at a time.
+class CacheTracker {
+ public:
+  /// options and stats outlive it.
+  CacheTracker(const ClientOptions& options, ClientStats& stats)
+      : options_(options), stats_(stats) {}
+
+  /// Takes in an EngineState. One that cannot be is kProtocol and changes nothing.
+  [[nodiscard]] Status take(const ipc::Bytes& body);
+  /// The same with a manager's answer to our hello: it is connected. first: there was none before.
+  [[nodiscard]] Status greet(const ipc::Bytes& body, bool first);
+  void lose_manager();
+  /// The same, told to nobody.
+  void close() noexcept;
+
+  [[nodiscard]] const CacheState& state() const noexcept { return state_; }
+  [[nodiscard]] bool has_events() const noexcept { return !events_.empty(); }
+  [[nodiscard]] std::vector<CacheEvent> take_events();
+
+ private:
+  void note(CacheEventKind kind);
+
+  const ClientOptions& options_;
+  ClientStats& stats_;
+  CacheState state_;
+  std::deque<CacheEvent> events_;
+};
+
+}  // namespace kvferry::worker
