@@ -6,12 +6,12 @@
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "print.hpp"
+#include "replay/children.hpp"
 #include "replay/leak_check.hpp"
 #include "replay/lifecycle.hpp"
 #include "replay/progress.hpp"
 #include "replay/report.hpp"
 #include "replay/run_dir.hpp"
-#include "replay/sizing.hpp"
 #include "replay/supervisor.hpp"
 #include "table.hpp"
 
@@ -43,7 +43,6 @@ constexpr ipc::Duration kLeastStartLimit = 60s;
 /// Host memory is really allocated, and pinned for GPUs, before anything starts.
 constexpr ipc::Duration kStartPerGib = 1s;
 constexpr std::size_t kLogTail = 10;
-constexpr std::string_view kEngineName = "replay";
 
 std::string_view to_text(VerifyPolicy policy) {
   switch (policy) {
@@ -66,9 +65,6 @@ class ReplayRun {
  private:
   void decide_sizes(const TraceFacts& facts);
   void print_header(const TraceFacts& facts) const;
-  [[nodiscard]] std::vector<std::string> common_arguments(std::string command) const;
-  [[nodiscard]] std::vector<std::string> rank_arguments(std::string command,
-                                                        std::uint32_t rank) const;
   [[nodiscard]] std::filesystem::path log_dir() const {
     return config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir);
   }
@@ -89,9 +85,7 @@ class ReplayRun {
   ReplayCounters counters_;
   ipc::SignalFd& signals_;
   ipc::EventLoop loop_;
-  Sizing sizing_;
-  ipc::ArenaOptions arena_;
-  std::vector<ipc::DeviceSpec> devices_;
+  ReplayPlan plan_;
   std::optional<DeviceProbe> device_probe_;
   std::optional<ClearMemoryLog> clear_memory_;
   HostMemoryProbe host_probe_;
@@ -122,34 +116,34 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
       ipc::DeviceSpec spec;
       spec.kind = ipc::DeviceKind::kCuda;
       spec.ordinal = config_.cuda_ordinals[r % config_.cuda_ordinals.size()];
-      devices_.push_back(spec);
+      plan_.devices.push_back(spec);
     }
-    device_probe_.emplace(devices_);
+    device_probe_.emplace(plan_.devices);
     const std::uint64_t gpus = config_.cuda_ordinals.size();
     const std::uint64_t ranks_each = (config_.geometry.ranks + gpus - 1) / gpus;
     // Contexts, staging and scratch of two processes take their part.
     limits.device_bytes = device_probe_->smallest_free_bytes() * 3 / 5 / ranks_each;
   }
-  sizing_ =
+  plan_.sizing =
       must(choose_sizes(config_.geometry, facts, config_.gpu_blocks, config_.host_memory, limits));
-  arena_ =
-      make_arena_options(config_.arena, config_.geometry, sizing_.gpu_blocks, config_.device_kind);
+  plan_.arena = make_arena_options(config_.arena, config_.geometry, plan_.sizing.gpu_blocks,
+                                   config_.device_kind);
   if (!cuda) {
     for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
-      devices_.push_back(must(
-          host_device_for(fmt::format("replay-{}-{}", dir_.token(), r), config_.geometry, arena_)));
+      plan_.devices.push_back(must(host_device_for(fmt::format("replay-{}-{}", dir_.token(), r),
+                                                   config_.geometry, plan_.arena)));
     }
-    device_probe_.emplace(devices_);
+    device_probe_.emplace(plan_.devices);
   }
-  clear_memory_.emplace(*device_probe_, devices_,
-                        must(ipc::plan_arena(config_.geometry, arena_)).total_bytes());
+  clear_memory_.emplace(*device_probe_, plan_.devices,
+                        must(ipc::plan_arena(config_.geometry, plan_.arena)).total_bytes());
   report_.requests_given = trace_.requests.size();
   report_.skipped_lines = trace_.skipped_lines;
-  report_.device = cuda ? devices_.front().to_string() : "host";
+  report_.device = cuda ? plan_.devices.front().to_string() : "host";
   report_.geometry = config_.geometry_name;
   report_.ranks = config_.geometry.ranks;
-  report_.gpu_blocks = sizing_.gpu_blocks;
-  report_.host_memory_bytes = sizing_.host_bytes;
+  report_.gpu_blocks = plan_.sizing.gpu_blocks;
+  report_.host_memory_bytes = plan_.sizing.host_bytes;
   report_.workload = config_.workload_text;
   report_.cache_owner = ipc::to_string(config_.arena.cache_owner);
   report_.handles = ipc::to_string(config_.arena.handles);
@@ -158,7 +152,7 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   report_.verify = to_text(config_.verify);
   if (!cuda) return;
   std::vector<std::string> names;
-  for (const ipc::DeviceSpec& device : devices_) names.push_back(device.to_string());
+  for (const ipc::DeviceSpec& device : plan_.devices) names.push_back(device.to_string());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   report_.device = fmt::format("{}", fmt::join(names, ","));
@@ -178,12 +172,12 @@ void ReplayRun::print_header(const TraceFacts& facts) const {
                                   report_.device == "host" ? "simulated devices in host memory"
                                                            : report_.device)});
   table.add({"device blocks",
-             fmt::format(
-                 "{} ({} on each rank)", with_separators(sizing_.gpu_blocks),
-                 ipc::format_size(sizing_.gpu_blocks * device_bytes_per_block(config_.geometry)))});
+             fmt::format("{} ({} on each rank)", with_separators(plan_.sizing.gpu_blocks),
+                         ipc::format_size(plan_.sizing.gpu_blocks *
+                                          device_bytes_per_block(config_.geometry)))});
   table.add(
-      {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(sizing_.host_bytes),
-                                  with_separators(sizing_.host_bytes / host_block))});
+      {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(plan_.sizing.host_bytes),
+                                  with_separators(plan_.sizing.host_bytes / host_block))});
   table.add(
       {"processes",
        fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
@@ -197,50 +191,9 @@ void ReplayRun::print_header(const TraceFacts& facts) const {
   print_err("kvferry replay\n{}", table.render("  "));
 }
 
-std::vector<std::string> ReplayRun::common_arguments(std::string command) const {
-  return {std::move(command), "--instance=" + config_.instance,
-          "--runtime-dir=" + dir_.path().string(),
-          fmt::format("--log-level={}", level_name(config_.log_level))};
-}
-
-std::vector<std::string> ReplayRun::rank_arguments(std::string command, std::uint32_t rank) const {
-  std::vector<std::string> arguments = common_arguments(std::move(command));
-  const auto add = [&arguments](std::string_view name, const auto& value) {
-    arguments.push_back(fmt::format("--{}={}", name, value));
-  };
-  add("engine", kEngineName);
-  add("rank", rank);
-  add("ranks", config_.geometry.ranks);
-  add("geometry", config_.geometry_name);
-  add("gpu-blocks", sizing_.gpu_blocks);
-  add("device", devices_[rank].to_string());
-  add("cache-owner", report_.cache_owner);
-  add("handles", report_.handles);
-  add("arena", report_.arena);
-  add("staging-slots", arena_.staging_slots);
-  if (arena_.staging_slots > 0) add("staging-slot-bytes", arena_.staging_slot_bytes);
-  return arguments;
-}
-
 ipc::Status ReplayRun::start_children() {
-  ChildSpec manager;
-  manager.name = "manager";
-  manager.arguments = common_arguments("manager");
-  manager.arguments.push_back(fmt::format("--host-memory={}", sizing_.host_bytes));
-  manager.ends_last = true;
-  KVFERRY_TRY(supervisor_->start(std::move(manager)));
-  for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
-    ChildSpec worker;
-    worker.name = fmt::format("worker/{}", r);
-    worker.arguments = rank_arguments("worker", r);
-    worker.arguments.push_back("--arena-memory=" + report_.arena_memory);
-    KVFERRY_TRY(supervisor_->start(std::move(worker)));
-    ChildSpec mover;
-    mover.name = fmt::format("mover/{}", r);
-    mover.arguments = rank_arguments("mover", r);
-    mover.arguments.push_back(
-        fmt::format("--copy-strategy={}", cache_manager::to_string(config_.strategy)));
-    KVFERRY_TRY(supervisor_->start(std::move(mover)));
+  for (ChildSpec& child : replay_children(config_, plan_, dir_.path())) {
+    KVFERRY_TRY(supervisor_->start(std::move(child)));
   }
   return ipc::ok();
 }
@@ -249,7 +202,7 @@ void ReplayRun::start_engine() {
   LifecycleDriver::Options cycles;
   cycles.runtime_dir = dir_.path().string();
   cycles.instance = config_.instance;
-  cycles.engine = kEngineName;
+  cycles.engine = kReplayEngine;
   cycles.host = config_.clear_host;
   lifecycle_.emplace(
       loop_, cycles, counters_, *clear_memory_,
@@ -258,7 +211,7 @@ void ReplayRun::start_engine() {
   EngineOptions options;
   options.runtime_dir = dir_.path().string();
   options.instance = config_.instance;
-  options.engine = kEngineName;
+  options.engine = kReplayEngine;
   options.geometry = config_.geometry;
   options.order = config_.arena.order;
   options.cache_owner = config_.arena.cache_owner;
@@ -268,7 +221,7 @@ void ReplayRun::start_engine() {
   options.verify = config_.verify;
   options.patience = config_.stall_timeout;
   options.start_limit = std::max<ipc::Duration>(config_.stall_timeout, kLeastStartLimit) +
-                        kStartPerGib * static_cast<int>(sizing_.host_bytes >> 30U);
+                        kStartPerGib * static_cast<int>(plan_.sizing.host_bytes >> 30U);
   Engine::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_request_done = [this](std::uint64_t finished) {
@@ -350,7 +303,7 @@ void ReplayRun::take_down() {
   loop_.cancel(observe_timer_);
   lifecycle_.reset();
   engine_.reset();
-  supervisor_->stop(kStopGrace + kStopPerGib * static_cast<int>(sizing_.host_bytes >> 30U));
+  supervisor_->stop(kStopGrace + kStopPerGib * static_cast<int>(plan_.sizing.host_bytes >> 30U));
   if (report_.error && !interrupted_at_ && !supervisor_->hopeless()) {
     (void)write_err(supervisor_->logs(kLogTail));
   }
