@@ -69,7 +69,13 @@ LeaseOwner::Impl::Impl(LeaseOptions options,
   if (!listening) fail_construction(std::move(listening).error(), dir);
   listener_.emplace(std::move(listening).value());
   view_.session = session_;
-  loop_.watch(listener_->fd(), [this] { accept_strangers(); });
+  strangers_.emplace(
+      loop_, *listener_, tag_, options_.timeouts.hello,
+      lease::Strangers::Hooks{
+          .on_packet = [this](PacketSocket socket,
+                              const Packet& packet) { on_stranger(std::move(socket), packet); },
+          .on_surplus = [this](PacketSocket& socket,
+                               Error error) { refuse(socket, std::move(error)); }});
   log_info("{}: session {} owned by {} pid {}, handles {}", tag_, session_.hex(),
            to_string(options_.identity.self), ::getpid(), to_string(options_.identity.handles));
   thread_ = std::thread([this] { run_thread(); });
@@ -129,8 +135,7 @@ void LeaseOwner::Impl::shut_down() {
     close_connection(slot);
     loop_.unwatch(slot.process.pidfd());
   });
-  while (!strangers_.empty()) drop_stranger(strangers_.begin()->first);
-  loop_.unwatch(listener_->fd());
+  strangers_.reset();
   changed();
   loop_.stop();
 }

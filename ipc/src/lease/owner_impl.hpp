@@ -12,11 +12,11 @@
 #include "lease/posted_call.hpp"
 #include "lease/prepare_mark.hpp"
 #include "lease/quarantine.hpp"
+#include "lease/strangers.hpp"
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,12 +48,6 @@ class LeaseOwner::Impl {
   LeaseView view() const;
 
  private:
-  /// A connection that has not said hello yet.
-  struct Stranger {
-    PacketSocket socket;
-    TimerId timer = 0;
-  };
-
   enum class ClearStage : std::uint8_t {
     kWaiting,    ///< For every lease, by word or death, to the revoke deadline.
     kKilling,    ///< Movers were sent SIGKILL: for their proven death.
@@ -102,9 +96,7 @@ class LeaseOwner::Impl {
   [[nodiscard]] MemoryInfo memory_now();
 
   // owner_peers.cpp
-  void accept_strangers();
-  void on_stranger(int fd);
-  void drop_stranger(int fd);
+  void on_stranger(PacketSocket socket, const Packet& packet);
   Status greet(PacketSocket& socket, const Packet& packet);
   Status check_hello(const lease::HelloBody& hello, const ProcessRef& process);
   void admit(PacketSocket socket,
@@ -164,7 +156,6 @@ class LeaseOwner::Impl {
   lease::OwnerWords words_;
   lease::SlotTable slots_;
   std::optional<PacketListener> listener_;
-  std::map<int, Stranger> strangers_;
   std::optional<ClearRun> clear_;
   std::deque<ClearOutcome> outcomes_;  ///< Of the last clears, for repeated requests.
   std::string note_;
@@ -176,6 +167,7 @@ class LeaseOwner::Impl {
   LeaseView view_;
 
   EventLoop loop_;
+  std::optional<lease::Strangers> strangers_;  ///< Until the shutdown.
   std::thread thread_;
 };
 

@@ -16,65 +16,13 @@ using lease::Incoming;
 using lease::LeaseMessage;
 using lease::Slot;
 
-constexpr std::size_t kMaxStrangers = 32;
-constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // Packets of one connection per round, so that a flood of one peer does not hold up the others.
 constexpr int kPacketsPerRound = 16;
 
 }  // namespace
 
-void LeaseOwner::Impl::accept_strangers() {
-  for (;;) {
-    auto accepted = listener_->try_accept();
-    if (!accepted) {
-      // No descriptors left, say: the listener stays readable, so it is left alone for a while.
-      log_warn("{}: accept: {}", tag_, accepted.error().to_string());
-      loop_.unwatch(listener_->fd());
-      loop_.after(kAcceptPause, [this] {
-        if (!shut_) loop_.watch(listener_->fd(), [this] { accept_strangers(); });
-      });
-      return;
-    }
-    if (!accepted->has_value()) return;
-    PacketSocket socket = std::move(**accepted);
-    if (strangers_.size() >= kMaxStrangers) {
-      refuse(socket, KVFERRY_ERROR(kBusy, "{}: {} connections have not said hello yet", tag_,
-                                   strangers_.size()));
-      continue;
-    }
-    const int fd = socket.fd();
-    const TimerId timer = loop_.after(options_.timeouts.hello, [this, fd] {
-      log_warn("{}: a connection said no hello within {} ms; closed", tag_,
-               options_.timeouts.hello.count());
-      drop_stranger(fd);
-    });
-    strangers_.emplace(fd, Stranger{std::move(socket), timer});
-    loop_.watch(fd, [this, fd] { on_stranger(fd); });
-  }
-}
-
-void LeaseOwner::Impl::drop_stranger(int fd) {
-  const auto found = strangers_.find(fd);
-  if (found == strangers_.end()) return;
-  loop_.cancel(found->second.timer);
-  loop_.unwatch(fd);
-  strangers_.erase(found);
-}
-
-void LeaseOwner::Impl::on_stranger(int fd) {
-  const auto found = strangers_.find(fd);
-  KVFERRY_CHECK(found != strangers_.end(), "an event of a connection that is gone");
-  auto packet = found->second.socket.try_receive();
-  if (packet && !packet->has_value()) return;
-  PacketSocket socket = std::move(found->second.socket);
-  loop_.cancel(found->second.timer);
-  loop_.unwatch(fd);
-  strangers_.erase(found);
-  if (!packet) {
-    log_debug("{}: a connection ended before its hello: {}", tag_, packet.error().to_string());
-    return;
-  }
-  if (Status greeted = greet(socket, **packet); !greeted) {
+void LeaseOwner::Impl::on_stranger(PacketSocket socket, const Packet& packet) {
+  if (Status greeted = greet(socket, packet); !greeted) {
     refuse(socket, std::move(greeted).error());
   }
   tick();
