@@ -74,6 +74,7 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
                           .bytes = arena_->total_bytes(),
                           .own_work = std::move(own_work)});
   move_to(LeasePhase::kRevoking, wanted, "clear");
+  changed();  // now: where everybody lets go at once, the clear goes on before the next look
   const auto holders = slots_.holding(wanted);
   for (Slot* slot : holders) {
     if (!slot->connection) continue;
