@@ -66,7 +66,7 @@ void TransferLane::cancel(ipc::JobId job) {
   {
     const std::lock_guard lock(mutex_);
     if (running_ && running_job_ == job) {
-      if (!stop_running_) stop_running_ = ErrorCode::kCancelled;
+      stop_running_.add(ErrorCode::kCancelled);
       stopped_.signal();  // it may wait for the worker
       return;
     }
@@ -89,7 +89,7 @@ void TransferLane::revoke(ErrorCode code) {
   {
     const std::lock_guard lock(mutex_);
     revoked.swap(queue_);
-    if (running_) stop_running_ = code;
+    if (running_) stop_running_.add(code);
   }
   stopped_.signal();
   for (const LaneJob& job : revoked) {
@@ -278,7 +278,7 @@ Status TransferLane::enqueue(const LaneJob& job,
 
 std::optional<ErrorCode> TransferLane::stop_reason(ipc::JobId job) {
   const std::lock_guard lock(mutex_);
-  return running_job_ == job ? stop_running_ : std::nullopt;
+  return running_job_ == job ? stop_running_.get() : std::nullopt;
 }
 
 void TransferLane::finish(MoverJobDone result) {

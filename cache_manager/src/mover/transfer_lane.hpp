@@ -14,6 +14,7 @@
 #include "mover/held_answers.hpp"
 #include "mover/pool_mapping.hpp"
 #include "mover/staging_client.hpp"
+#include "mover/stop_reason.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -75,8 +76,8 @@ class TransferLane {
   void submit(LaneJob job);
   /// Ends a queued job as kCancelled; one that runs stops before its next chunk.
   void cancel(ipc::JobId job);
-  /// Ends all queued jobs with this code; the running one abandons hand-overs with the worker and
-  /// ends as soon as its own copies have.
+  /// Ends all queued jobs with this code. With kRevoked the running one abandons its hand-overs to
+  /// the worker and ends as soon as its own copies have; with another code it starts nothing new.
   void revoke(ipc::ErrorCode code);
   /// Ok when nothing is queued or runs before the deadline: this process touches neither arena nor
   /// pool any more. Answers may still be held for the worker's sake. kTimeout; the device's own
@@ -122,7 +123,7 @@ class TransferLane {
   bool running_ = false;
   bool holding_ = false;  ///< held_ is not empty.
   ipc::JobId running_job_;
-  std::optional<ipc::ErrorCode> stop_running_;
+  StopReason stop_running_;
   std::optional<ipc::Error> stream_failure_;
 
   std::thread thread_;  // last: starts when all above exists
