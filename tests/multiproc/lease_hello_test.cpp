@@ -372,5 +372,46 @@ TEST_F(LeaseRawTest, OwnerThatBreaksTheProtocolIsDroppedAndTheNextOneIsFound) {
   attacher->quit();
 }
 
+// The owner here is this process: it grants, and stalls before it reads the goodbye.
+TEST_F(LeaseRawTest, GrantThatMeetsAGoodbyeIsLetGoOfWithoutAnAnswer) {
+  const auto instance = RuntimeDir::open(dir_.path().native(), "test");
+  ASSERT_TRUE(instance);
+  auto listener = PacketListener::listen(dir_ / "test/chat.0.lease");
+  ASSERT_TRUE(listener.has_value()) << listener.error().to_string();
+  auto attacher = start_attacher();
+  pollfd waited{listener->fd(), POLLIN, 0};
+  ASSERT_EQ(::poll(&waited, 1, soon().poll_timeout_ms()), 1);
+  auto accepted = listener->try_accept();
+  ASSERT_TRUE(accepted.has_value() && accepted->has_value());
+  PacketSocket socket = std::move(**accepted);
+
+  const Incoming incoming = receive(socket);
+  const auto hello = read_body<HelloBody>(incoming, "Hello", 1);
+  ASSERT_TRUE(hello.has_value()) << hello.error().to_string();
+  const auto words =
+      AttacherWordsView::map(incoming.packet.fds.front(), hello->identity.incarnation);
+  ASSERT_TRUE(words.has_value()) << words.error().to_string();
+  WelcomeBody welcome;
+  welcome.owner.identity = hello->identity;
+  welcome.owner.identity.self = ProcessKind::kMover;
+  welcome.session = SessionId::random();
+  auto own = OwnerWords::create(welcome.session);
+  ASSERT_TRUE(own.has_value());
+  const int fd = own->fd();
+  ASSERT_TRUE(send(socket, LeaseMessage::kWelcome, welcome, {&fd, 1}));
+  EXPECT_EQ(receive(socket).message, LeaseMessage::kAttach);
+
+  attacher->tell("quit");
+  EXPECT_EQ(receive(socket).message, LeaseMessage::kBye);
+  GrantBody part;
+  part.epoch = Epoch{1};
+  part.lease = LeaseId{7};
+  part.total = 2;
+  ASSERT_TRUE(send(socket, LeaseMessage::kGrant, part));
+  EXPECT_EQ(receive(socket).message, LeaseMessage::kReleased);
+  EXPECT_EQ(words->released(), LeaseId{7});
+  EXPECT_EQ(attacher->process().wait(soon()), ChildExit::exited(0));
+}
+
 }  // namespace
 }  // namespace kvferry::test

@@ -5,6 +5,7 @@
 #include "lease/attacher_impl.hpp"
 #include "lease/view_equality.hpp"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -84,7 +85,8 @@ void LeaseAttacher::Impl::shut_down() {
 }
 
 // A grant may be under way: the owner says which lease was the last, so that none outlives us. It
-// holds nothing now, so it may wait for the answer.
+// holds nothing now, so it may wait for the answer. Without one, it declines what has come, and
+// nothing more can: our end is shut, and an owner whose grant cannot leave takes it back.
 void LeaseAttacher::Impl::say_bye() {
   if (!socket_ || held_ || stage_ == Stage::kHello) return;
   if (!lease::send(*socket_, lease::LeaseMessage::kBye, lease::LeaseBody{words_->released()})) {
@@ -96,16 +98,37 @@ void LeaseAttacher::Impl::say_bye() {
     auto packet = socket_->receive(deadline);
     if (!packet) {
       log_info("{}: the owner did not answer our goodbye: {}", tag_, packet.error().message);
-      return;
+      break;
     }
     const auto incoming = lease::read_header(std::move(packet).value());
     if (!incoming) return;
-    if (incoming->message != lease::LeaseMessage::kBye) continue;  // its handles are closed here
+    if (incoming->message != lease::LeaseMessage::kBye) {
+      decline_grant(*incoming);
+      continue;
+    }
     const auto bye = lease::read_body<lease::LeaseBody>(*incoming, "Bye");
     if (bye && bye->lease > words_->released()) words_->release_up_to(bye->lease);
     return;
   }
-  log_info("{}: the owner did not answer our goodbye within {} s", tag_, kBye.count());
+  ::shutdown(socket_->fd(), SHUT_RD);
+  for (;;) {
+    auto packet = socket_->try_receive();
+    if (!packet || !packet->has_value()) return;
+    const auto incoming = lease::read_header(std::move(**packet));
+    if (!incoming) return;
+    decline_grant(*incoming);
+  }
+}
+
+// One part of it is enough to know the lease; the handles that came with it are closed unopened.
+void LeaseAttacher::Impl::decline_grant(const lease::Incoming& incoming) {
+  if (incoming.message != lease::LeaseMessage::kGrant) return;
+  const auto part =
+      lease::read_body<lease::GrantBody>(incoming, "Grant", incoming.packet.fds.size());
+  if (!part) return;
+  log_info("{}: lease {} on epoch {} given back unopened: this process ends", tag_,
+           part->lease.value, part->epoch.value);
+  acknowledge(part->lease);
 }
 
 Result<ClearOutcome> LeaseAttacher::Impl::detach(Epoch epoch, Deadline deadline) {

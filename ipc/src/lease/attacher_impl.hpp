@@ -67,6 +67,7 @@ class LeaseAttacher::Impl {
   void run_thread();
   void shut_down();
   void say_bye();
+  void decline_grant(const lease::Incoming& incoming);
   Result<ClearOutcome> detach_now(Epoch epoch);
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
