@@ -7,7 +7,7 @@
 # through sudo. Says nothing and changes nothing when all is there. A CUDA toolkit is used when it
 # is present; it is never installed here and never required.
 #
-#   --build   only what building, testing and running need (no format, lint or shell checkers)
+#   --build   only what building, testing and running need (no format, lint, shell or model checkers)
 #   --check   install nothing; list what is missing and fail if there is something
 #   --help    this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -46,7 +46,7 @@ clang_package() {
 }
 
 if ! $build_only; then
-  packages+=(shellcheck python3 "$(clang_package clang-format)" "$(clang_package clang-tidy)")
+  packages+=(shellcheck python3 spin "$(clang_package clang-format)" "$(clang_package clang-tidy)")
 fi
 
 missing=()
