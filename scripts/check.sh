@@ -10,13 +10,14 @@
 #   layering  includes and calls keep the rules   build     the dev preset builds without warnings
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
+#   model     scripts/model.sh: the protocols, model-checked, and their mutants
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
 #   install   install, then a project of its own that does find_package(kvferry)
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering build labels headers tests tidy asan tsan install)
+stages=(format shell layering model build labels headers tests tidy asan tsan install)
 
 stage_format() {
   scripts/format.sh --check
@@ -28,6 +29,10 @@ stage_shell() {
 
 stage_layering() {
   scripts/check_layering.sh
+}
+
+stage_model() {
+  scripts/model.sh
 }
 
 stage_build() {
