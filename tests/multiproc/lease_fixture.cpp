@@ -3,6 +3,7 @@
 #include "multiproc/lease_fixture.hpp"
 
 #include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/transitions/transition_trace.hpp"
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -95,12 +96,30 @@ LeaseFixture::LeaseFixture() {
 void LeaseFixture::TearDown() {
   EXPECT_EQ(used_bytes(), 0U) << "device memory was leaked";
   EXPECT_EQ(names(), std::vector<std::string>{}) << "names were left behind";
+  if (!instance_) return;
+  expect_allowed_transitions();
+  instance_.reset();
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() / "test")) << "the last one to leave removes it";
+}
+
+void LeaseFixture::expect_allowed_transitions() {
+  const auto trace = ipc::read_transitions(*instance_);
+  ASSERT_TRUE(trace.has_value()) << trace.error().to_string();
+  for (const ipc::TransitionBreach& breach : ipc::check_transitions(*trace)) {
+    std::string story;
+    const std::size_t first = breach.record < 12 ? 0 : breach.record - 12;
+    for (std::size_t i = first; i <= breach.record; ++i) {
+      story += "  " + ipc::describe(*trace, trace->records[i]) + "\n";
+    }
+    ADD_FAILURE() << breach.rule << ": " << breach.what << "\n" << story;
+  }
 }
 
 std::vector<std::string> LeaseFixture::names() const {
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_.path())) {
-    if (!entry.is_directory()) found.push_back(entry.path().filename().native());
+    if (entry.is_directory() || entry.path().parent_path().filename() == "transitions") continue;
+    found.push_back(entry.path().filename().native());
   }
   return found;
 }
@@ -112,6 +131,11 @@ std::uint64_t LeaseFixture::used_bytes() const {
 }
 
 std::unique_ptr<LeasePeer> LeaseFixture::start(const std::string& self, Arguments extra) {
+  if (!instance_) {
+    auto instance = ipc::RuntimeDir::open(dir_.path().native(), "test");
+    EXPECT_TRUE(instance.has_value()) << instance.error().to_string();
+    if (instance) instance_.emplace(*std::move(instance));
+  }
   Arguments all{{"self", self},
                 {"owner", owner_},
                 {"handles", handles_},

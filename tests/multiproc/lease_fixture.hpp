@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/process.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
 #include "support/child_process.hpp"
 
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,13 +70,15 @@ class LeasePeer {
 };
 
 /// Owner and attachers of one rank in processes of their own, on a host device. At the end of each
-/// test no name is left, and the device's memory is free again, counted from outside.
+/// test no name is left, the device's memory is free again, counted from outside, and no process
+/// took a transition that the handshake does not allow.
 class LeaseFixture : public ::testing::Test {
  protected:
   using Arguments = std::map<std::string, std::string>;
 
   LeaseFixture();
   void TearDown() override;
+  void expect_allowed_transitions();
 
   [[nodiscard]] std::unique_ptr<LeasePeer> start(const std::string& self, Arguments extra = {});
   /// A peer of the owning, or of the attaching kind; "up" is awaited.
@@ -82,6 +86,7 @@ class LeaseFixture : public ::testing::Test {
   [[nodiscard]] std::unique_ptr<LeasePeer> start_attacher(Arguments extra = {});
   [[nodiscard]] std::uint64_t used_bytes() const;
   [[nodiscard]] std::string other_kind() const { return owner_ == "worker" ? "mover" : "worker"; }
+  /// Of all files but recorded transitions.
   [[nodiscard]] std::vector<std::string> names() const;
 
   std::string owner_ = "worker";  ///< Which kind owns.
@@ -90,6 +95,8 @@ class LeaseFixture : public ::testing::Test {
   std::string device_name_;
   std::uint64_t capacity_mib_ = 64;
   ShortTempDir dir_;
+  /// Keeps the transitions of processes that have ended.
+  std::optional<ipc::RuntimeDir> instance_;
 };
 
 /// Both ownership roles times both kinds of handles.

@@ -107,7 +107,7 @@ void LeaseAttacher::Impl::say_bye() {
       continue;
     }
     const auto bye = lease::read_body<lease::LeaseBody>(*incoming, "Bye");
-    if (bye && bye->lease > words_->released()) words_->release_up_to(bye->lease);
+    if (bye && bye->lease > words_->released()) return_unopened(bye->lease);
     return;
   }
   ::shutdown(socket_->fd(), SHUT_RD);

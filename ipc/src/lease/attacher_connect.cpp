@@ -171,7 +171,7 @@ Status LeaseAttacher::Impl::on_welcome(Incoming incoming) {
     next_epoch_ = Epoch{1};
   }
   // Nothing is mapped here, so a grant that was lost on its way is let go of already.
-  if (welcome.last_lease > words_->released()) words_->release_up_to(welcome.last_lease);
+  if (welcome.last_lease > words_->released()) return_unopened(welcome.last_lease);
   search_logged_ = false;
   log_info("{}: connected to owner pid {}, session {}", tag_, owner_.pid(), session_.hex());
   note({});
@@ -227,6 +227,7 @@ void LeaseAttacher::Impl::follow(ProcessRef departed) {
 
 void LeaseAttacher::Impl::on_departed_death() {
   loop_.unwatch(departed_.pidfd());
+  record(Transition::kAttacherSeesDeath, Epoch{});
   log_info("{}: owner pid {} is dead", tag_, departed_.pid());
   if (stage_ == Stage::kSearching) note(fmt::format("owner pid {} died", departed_.pid()));
   departed_ = ProcessRef();
@@ -257,6 +258,7 @@ void LeaseAttacher::Impl::close_connection() {
 
 void LeaseAttacher::Impl::request_epoch() {
   if (!socket_ || held_ || shut_) return;
+  record(Transition::kAttacherAsk, next_epoch_);
   if (const Status sent =
           lease::send(*socket_, LeaseMessage::kAttach, lease::AttachBody{next_epoch_});
       !sent) {

@@ -69,6 +69,13 @@ class LeaseAttacher::Impl {
   void say_bye();
   void decline_grant(const lease::Incoming& incoming);
   Result<ClearOutcome> detach_now(Epoch epoch);
+  void record(Transition transition,
+              Epoch epoch,
+              LeaseId lease = {},
+              std::uint64_t detail = 0) const {
+    options_.transitions.record(
+        transition, {.session = session_, .epoch = epoch, .lease = lease, .detail = detail});
+  }
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
   void belt();
@@ -98,6 +105,8 @@ class LeaseAttacher::Impl {
   Status import(lease::Grant& grant);
   void say_prepared(LeaseId lease);
   void acknowledge(LeaseId lease);
+  void release_up_to(LeaseId lease);
+  void return_unopened(LeaseId lease);
   void check_word();
   Status let_go(Deadline deadline, std::string_view why);
   void stay_stuck(const Error& why);

@@ -21,11 +21,13 @@ constexpr milliseconds kStuckRetry{1000};
 }  // namespace
 
 void LeaseAttacher::Impl::on_grant(lease::Grant grant) {
+  record(Transition::kAttacherGrant, grant.epoch, grant.lease);
   const auto word = owner_words_->load();
   const bool current = word && *word == words::OwnerState{grant.epoch, LeasePhase::kReady};
   if (!current || grant.epoch < next_epoch_) {
     // Revoked on its way, or asked for before a local clear: given back unopened.
     grant.handles.clear();
+    record(Transition::kAttacherReturn, grant.epoch, grant.lease);
     log_info("{}: lease {} on epoch {} given back unopened", tag_, grant.lease.value,
              grant.epoch.value);
     if (!current) next_epoch_ = std::max(next_epoch_, Epoch{grant.epoch.value + 1});
@@ -45,6 +47,7 @@ void LeaseAttacher::Impl::on_grant(lease::Grant grant) {
     if (held_) {
       if (!let_go(Deadline::after(options_.timeouts.drain), "its user refused it")) return;
     } else {
+      record(Transition::kAttacherFailed, epoch, lease);
       acknowledge(lease);
     }
     return request_after_backoff();
@@ -64,9 +67,11 @@ void LeaseAttacher::Impl::on_grant(lease::Grant grant) {
 // After an error either nothing is mapped, or held_ is and is to be let go.
 Status LeaseAttacher::Impl::import(lease::Grant& grant) {
   const bool stable = options_.stable_addresses && options_.identity.handles == HandleKind::kVmm;
+  record(Transition::kAttacherImport, grant.epoch, grant.lease, grant.handles.size());
   KVFERRY_ASSIGN(Arena arena, Arena::import(device_, grant.epoch, grant.layout,
                                             std::move(grant.handles), stable ? &ranges_ : nullptr));
   held_.emplace(Held{grant.lease, std::move(arena), false, LeaseId{}});
+  record(Transition::kAttacherMapped, grant.epoch, grant.lease);
   KVFERRY_TRY(
       user_.on_mapped(session_, held_->arena,
                       grant.prepared ? ArenaContents::kPrepared : ArenaContents::kUndefined));
@@ -88,10 +93,22 @@ void LeaseAttacher::Impl::say_prepared(LeaseId lease) {
 void LeaseAttacher::Impl::acknowledge(LeaseId lease) {
   KVFERRY_CHECK(!held_, "an acknowledgement of memory that is still mapped");
   words_->set_attached(LeaseId{});
-  if (lease > words_->released()) words_->release_up_to(lease);
+  if (lease > words_->released()) release_up_to(lease);
   if (!socket_) return;
   // The words are the truth: an owner whose buffer is full finds it by itself.
   (void)lease::send(*socket_, lease::LeaseMessage::kReleased, lease::LeaseBody{lease});
+}
+
+void LeaseAttacher::Impl::release_up_to(LeaseId lease) {
+  record(Transition::kAttacherRelease, Epoch{}, lease);
+  words_->release_up_to(lease);
+  record(Transition::kAttacherReleased, Epoch{}, lease);
+}
+
+// A lease that the owner recorded and whose grant never came.
+void LeaseAttacher::Impl::return_unopened(LeaseId lease) {
+  record(Transition::kAttacherReturn, Epoch{}, lease);
+  release_up_to(lease);
 }
 
 void LeaseAttacher::Impl::check_word() {
@@ -126,7 +143,10 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   const TimePoint started = MonotonicClock::now();
   log_info("{}: detaches from epoch {} (lease {}): {}; drains at most {} ms", tag_, epoch.value,
            held_->lease.value, why, std::chrono::ceil<milliseconds>(deadline.remaining()).count());
-  if (Status idle = user_.quiesce(epoch, deadline); !idle) {
+  record(Transition::kAttacherDrain, epoch, held_->lease);
+  Status idle = user_.quiesce(epoch, deadline);
+  record(idle ? Transition::kAttacherDrained : Transition::kAttacherStuck, epoch, held_->lease);
+  if (!idle) {
     if (is_mover()) {
       log_error("{}: epoch {} cannot be drained: {}; this mover exits, its death ends the lease",
                 tag_, epoch.value, idle.error().to_string());
@@ -140,7 +160,10 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
     return error;
   }
   user_.on_unmapped(epoch);
+  record(Transition::kAttacherUnmap, epoch, held_->lease);
   const Status released = held_->arena.release();
+  record(released ? Transition::kAttacherUnmapped : Transition::kAttacherStuck, epoch,
+         held_->lease);
   if (!released) {
     // Not closed for certain, so not acknowledged either.
     log_error("{}: epoch {}: {}", tag_, epoch.value, released.error().to_string());

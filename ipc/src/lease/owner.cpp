@@ -23,6 +23,18 @@ lease::OwnerWords create_words(SessionId session) {
   return std::move(created).value();
 }
 
+Transition transition_to(LeasePhase phase) noexcept {
+  switch (phase) {
+    case LeasePhase::kReady: return Transition::kOwnerReady;
+    case LeasePhase::kRevoking: return Transition::kOwnerRevoke;
+    case LeasePhase::kCleared: return Transition::kOwnerCleared;
+    case LeasePhase::kQuarantined: return Transition::kOwnerQuarantined;
+    case LeasePhase::kShutdown: return Transition::kOwnerShutdown;
+    case LeasePhase::kVacant: break;
+  }
+  return Transition::kNone;
+}
+
 Status fits_grant(const std::string& tag, const ArenaLayout& layout) {
   if (layout.segment_bytes.size() <= lease::kMaxHandles &&
       encode(layout).size() <= lease::kMaxLayoutBytes) {
@@ -51,7 +63,7 @@ LeaseOwner::Impl::Impl(LeaseOptions options,
       user_(user),
       source_(source),
       on_change_(std::move(on_change)),
-      quarantine_(device, user),
+      quarantine_(device, user, [this](Epoch epoch) { record(Transition::kOwnerReap, epoch); }),
       words_(create_words(session_)) {
   if (!options_.identity.is_owner()) {
     throw Exception(KVFERRY_ERROR(kInvalidArgument, "{}: a {} with --cache-owner {} is no owner",
@@ -284,6 +296,7 @@ LeaseView LeaseOwner::Impl::view() const {
 
 void LeaseOwner::Impl::move_to(LeasePhase phase, Epoch epoch, std::string_view why) {
   const words::OwnerState from = words_.state();
+  record(transition_to(phase), epoch);
   words_.move({epoch, phase});
   log_info("{}: epoch {} {} -> epoch {} {}: {}", tag_, from.epoch.value, to_string(from.phase),
            epoch.value, to_string(phase), why);

@@ -90,7 +90,9 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
 }
 
 Status LeaseOwner::Impl::quiesce_own(Epoch epoch, Deadline deadline) {
+  record(Transition::kOwnerDrain, epoch);
   Status idle = user_.quiesce(epoch, deadline);
+  record(idle ? Transition::kOwnerDrained : Transition::kOwnerStuck, epoch);
   if (idle) return idle;
   if (is_mover()) {
     log_error("{}: epoch {} cannot be drained: {}; this mover exits, its death frees the memory",
@@ -108,6 +110,7 @@ bool LeaseOwner::Impl::own_user_let_go() {
   if (const Status idle = user_.quiesce(clear_->epoch, Deadline::after(Duration::zero())); !idle) {
     return false;
   }
+  record(Transition::kOwnerDrained, clear_->epoch);
   log_info("{}: this worker's work on epoch {} has ended after all", tag_, clear_->epoch.value);
   clear_->own_work.clear();
   user_.on_unmapped(clear_->epoch);
@@ -171,6 +174,7 @@ void LeaseOwner::Impl::end_movers() {
     most_bytes = std::max(most_bytes, held);
     log_warn("{}: {} did not let go of epoch {} in time (lease {}); killed, {} resident", tag_,
              slot->name(), clear_->epoch.value, slot->lease->id.value, format_size(held));
+    record(Transition::kOwnerKill, *slot, *slot->lease);
     if (const Status sent = slot->process.signal(SIGKILL);
         !sent && sent.error().code != ErrorCode::kPeerDied) {
       log_error("{}: SIGKILL of {}: {}", tag_, slot->name(), sent.error().to_string());
@@ -222,7 +226,9 @@ void LeaseOwner::Impl::release_arena() {
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
   // Not as at the start: what the others gave back since then is not ours.
   clear_->check = lease::ReturnCheck(*arena_, memory_now().free_bytes);
+  record(Transition::kOwnerFree, clear_->epoch);
   const Status released = arena_->release();
+  record(Transition::kOwnerFreed, clear_->epoch);
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());
     note(released.error().to_string());
@@ -259,6 +265,7 @@ void LeaseOwner::Impl::quarantine_remains(Epoch epoch, Arena freed, const std::s
   item.check = lease::ReturnCheck(freed, memory_now().free_bytes + arena_bytes());
   item.arena = std::move(freed);
   item.failure = failure;
+  record(Transition::kOwnerKeep, epoch, item.bytes);
   quarantine_.add(std::move(item));
 }
 
@@ -295,6 +302,7 @@ void LeaseOwner::Impl::check_settled() {
   lease::QuarantineItem item{.epoch = clear_->epoch, .bytes = clear_->bytes, .holder = holder};
   item.settle = true;
   item.check = std::move(clear_->check);
+  record(Transition::kOwnerKeep, clear_->epoch, clear_->bytes);
   quarantine_.add(std::move(item));
   finish_clear(ClearKind::kQuarantined,
                fmt::format("epoch {} was freed, but {} did not come back to the driver within {} "
@@ -310,6 +318,7 @@ void LeaseOwner::Impl::quarantine_arena(std::string holder) {
     holder += fmt::format("{}this worker's own work, which did not end ({})",
                           holder.empty() ? "" : ", ", clear_->own_work);
   }
+  record(Transition::kOwnerKeep, clear_->epoch, clear_->bytes);
   lease::QuarantineItem item{.epoch = clear_->epoch, .bytes = clear_->bytes, .holder = holder};
   if (own_user) {
     // Our own work still uses the mapping: it stays, and so do its addresses.

@@ -83,6 +83,15 @@ class LeaseOwner::Impl {
   void shut_down();
   [[nodiscard]] Duration longest_clear() const;
   void move_to(LeasePhase phase, Epoch epoch, std::string_view why);
+  void record(Transition transition, Epoch epoch, std::uint64_t detail = 0) const {
+    options_.transitions.record(transition,
+                                {.session = session_, .epoch = epoch, .detail = detail});
+  }
+  void record(Transition transition, const lease::Slot& slot, const lease::Lease& lease) const {
+    options_.transitions.record(
+        transition,
+        {.session = session_, .epoch = lease.epoch, .lease = lease.id, .peer = slot.incarnation});
+  }
   void note(std::string text) { note_ = std::move(text); }
   void changed();
   void tick();

@@ -242,13 +242,16 @@ std::string LeaseOwner::Impl::why_not_yet() {
 void LeaseOwner::Impl::grant(Slot& slot) {
   slot.wanted.reset();
   const lease::Lease lease = slots_.record_lease(slot, epoch());
+  record(Transition::kOwnerRecord, slot, lease);
   bool left = false;
   const Status sent = send_grant(slot, lease, left);
   log_info("{}: lease {} on epoch {} granted to {}{}", tag_, lease.id.value, lease.epoch.value,
            slot.name(),
            mark_.state() == lease::PrepareMark::State::kPreparing ? ", which has to zero it" : "");
+  if (left) record(Transition::kOwnerGranted, slot, lease);
   if (sent) return;
   if (!left) {
+    record(Transition::kOwnerWithdraw, slot, lease);
     lease::SlotTable::withdraw_lease(slot);
     end_preparing(lease.id);
   }
@@ -288,6 +291,7 @@ void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
   close_connection(*slot);
   const std::string name = slot->name();
   (void)collect_words(*slot);
+  record(Transition::kOwnerSeesDeath, *slot, slot->lease.value_or(lease::Lease{}));
   log_info("{}: {} is dead{}", tag_, name,
            slot->lease ? fmt::format(": ends lease {} on epoch {}", slot->lease->id.value,
                                      slot->lease->epoch.value)
@@ -321,7 +325,10 @@ lease::SlotTable::Release LeaseOwner::Impl::collect_words(Slot& slot) {
     log_info("{}: epoch {} was prepared by {} under lease {}", tag_, held->epoch.value, slot.name(),
              held->id.value);
   }
-  if (!slot.lease) end_preparing(held->id);
+  if (!slot.lease) {
+    record(Transition::kOwnerSeesRelease, slot, *held);
+    end_preparing(held->id);
+  }
   return release;
 }
 

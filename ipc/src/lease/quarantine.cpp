@@ -61,6 +61,7 @@ bool Quarantine::try_release(QuarantineItem& item, std::uint64_t arena_bytes) {
   }
   const auto before = free_bytes(device_);
   item.check = ReturnCheck(*item.arena, before.value_or(0) + arena_bytes);
+  freeing_(item.epoch);
   const Status released = item.arena->release();
   const bool borrowed = item.arena->is_borrowed();
   if (!released) {

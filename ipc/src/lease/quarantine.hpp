@@ -36,7 +36,9 @@ struct QuarantineItem {
 /// @threading the lease thread.
 class Quarantine {
  public:
-  Quarantine(Device& device, ArenaUser& user) : device_(device), user_(user) {}
+  /// freeing: called just before an epoch's memory is freed.
+  Quarantine(Device& device, ArenaUser& user, std::function<void(Epoch)> freeing)
+      : device_(device), user_(user), freeing_(std::move(freeing)) {}
   Quarantine(const Quarantine&) = delete;
   Quarantine& operator=(const Quarantine&) = delete;
   ~Quarantine();
@@ -66,6 +68,7 @@ class Quarantine {
 
   Device& device_;
   ArenaUser& user_;
+  std::function<void(Epoch)> freeing_;
   std::vector<QuarantineItem> items_;
 };
 

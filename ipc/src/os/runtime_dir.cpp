@@ -180,8 +180,14 @@ class RuntimeDir::Hold {
   ~Hold() {
     // Alone, and it still has the name: nobody can take it or be in it meanwhile.
     if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 || !is_named(fd_.get(), path_)) return;
-    if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
     try {
+      // Whoever wrote there has ended. Not deep, and never through a link.
+      std::error_code ignored;
+      for (const auto& ring : std::filesystem::directory_iterator(path_ / "transitions", ignored)) {
+        (void)::unlink(ring.path().c_str());
+      }
+      (void)::rmdir((path_ / "transitions").c_str());
+      if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
       log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
     } catch (...) {
       // Out of memory: an empty directory stays.

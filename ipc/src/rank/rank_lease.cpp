@@ -7,7 +7,7 @@
 namespace kvferry::ipc {
 namespace {
 
-LeaseOptions lease_options(const RankConfig& config, ProcessKind kind) {
+LeaseOptions lease_options(const RankConfig& config, ProcessKind kind, const RuntimeDir& dir) {
   LeaseOptions options;
   options.identity.instance = config.instance;
   options.identity.engine = config.engine;
@@ -19,6 +19,10 @@ LeaseOptions lease_options(const RankConfig& config, ProcessKind kind) {
   options.identity.fingerprint = config.geometry.fingerprint(config.arena.order);
   options.identity.incarnation = config.incarnation;
   options.timeouts = config.timeouts;
+  options.transitions = TransitionLog::create_or_warn(dir, {.role = std::string(to_string(kind)),
+                                                            .engine = config.engine,
+                                                            .rank = config.rank,
+                                                            .incarnation = config.incarnation});
   return options;
 }
 
@@ -31,7 +35,7 @@ RankLease::RankLease(const RankSelf& self,
                      std::function<void(const LeaseView&)> on_change)
     : self_(self), arena_(self.config.arena) {
   const RankConfig& config = self.config;
-  const LeaseOptions options = lease_options(config, self.kind);
+  const LeaseOptions options = lease_options(config, self.kind, dir);
   if (options.identity.is_owner()) {
     auto layout = plan_arena(config.geometry, arena_);
     if (!layout) throw Exception(std::move(layout).error());

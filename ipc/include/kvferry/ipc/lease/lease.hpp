@@ -10,6 +10,7 @@
 #include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -86,7 +87,8 @@ struct LeaseTimeouts {
 struct LeaseOptions {
   LeaseIdentity identity;
   LeaseTimeouts timeouts;
-  bool stable_addresses = true;  ///< VMM: map each epoch at the same addresses.
+  bool stable_addresses = true;    ///< VMM: map each epoch at the same addresses.
+  TransitionLog transitions = {};  ///< Where this side's are recorded.
 };
 
 /// A consistent picture for status and for the manager.

@@ -19,7 +19,8 @@ namespace kvferry::ipc {
 /// --runtime-dir option, else $KVFERRY_RUNTIME_DIR, else $XDG_RUNTIME_DIR/kvferry, else
 /// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
 /// @lifetime whoever opened it holds a shared lock on DIR/INSTANCE; the last one on this host to
-/// let go removes it if it is empty. So keep this object longer than the names made in it.
+/// let go removes it if nothing but recorded transitions is in it. So keep this object longer than
+/// the names made in it.
 class RuntimeDir {
  public:
   /// Creates what is missing. Errors: kInvalidArgument for a bad instance name
@@ -35,6 +36,9 @@ class RuntimeDir {
 
   [[nodiscard]] std::filesystem::path registry_socket() const { return path_ / "registry"; }
   [[nodiscard]] std::filesystem::path control_socket() const { return path_ / "control"; }
+  /// Where the processes of the instance record their transitions; removed with what is in it by
+  /// the last one to let go.
+  [[nodiscard]] std::filesystem::path transitions_folder() const { return path_ / "transitions"; }
   /// ENGINE.RANK.KIND, for example "chat.0.lease", ".agent", ".step".
   [[nodiscard]] std::filesystem::path rank_socket(std::string_view engine,
                                                   std::uint32_t rank,

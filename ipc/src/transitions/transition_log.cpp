@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/transitions/transition_log.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "os/syscall.hpp"
+#include "transitions/ring_files.hpp"
+#include "transitions/ring_format.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+using transitions::RecordWords;
+using transitions::RingHeader;
+using transitions::RingRecord;
+
+std::uint64_t monotonic_ns() noexcept {
+  timespec now{};
+  (void)::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+template <std::size_t N> void copy_text(std::string_view text, std::array<char, N>& out) noexcept {
+  const std::size_t count = std::min(text.size(), N - 1);
+  std::copy_n(text.begin(), count, out.begin());
+  out[count] = '\0';
+}
+
+}  // namespace
+
+/// The mapped file. The lock on its descriptor tells that the process lives.
+class TransitionLog::Ring {
+ public:
+  static Result<std::shared_ptr<Ring>> create(const std::filesystem::path& path,
+                                              const TransitionWriter& writer,
+                                              std::size_t records) {
+    UniqueFd fd(retry_interrupted([&] {
+      return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    }));
+    if (!fd.valid()) return KVFERRY_ERRNO("create {}", path.native());
+    auto ring = fill(path, std::move(fd), writer, records);
+    if (!ring) (void)::unlink(path.c_str());
+    return ring;
+  }
+
+  Ring(UniqueFd fd, void* memory, std::size_t records)
+      : fd_(std::move(fd)),
+        memory_(static_cast<std::byte*>(memory)),
+        records_(reinterpret_cast<RingRecord*>(memory_ + transitions::kHeaderBytes)),
+        count_(records) {}
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() { (void)::munmap(memory_, transitions::ring_bytes(count_)); }
+
+  void record(Transition transition, const TransitionFields& fields) noexcept {
+    const std::uint64_t number = header().next.fetch_add(1, std::memory_order_relaxed) + 1;
+    RingRecord& place = records_[(number - 1) & (count_ - 1)];
+    const RecordWords words{monotonic_ns(),
+                            static_cast<std::uint64_t>(transition) |
+                                (static_cast<std::uint64_t>(thread_number()) << 32U),
+                            fields.session.low(),
+                            fields.epoch.value,
+                            fields.lease.value,
+                            fields.peer.low(),
+                            fields.detail};
+    constexpr auto kRelaxed = std::memory_order_relaxed;
+    place.number_and_check.store(0, kRelaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    place.time_ns.store(words[0], kRelaxed);
+    place.transition_and_thread.store(words[1], kRelaxed);
+    place.session.store(words[2], kRelaxed);
+    place.epoch.store(words[3], kRelaxed);
+    place.lease.store(words[4], kRelaxed);
+    place.peer.store(words[5], kRelaxed);
+    place.detail.store(words[6], kRelaxed);
+    place.number_and_check.store(transitions::seal(number, words), std::memory_order_release);
+  }
+
+ private:
+  static Result<std::shared_ptr<Ring>> fill(const std::filesystem::path& path,
+                                            UniqueFd fd,
+                                            const TransitionWriter& writer,
+                                            std::size_t records) {
+    // Before anybody can take it for that of an ended process.
+    KVFERRY_TRY(transitions::lock_ring(fd.get()));
+    const std::size_t bytes = transitions::ring_bytes(records);
+    // Really there: a full file system must not fault a later write.
+    if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
+      errno = error;
+      return KVFERRY_ERRNO("allocate {} bytes for {}", bytes, path.native());
+    }
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (memory == MAP_FAILED) return KVFERRY_ERRNO("map {}", path.native());
+    auto ring = std::make_shared<Ring>(std::move(fd), memory, records);
+    RingHeader& header = ring->header();
+    header.version = transitions::kRingVersion;
+    header.pid = static_cast<std::uint32_t>(::getpid());
+    header.record_count = records;
+    header.incarnation = {writer.incarnation.high(), writer.incarnation.low()};
+    header.rank = writer.rank.value;
+    copy_text(writer.role, header.role);
+    copy_text(writer.engine, header.engine);
+    header.magic.store(transitions::kRingMagic, std::memory_order_release);
+    return ring;
+  }
+
+  // The file begins with zeros, which every member may hold.
+  [[nodiscard]] RingHeader& header() noexcept { return *reinterpret_cast<RingHeader*>(memory_); }
+
+  static std::uint32_t thread_number() noexcept {
+    thread_local const auto kNumber = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+    return kNumber;
+  }
+
+  UniqueFd fd_;
+  std::byte* memory_;
+  RingRecord* records_;
+  std::size_t count_;
+};
+
+Result<TransitionLog> TransitionLog::create(const RuntimeDir& dir,
+                                            TransitionWriter writer,
+                                            std::size_t records) {
+  if (records < transitions::kMinRecords || records > transitions::kMaxRecords ||
+      (records & (records - 1)) != 0) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a ring of {} transitions: give a power of two from {} to {}", records,
+                         transitions::kMinRecords, transitions::kMaxRecords);
+  }
+  KVFERRY_ASSIGN(const std::filesystem::path folder, transitions::make_ring_folder(dir));
+  transitions::remove_ended_rings(folder, kEndedKept);
+  writer.pid = ::getpid();
+  KVFERRY_ASSIGN(auto ring, Ring::create(folder / transitions::ring_name(writer), writer, records));
+  TransitionLog log;
+  log.ring_ = std::move(ring);
+  return log;
+}
+
+TransitionLog TransitionLog::create_or_warn(const RuntimeDir& dir, TransitionWriter writer) {
+  auto created = create(dir, std::move(writer));
+  if (created) return std::move(created).value();
+  log_warn("transitions are not recorded: {}", created.error().to_string());
+  return {};
+}
+
+void TransitionLog::record(Transition transition, const TransitionFields& fields) const noexcept {
+  if (ring_) ring_->record(transition, fields);
+}
+
+}  // namespace kvferry::ipc
