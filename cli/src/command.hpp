@@ -36,6 +36,7 @@ int worker_command(const Arguments& arguments);
 int status_command(const Arguments& arguments);
 int clear_command(const Arguments& arguments);
 int reinit_command(const Arguments& arguments);
+int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 
 /// Picks the command by the program's name ("kvferry-mover") or the first argument.

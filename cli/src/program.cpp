@@ -21,7 +21,8 @@ constexpr std::array kCommands = {
             worker_command},
     Command{"status", "show what a running manager sees", status_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
-    Command{"reinit", "allocate the KV cache again after a clear", reinit_command}};
+    Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
+    Command{"trace", "show what processes did in the handshake, and check it", trace_command}};
 
 void print_help() {
   print_out(

@@ -95,5 +95,31 @@ TEST_F(DaemonsTest, LookingAtTheStatusIsNotWorthALine) {
   EXPECT_THAT(manager.stderr_text(), Not(HasSubstr("operator")));
 }
 
+TEST_F(DaemonsTest, WhatTheyDidCanBeSeenAlsoOfThoseThatWereKilled) {
+  start("worker");
+  ChildProcess& mover = start("mover");
+  start("manager");
+  ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  ASSERT_EQ(ask("clear").exit, ChildExit::exited(0));
+  mover.kill();
+  EXPECT_EQ(mover.wait(soon()), ChildExit::killed_by(SIGKILL));
+  const Finished shown = ask("trace");
+  EXPECT_EQ(shown.exit, ChildExit::exited(0)) << shown.complaints;
+  for (const char* words : {"publishes epoch 1 as ready", "has mapped epoch 1 under lease 1",
+                            "sees lease 1 released", "publishes epoch 1 as cleared"}) {
+    EXPECT_THAT(shown.output, HasSubstr(words));
+  }
+  EXPECT_THAT(shown.output, HasSubstr(fmt::format("mover default/0 pid {} ", mover.pid())));
+  const Finished checked = ask("trace", {"--check"});
+  EXPECT_EQ(checked.exit, ChildExit::exited(0)) << checked.output;
+  EXPECT_THAT(checked.output, HasSubstr("all allowed"));
+}
+
+TEST_F(DaemonsTest, ATraceOfNoInstanceSaysSo) {
+  const Finished asked = ask("trace");
+  EXPECT_EQ(asked.exit, ChildExit::exited(1));
+  EXPECT_THAT(asked.complaints, HasSubstr("is not there"));
+}
+
 }  // namespace
 }  // namespace kvferry::test
