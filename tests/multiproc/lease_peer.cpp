@@ -294,10 +294,13 @@ class Peer {
     device_ = open_device(*spec);
     auto dir = RuntimeDir::open(arguments["dir"], options_.identity.instance);
     if (!dir) throw Exception(dir.error());
-    auto log = TransitionLog::create(*dir, {.role = arguments["self"],
-                                            .engine = options_.identity.engine,
-                                            .rank = options_.identity.rank,
-                                            .incarnation = options_.identity.incarnation});
+    const FaultPlan faults = FaultPlan::parse(arguments["faults"]).value();
+    auto log = TransitionLog::create(*dir,
+                                     {.role = arguments["self"],
+                                      .engine = options_.identity.engine,
+                                      .rank = options_.identity.rank,
+                                      .incarnation = options_.identity.incarnation},
+                                     TransitionLog::kDefaultRecords, faults);
     if (!log) throw Exception(log.error());
     options_.transitions = *std::move(log);
     const auto changed = [](const LeaseView& view) { say(describe(view)); };

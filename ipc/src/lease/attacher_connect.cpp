@@ -258,12 +258,10 @@ void LeaseAttacher::Impl::close_connection() {
 
 void LeaseAttacher::Impl::request_epoch() {
   if (!socket_ || held_ || shut_) return;
-  record(Transition::kAttacherAsk, next_epoch_);
-  if (const Status sent =
-          lease::send(*socket_, LeaseMessage::kAttach, lease::AttachBody{next_epoch_});
-      !sent) {
-    return lose_owner(sent.error().to_string());
-  }
+  Status sent = attempt(Transition::kAttacherAsk, next_epoch_);
+  if (sent) sent = lease::send(*socket_, LeaseMessage::kAttach, lease::AttachBody{next_epoch_});
+  if (!sent) return lose_owner(sent.error().to_string());
+  record(Transition::kAttacherAsked, next_epoch_);
   stage_ = Stage::kWaiting;
   log_info("{}: waits for owner pid {} to grant epoch {} or later", tag_, owner_.pid(),
            next_epoch_.value);

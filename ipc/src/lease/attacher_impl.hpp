@@ -76,6 +76,13 @@ class LeaseAttacher::Impl {
     options_.transitions.record(
         transition, {.session = session_, .epoch = epoch, .lease = lease, .detail = detail});
   }
+  [[nodiscard]] Status attempt(Transition transition,
+                               Epoch epoch,
+                               LeaseId lease = {},
+                               std::uint64_t detail = 0) const {
+    return options_.transitions.attempt(
+        transition, {.session = session_, .epoch = epoch, .lease = lease, .detail = detail});
+  }
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
   void belt();

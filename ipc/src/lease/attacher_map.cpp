@@ -67,11 +67,11 @@ void LeaseAttacher::Impl::on_grant(lease::Grant grant) {
 // After an error either nothing is mapped, or held_ is and is to be let go.
 Status LeaseAttacher::Impl::import(lease::Grant& grant) {
   const bool stable = options_.stable_addresses && options_.identity.handles == HandleKind::kVmm;
-  record(Transition::kAttacherImport, grant.epoch, grant.lease, grant.handles.size());
+  KVFERRY_TRY(attempt(Transition::kAttacherImport, grant.epoch, grant.lease, grant.handles.size()));
   KVFERRY_ASSIGN(Arena arena, Arena::import(device_, grant.epoch, grant.layout,
                                             std::move(grant.handles), stable ? &ranges_ : nullptr));
   held_.emplace(Held{grant.lease, std::move(arena), false, LeaseId{}});
-  record(Transition::kAttacherMapped, grant.epoch, grant.lease);
+  KVFERRY_TRY(attempt(Transition::kAttacherMapped, grant.epoch, grant.lease));
   KVFERRY_TRY(
       user_.on_mapped(session_, held_->arena,
                       grant.prepared ? ArenaContents::kPrepared : ArenaContents::kUndefined));
@@ -143,8 +143,8 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   const TimePoint started = MonotonicClock::now();
   log_info("{}: detaches from epoch {} (lease {}): {}; drains at most {} ms", tag_, epoch.value,
            held_->lease.value, why, std::chrono::ceil<milliseconds>(deadline.remaining()).count());
-  record(Transition::kAttacherDrain, epoch, held_->lease);
-  Status idle = user_.quiesce(epoch, deadline);
+  Status idle = attempt(Transition::kAttacherDrain, epoch, held_->lease);
+  if (idle) idle = user_.quiesce(epoch, deadline);
   record(idle ? Transition::kAttacherDrained : Transition::kAttacherStuck, epoch, held_->lease);
   if (!idle) {
     if (is_mover()) {
@@ -160,8 +160,8 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
     return error;
   }
   user_.on_unmapped(epoch);
-  record(Transition::kAttacherUnmap, epoch, held_->lease);
-  const Status released = held_->arena.release();
+  Status released = attempt(Transition::kAttacherUnmap, epoch, held_->lease);
+  if (released) released = held_->arena.release();
   record(released ? Transition::kAttacherUnmapped : Transition::kAttacherStuck, epoch,
          held_->lease);
   if (!released) {

@@ -209,6 +209,7 @@ Result<Epoch> LeaseOwner::Impl::init_now(const ArenaLayout& layout) {
 
 Result<Arena> LeaseOwner::Impl::make_arena(Epoch epoch, const ArenaLayout& layout) {
   const HandleKind handles = options_.identity.handles;
+  KVFERRY_TRY(attempt(Transition::kOwnerAllocate, epoch));
   if (source_ == nullptr) {
     const bool stable = options_.stable_addresses && handles == HandleKind::kVmm;
     return Arena::allocate(device_, epoch, layout, handles, stable ? &ranges_ : nullptr);
@@ -298,6 +299,7 @@ void LeaseOwner::Impl::move_to(LeasePhase phase, Epoch epoch, std::string_view w
   const words::OwnerState from = words_.state();
   record(transition_to(phase), epoch);
   words_.move({epoch, phase});
+  record(Transition::kOwnerPublished, epoch);
   log_info("{}: epoch {} {} -> epoch {} {}: {}", tag_, from.epoch.value, to_string(from.phase),
            epoch.value, to_string(phase), why);
 }

@@ -90,8 +90,8 @@ void LeaseOwner::Impl::start_clear(Epoch wanted, const lease::Answer<ClearOutcom
 }
 
 Status LeaseOwner::Impl::quiesce_own(Epoch epoch, Deadline deadline) {
-  record(Transition::kOwnerDrain, epoch);
-  Status idle = user_.quiesce(epoch, deadline);
+  Status idle = attempt(Transition::kOwnerDrain, epoch);
+  if (idle) idle = user_.quiesce(epoch, deadline);
   record(idle ? Transition::kOwnerDrained : Transition::kOwnerStuck, epoch);
   if (idle) return idle;
   if (is_mover()) {
@@ -226,8 +226,9 @@ void LeaseOwner::Impl::release_arena() {
   KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
   // Not as at the start: what the others gave back since then is not ours.
   clear_->check = lease::ReturnCheck(*arena_, memory_now().free_bytes);
-  record(Transition::kOwnerFree, clear_->epoch);
-  const Status released = arena_->release();
+  const Status planned = attempt(Transition::kOwnerFree, clear_->epoch);
+  Status released = arena_->release();
+  if (released && !planned) released = planned;
   record(Transition::kOwnerFreed, clear_->epoch);
   if (!released) {
     log_error("{}: epoch {}: {}", tag_, clear_->epoch.value, released.error().to_string());

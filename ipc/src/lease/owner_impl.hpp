@@ -87,6 +87,9 @@ class LeaseOwner::Impl {
     options_.transitions.record(transition,
                                 {.session = session_, .epoch = epoch, .detail = detail});
   }
+  [[nodiscard]] Status attempt(Transition transition, Epoch epoch) const {
+    return options_.transitions.attempt(transition, {.session = session_, .epoch = epoch});
+  }
   void record(Transition transition, const lease::Slot& slot, const lease::Lease& lease) const {
     options_.transitions.record(
         transition,

@@ -244,7 +244,10 @@ void LeaseOwner::Impl::grant(Slot& slot) {
   const lease::Lease lease = slots_.record_lease(slot, epoch());
   record(Transition::kOwnerRecord, slot, lease);
   bool left = false;
-  const Status sent = send_grant(slot, lease, left);
+  Status sent = options_.transitions.attempt(
+      Transition::kOwnerSend,
+      {.session = session_, .epoch = lease.epoch, .lease = lease.id, .peer = slot.incarnation});
+  if (sent) sent = send_grant(slot, lease, left);
   log_info("{}: lease {} on epoch {} granted to {}{}", tag_, lease.id.value, lease.epoch.value,
            slot.name(),
            mark_.state() == lease::PrepareMark::State::kPreparing ? ", which has to zero it" : "");

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "os/syscall.hpp"
+#include "transitions/planned_faults.hpp"
 #include "transitions/ring_files.hpp"
 #include "transitions/ring_format.hpp"
 
@@ -44,21 +45,23 @@ class TransitionLog::Ring {
  public:
   static Result<std::shared_ptr<Ring>> create(const std::filesystem::path& path,
                                               const TransitionWriter& writer,
-                                              std::size_t records) {
+                                              std::size_t records,
+                                              const FaultPlan& faults) {
     UniqueFd fd(retry_interrupted([&] {
       return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     }));
     if (!fd.valid()) return KVFERRY_ERRNO("create {}", path.native());
-    auto ring = fill(path, std::move(fd), writer, records);
+    auto ring = fill(path, std::move(fd), writer, records, faults);
     if (!ring) (void)::unlink(path.c_str());
     return ring;
   }
 
-  Ring(UniqueFd fd, void* memory, std::size_t records)
+  Ring(UniqueFd fd, void* memory, std::size_t records, const FaultPlan& faults)
       : fd_(std::move(fd)),
         memory_(static_cast<std::byte*>(memory)),
         records_(reinterpret_cast<RingRecord*>(memory_ + transitions::kHeaderBytes)),
-        count_(records) {}
+        count_(records),
+        faults_(faults) {}
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
   ~Ring() { (void)::munmap(memory_, transitions::ring_bytes(count_)); }
@@ -87,11 +90,19 @@ class TransitionLog::Ring {
     place.number_and_check.store(transitions::seal(number, words), std::memory_order_release);
   }
 
+  /// True when what comes next is to fail.
+  bool strike(Transition transition) noexcept {
+    return faults_.strike(transition, [this](std::uint64_t detail) {
+      record(Transition::kStruck, {.detail = detail});
+    });
+  }
+
  private:
   static Result<std::shared_ptr<Ring>> fill(const std::filesystem::path& path,
                                             UniqueFd fd,
                                             const TransitionWriter& writer,
-                                            std::size_t records) {
+                                            std::size_t records,
+                                            const FaultPlan& faults) {
     // Before anybody can take it for that of an ended process.
     KVFERRY_TRY(transitions::lock_ring(fd.get()));
     const std::size_t bytes = transitions::ring_bytes(records);
@@ -102,7 +113,7 @@ class TransitionLog::Ring {
     }
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (memory == MAP_FAILED) return KVFERRY_ERRNO("map {}", path.native());
-    auto ring = std::make_shared<Ring>(std::move(fd), memory, records);
+    auto ring = std::make_shared<Ring>(std::move(fd), memory, records, faults);
     RingHeader& header = ring->header();
     header.version = transitions::kRingVersion;
     header.pid = static_cast<std::uint32_t>(::getpid());
@@ -127,11 +138,13 @@ class TransitionLog::Ring {
   std::byte* memory_;
   RingRecord* records_;
   std::size_t count_;
+  transitions::PlannedFaults faults_;
 };
 
 Result<TransitionLog> TransitionLog::create(const RuntimeDir& dir,
                                             TransitionWriter writer,
-                                            std::size_t records) {
+                                            std::size_t records,
+                                            FaultPlan faults) {
   if (records < transitions::kMinRecords || records > transitions::kMaxRecords ||
       (records & (records - 1)) != 0) {
     return KVFERRY_ERROR(kInvalidArgument,
@@ -141,7 +154,8 @@ Result<TransitionLog> TransitionLog::create(const RuntimeDir& dir,
   KVFERRY_ASSIGN(const std::filesystem::path folder, transitions::make_ring_folder(dir));
   transitions::remove_ended_rings(folder, kEndedKept);
   writer.pid = ::getpid();
-  KVFERRY_ASSIGN(auto ring, Ring::create(folder / transitions::ring_name(writer), writer, records));
+  KVFERRY_ASSIGN(auto ring,
+                 Ring::create(folder / transitions::ring_name(writer), writer, records, faults));
   TransitionLog log;
   log.ring_ = std::move(ring);
   return log;
@@ -155,7 +169,22 @@ TransitionLog TransitionLog::create_or_warn(const RuntimeDir& dir, TransitionWri
 }
 
 void TransitionLog::record(Transition transition, const TransitionFields& fields) const noexcept {
-  if (ring_) ring_->record(transition, fields);
+  if (!ring_) return;
+  ring_->record(transition, fields);
+#if defined(KVFERRY_FAULT_POINTS)
+  (void)ring_->strike(transition);
+#endif
+}
+
+Status TransitionLog::attempt(Transition transition, const TransitionFields& fields) const {
+  if (!ring_) return ok();
+  ring_->record(transition, fields);
+#if defined(KVFERRY_FAULT_POINTS)
+  if (ring_->strike(transition)) {
+    return KVFERRY_ERROR(kSystem, "a failure was planned at {}", to_string(transition));
+  }
+#endif
+  return ok();
 }
 
 }  // namespace kvferry::ipc

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/transitions/fault_plan.hpp"
 
 #include <sys/types.h>
 
@@ -64,13 +65,17 @@ class TransitionLog {
   TransitionLog() = default;  ///< Records nothing.
   /// Errors: kInvalidArgument for a number of records that is no power of two; kSystem, kPermission
   /// as the file system says (a full one is found here, not at a later write).
+  /// faults: what is to go wrong on the way, in tests.
   [[nodiscard]] static Result<TransitionLog> create(const RuntimeDir& dir,
                                                     TransitionWriter writer,
-                                                    std::size_t records = kDefaultRecords);
+                                                    std::size_t records = kDefaultRecords,
+                                                    FaultPlan faults = {});
   /// As create(); a process that cannot have a ring warns and works without.
   [[nodiscard]] static TransitionLog create_or_warn(const RuntimeDir& dir, TransitionWriter writer);
 
   void record(Transition transition, const TransitionFields& fields) const noexcept;
+  /// For transitions before something that can fail: the failure that is planned here, else ok.
+  [[nodiscard]] Status attempt(Transition transition, const TransitionFields& fields) const;
 
  private:
   class Ring;
