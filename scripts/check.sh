@@ -11,13 +11,14 @@
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
 #   model     scripts/model.sh: the protocols, model-checked, and their mutants
+#   matrix    scripts/matrix.sh: every fault at every transition of the handshake, on real processes
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
 #   install   install, then a project of its own that does find_package(kvferry)
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering model build labels headers tests tidy asan tsan install)
+stages=(format shell layering model build labels headers tests matrix tidy asan tsan install)
 
 stage_format() {
   scripts/format.sh --check
@@ -37,6 +38,10 @@ stage_model() {
 
 stage_build() {
   build_preset dev
+}
+
+stage_matrix() {
+  scripts/matrix.sh
 }
 
 # A test without a label is run by nobody: ctest --print-labels would not tell.

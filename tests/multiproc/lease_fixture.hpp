@@ -60,11 +60,13 @@ class LeasePeer {
   /// Ends it in order.
   void quit();
 
+  /// Takes a line that begins with "view".
+  void remember(const std::string& line);
+
   ChildProcess& process() { return process_; }
   [[nodiscard]] const SeenView& view() const { return view_; }
 
  private:
-  void remember(const std::string& line);
   ChildProcess process_;
   SeenView view_;
 };
