@@ -100,16 +100,14 @@ class CudaBorrowed final : public BorrowedMemory {
 Status check_pointer(const CudaContext& context, CUdeviceptr address) {
   const CudaDriver& driver = context.driver();
   unsigned type = 0;
-  if (const CUresult error =
-          driver.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
-      error == CUDA_ERROR_INVALID_VALUE) {
+  const CUresult known = driver.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  if (known == CUDA_ERROR_INVALID_VALUE) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "cuda:{}: {:#x} is no address that CUDA knows in this process; register "
                          "device memory that this process allocated",
                          context.ordinal(), address);
-  } else {
-    KVFERRY_DRIVER_TRY(driver, error);
   }
+  KVFERRY_DRIVER_TRY(driver, known);
   unsigned managed = 0;
   KVFERRY_DRIVER_TRY(driver,
                      driver.pointer_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address));

@@ -30,7 +30,7 @@ namespace kvferry::ipc {
 [[nodiscard]] Result<ExportedHandle> export_legacy(DevicePtr base, std::uint64_t size_bytes);
 /// The same for memory behind a generic handle: a POSIX descriptor.
 [[nodiscard]] Result<ExportedHandle> export_vmm(const CudaContext& context,
-                                                CUmemGenericAllocationHandle handle,
+                                                CUmemGenericAllocationHandle generic,
                                                 std::uint64_t size_bytes);
 
 /// What sizes are rounded up to: the driver's granularity for shareable memory.
