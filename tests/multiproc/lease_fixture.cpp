@@ -14,8 +14,12 @@
 
 namespace kvferry::test {
 
-LeasePeer::LeasePeer(const std::vector<std::string>& arguments)
-    : process_({.program = sibling_program("kvferry_lease_peer"), .arguments = arguments}) {}
+LeasePeer::LeasePeer(const std::vector<std::string>& arguments,
+                     const std::string& program,
+                     const std::vector<std::string>& environment)
+    : process_({.program = sibling_program(program),
+                .arguments = arguments,
+                .environment = environment}) {}
 
 void LeasePeer::tell(const std::string& command) {
   EXPECT_TRUE(process_.write_line(command)) << command << "\n" << process_.stderr_text();
@@ -131,6 +135,10 @@ std::uint64_t LeaseFixture::used_bytes() const {
 }
 
 std::unique_ptr<LeasePeer> LeaseFixture::start(const std::string& self, Arguments extra) {
+  return std::make_unique<LeasePeer>(peer_arguments(self, std::move(extra)));
+}
+
+std::vector<std::string> LeaseFixture::peer_arguments(const std::string& self, Arguments extra) {
   if (!instance_) {
     auto instance = ipc::RuntimeDir::open(dir_.path().native(), "test");
     EXPECT_TRUE(instance.has_value()) << instance.error().to_string();
@@ -146,7 +154,7 @@ std::unique_ptr<LeasePeer> LeaseFixture::start(const std::string& self, Argument
   extra.merge(all);
   std::vector<std::string> arguments;
   for (const auto& [name, value] : extra) arguments.push_back(name + "=" + value);
-  return std::make_unique<LeasePeer>(arguments);
+  return arguments;
 }
 
 std::unique_ptr<LeasePeer> LeaseFixture::start_owner(Arguments extra) {

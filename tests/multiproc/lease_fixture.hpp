@@ -38,12 +38,16 @@ struct SeenView {
 /// A kvferry_lease_peer process. Commands: init MS, clear EPOCH MS, detach EPOCH MS, wait EPOCH MS
 /// (answered when done, others may follow meanwhile); close|open GATE and fail GATE N with the
 /// gates mapped, zeroing (half-way), quiesce, unmapped and freed ("at GATE EPOCH" when held there);
-/// poke N and peek (the first byte), fill N and others N (all bytes), address, resources, fork,
-/// quit. A worker zeroes undefined contents; zeroings tells how often it did. With
+/// leave (ends owner or attacher, not
+/// the process), poke N and peek (the first byte), fill N and others N (all bytes), address,
+/// resources, fork, quit. A worker zeroes undefined contents; zeroings tells how often it did. With
 /// source=yes, an engine's memory: source count EPOCH|fail|throw|keep|free|again.
 class LeasePeer {
  public:
-  explicit LeasePeer(const std::vector<std::string>& arguments);
+  /// program: beside the test's; environment: NAME=VALUE.
+  explicit LeasePeer(const std::vector<std::string>& arguments,
+                     const std::string& program = "kvferry_lease_peer",
+                     const std::vector<std::string>& environment = {});
 
   void tell(const std::string& command);
   /// The next line that begins with the prefix; views on the way are remembered, other lines
@@ -83,6 +87,8 @@ class LeaseFixture : public ::testing::Test {
   void expect_allowed_transitions();
 
   [[nodiscard]] std::unique_ptr<LeasePeer> start(const std::string& self, Arguments extra = {});
+  /// What start() gives a peer.
+  [[nodiscard]] std::vector<std::string> peer_arguments(const std::string& self, Arguments extra);
   /// A peer of the owning, or of the attaching kind; "up" is awaited.
   [[nodiscard]] std::unique_ptr<LeasePeer> start_owner(Arguments extra = {});
   [[nodiscard]] std::unique_ptr<LeasePeer> start_attacher(Arguments extra = {});

@@ -379,6 +379,10 @@ class Peer {
       say(fmt::format("address {:#x}", user_.address()));
     } else if (verb == "resources") {
       say(fmt::format("resources {} {}", count_fds(), count_mappings()));
+    } else if (verb == "leave") {
+      owner_.reset();
+      attacher_.reset();
+      say("left");
     } else if (verb == "fork") {
       say(fmt::format("forked {}", fork_keeper()));
     } else {

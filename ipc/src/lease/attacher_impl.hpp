@@ -116,6 +116,7 @@ class LeaseAttacher::Impl {
   void return_unopened(LeaseId lease);
   void check_word();
   Status let_go(Deadline deadline, std::string_view why);
+  Status close_arena();
   void stay_stuck(const Error& why);
   void go_on();
 

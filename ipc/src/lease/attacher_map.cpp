@@ -1,9 +1,12 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "lease/attacher_impl.hpp"
+#include "lease/mutants.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,7 +104,8 @@ void LeaseAttacher::Impl::acknowledge(LeaseId lease) {
 
 void LeaseAttacher::Impl::release_up_to(LeaseId lease) {
   record(Transition::kAttacherRelease, Epoch{}, lease);
-  words_->release_up_to(lease);
+  if (lease::is_mutant("release_by_epoch")) lease = LeaseId{view_draft_.epoch.value};
+  if (lease > words_->released()) words_->release_up_to(lease);
   record(Transition::kAttacherReleased, Epoch{}, lease);
 }
 
@@ -143,11 +147,16 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   const TimePoint started = MonotonicClock::now();
   log_info("{}: detaches from epoch {} (lease {}): {}; drains at most {} ms", tag_, epoch.value,
            held_->lease.value, why, std::chrono::ceil<milliseconds>(deadline.remaining()).count());
+  if (lease::is_mutant("release_before_drain")) release_up_to(held_->lease);
+  while (lease::is_mutant("both_sides_wait") && owner_words_->load() &&
+         owner_words_->load()->phase == LeasePhase::kRevoking) {
+    ::poll(nullptr, 0, 1);
+  }
   Status idle = attempt(Transition::kAttacherDrain, epoch, held_->lease);
   if (idle) idle = user_.quiesce(epoch, deadline);
   record(idle ? Transition::kAttacherDrained : Transition::kAttacherStuck, epoch, held_->lease);
   if (!idle) {
-    if (is_mover()) {
+    if (is_mover() && !lease::is_mutant("no_fail_stop")) {
       log_error("{}: epoch {} cannot be drained: {}; this mover exits, its death ends the lease",
                 tag_, epoch.value, idle.error().to_string());
       ::_exit(kCannotDrainExit);
@@ -160,10 +169,7 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
     return error;
   }
   user_.on_unmapped(epoch);
-  Status released = attempt(Transition::kAttacherUnmap, epoch, held_->lease);
-  if (released) released = held_->arena.release();
-  record(released ? Transition::kAttacherUnmapped : Transition::kAttacherStuck, epoch,
-         held_->lease);
+  const Status released = close_arena();
   if (!released) {
     // Not closed for certain, so not acknowledged either.
     log_error("{}: epoch {}: {}", tag_, epoch.value, released.error().to_string());
@@ -180,6 +186,23 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   log_info("{}: epoch {} unmapped, lease {} released after {} ms", tag_, epoch.value, lease.value,
            std::chrono::duration_cast<milliseconds>(MonotonicClock::now() - started).count());
   return ok();
+}
+
+// Every segment.
+Status LeaseAttacher::Impl::close_arena() {
+  const Epoch epoch = held_->arena.epoch();
+  if (lease::is_mutant("forgets_to_unmap")) {
+    keep_until_process_end(std::move(held_->arena));
+    return ok();
+  }
+  Status released = attempt(Transition::kAttacherUnmap, epoch, held_->lease);
+  if (lease::is_mutant("half_import_leaks") && !held_->accepted) {
+    keep_until_process_end(std::move(held_->arena));
+  }
+  if (released) released = held_->arena.release();
+  record(released ? Transition::kAttacherUnmapped : Transition::kAttacherStuck, epoch,
+         held_->lease);
+  return released;
 }
 
 void LeaseAttacher::Impl::stay_stuck(const Error& why) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "lease/mutants.hpp"
 #include "lease/owner_impl.hpp"
 #include "lease/process_memory.hpp"
 
@@ -121,6 +122,7 @@ void LeaseOwner::Impl::set_stage(ClearStage stage, Deadline end) {
   clear_->stage = stage;
   clear_->stage_end = end;
   const bool steps = stage == ClearStage::kUnmapping || stage == ClearStage::kSettling;
+  if (lease::is_mutant("no_deadline")) return;
   arm_clear_timer(steps ? std::min(end.when(), MonotonicClock::now() + kSettleStep) : end.when());
 }
 
@@ -138,7 +140,7 @@ void LeaseOwner::Impl::advance_clear() {
   if (!clear_) return;
   if (clear_->stage != ClearStage::kWaiting && clear_->stage != ClearStage::kKilling) return;
   const auto holders = slots_.holding(clear_->epoch);
-  if (holders.empty()) return free_arena();
+  if (holders.empty() || lease::is_mutant("free_without_waiting")) return free_arena();
   if (clear_->stage == ClearStage::kWaiting) return;
   const bool dying =
       std::any_of(holders.begin(), holders.end(), [](const Slot* slot) { return slot->killed; });
@@ -165,6 +167,7 @@ void LeaseOwner::Impl::on_clear_timer() {
 // The deadline is never permission to free: a mover is killed, and its death must then be proven; a
 // worker or a foreign process is not ours to end.
 void LeaseOwner::Impl::end_movers() {
+  if (lease::is_mutant("free_at_the_deadline")) return release_arena();
   std::uint64_t most_bytes = 0;
   bool any = false;
   const auto holders = slots_.holding(clear_->epoch);
@@ -223,7 +226,9 @@ void LeaseOwner::Impl::free_arena() {
 // The one free of the owner's side.
 void LeaseOwner::Impl::release_arena() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
-  KVFERRY_CHECK(slots_.holding(clear_->epoch).empty(), "a free under a living lease");
+  KVFERRY_CHECK(slots_.holding(clear_->epoch).empty() || lease::is_mutant("free_without_waiting") ||
+                    lease::is_mutant("free_at_the_deadline"),
+                "a free under a living lease");
   // Not as at the start: what the others gave back since then is not ours.
   clear_->check = lease::ReturnCheck(*arena_, memory_now().free_bytes);
   const Status planned = attempt(Transition::kOwnerFree, clear_->epoch);

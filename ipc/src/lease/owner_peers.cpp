@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
 #include "lease/hello.hpp"
+#include "lease/mutants.hpp"
 #include "lease/owner_impl.hpp"
 
 #include <unistd.h>
@@ -135,6 +136,7 @@ void LeaseOwner::Impl::on_connection(const IncarnationId& incarnation) {
       // Closed is not dead: its lease lives on until the word or the pidfd says otherwise.
       log_info("{}: {} closed its connection ({})", tag_, slot->name(), packet.error().message);
       close_connection(*slot);
+      if (lease::is_mutant("eof_is_death")) slot->lease.reset();
       break;
     }
     if (!packet->has_value()) break;
@@ -183,7 +185,8 @@ Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
                          slot.lease->id.value, slot.lease->epoch.value);
   }
   slot.wanted = min_epoch;
-  if (phase() == LeasePhase::kReady && epoch() >= min_epoch && may_grant()) {
+  if ((phase() == LeasePhase::kReady || lease::is_mutant("grant_while_revoking")) &&
+      epoch() >= min_epoch && may_grant()) {
     grant(slot);
   } else {
     log_info("{}: {} waits for epoch {} or later; now epoch {} {}{}{}", tag_, slot.name(),
@@ -301,6 +304,13 @@ void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
                        : std::string(", held no lease"));
   const std::optional<lease::Lease> held = slot->lease;
   slots_.remove_dead(incarnation);
+  if (lease::is_mutant("death_of_an_earlier_life")) {
+    slots_.for_each([this](Slot& other) {
+      if (!other.lease) return;
+      record(Transition::kOwnerSeesDeath, other, *other.lease);
+      other.lease.reset();
+    });
+  }
   if (held) end_preparing(held->id);
   tick();
 }

@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+/// Mistakes that a test builds into copies of these sources, one at a time, to see that each is
+/// caught for its own reason (tests/mutants/). In the product every one is the constant false.
+namespace kvferry::ipc::lease {
+
+#if defined(KVFERRY_MUTANTS)
+/// Whether this mistake is the one to make. Defined by the test's program.
+[[nodiscard]] bool is_mutant(std::string_view name) noexcept;
+#else
+[[nodiscard]] constexpr bool is_mutant(std::string_view /*name*/) noexcept { return false; }
+#endif
+
+}  // namespace kvferry::ipc::lease
