@@ -111,9 +111,9 @@ class StagedLossTest : public testing::Test {
     EXPECT_TRUE(request.has_value());
     return request.value_or(ipc::StageRequest{});
   }
-  void submit_load() {
+  void submit_load(std::uint64_t id = 1) {
     ipc::MoverJob job;
-    job.job = ipc::JobId{1};
+    job.job = ipc::JobId{id};
     job.session = session_;
     job.epoch = ipc::Epoch{1};
     job.direction = ipc::CopyDirection::kHostToDevice;
@@ -147,6 +147,27 @@ TEST_F(StagedLossTest, ClosedConnectionOfALivingWorkerEndsNoJobBeforeItsAgentSay
   greet(agent);
   EXPECT_EQ(wait_answer().results,
             std::vector<std::uint8_t>{static_cast<std::uint8_t>(ErrorCode::kPeerDied)});
+}
+
+TEST_F(StagedLossTest, AProvenJobIsAnsweredAlthoughTheNextOneIsNotOver) {
+  submit_load(1);
+  {
+    PacketSocket agent = next_hello();
+    greet(agent);
+    EXPECT_EQ(next_request(agent).kind, ipc::StageKind::kScatter);
+  }
+  PacketSocket agent = next_hello();
+  submit_load(2);
+  EXPECT_FALSE(is_answered());
+  greet(agent);
+  const ipc::StageRequest request = next_request(agent);
+  EXPECT_EQ(wait_answer().job, ipc::JobId{1});
+  {
+    const std::lock_guard lock(mutex_);
+    done_.reset();
+  }
+  ASSERT_TRUE(agent.send(ipc::encode(ipc::StageReply{request.id, std::nullopt})).has_value());
+  EXPECT_EQ(wait_answer().job, ipc::JobId{2});
 }
 
 TEST_F(StagedLossTest, EndOfTheEpochIsNotHeldUpByTheWaitAndDoesNotEndIt) {

@@ -72,7 +72,7 @@ void StagedRun::prepare() {
   take_count(context_.copied.fd());
   const Status connected = context_.staging.ensure_connected(ipc::Deadline::after(kConnectDeadline),
                                                              context_.stopped.fd());
-  if (connected) return;
+  if (connected) return context_.on_greeted();
   // A greeting that was asked for stays asked for: nothing is handed over before it.
   const ErrorCode code = context_.stop_reason().value_or(connected.error().code);
   for (; next_ < chunks_.size(); ++next_) fail_chunk(next_, code, connected.error().message);

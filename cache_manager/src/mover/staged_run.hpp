@@ -37,6 +37,7 @@ class StagedRun {
     StagingClient& staging;
     std::function<ipc::Status(std::span<const CopyRun>, ipc::DevicePtr)> enqueue;
     std::function<std::optional<ipc::ErrorCode>()> stop_reason;
+    std::function<void()> on_greeted;  ///< The agent serves: what was asked of it before has ended.
   };
 
   StagedRun(Context context,

@@ -195,16 +195,14 @@ void TransferLane::execute(LaneJob& job) {
   }
   bool proven = true;
   if (job.arena->strategy == CopyStrategy::kStaged) {
-    StagedRun::Context context{options_.direction,
-                               options_.lane,
-                               *stream_,
-                               copied_,
-                               stopped_,
+    StagedRun::Context context{options_.direction, options_.lane, *stream_, copied_, stopped_,
                                staging_,
                                [this, &job](std::span<const CopyRun> runs, ipc::DevicePtr slot) {
                                  return enqueue(job, runs, slot, true);
                                },
-                               [this, &job] { return stop_reason(job.job.job); }};
+                               [this, &job] { return stop_reason(job.job.job); },
+                               // Not at the job's end: that may be long after.
+                               [this] { release_held(); }};
     proven = StagedRun(std::move(context), job, items, index, result).run();
   } else {
     run_direct(job, items, index, result);
