@@ -6,7 +6,6 @@
 #include "kvferry/ipc/transitions/transition_trace.hpp"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -80,12 +79,7 @@ void LeasePeer::kill_and_reap() {
   EXPECT_EQ(process_.wait(soon()), ChildExit::killed_by(SIGKILL));
 }
 
-void LeasePeer::stop() {
-  process_.signal(SIGSTOP);
-  siginfo_t info{};
-  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(process_.pid()), &info, WSTOPPED), 0);
-  EXPECT_EQ(info.si_code, CLD_STOPPED);
-}
+void LeasePeer::stop() { ASSERT_TRUE(process_.stop()); }
 
 void LeasePeer::quit() {
   tell("quit");

@@ -186,7 +186,7 @@ TEST_F(StagingProofTest, StalledWorkerKeepsTheBlocksUntilItGoesOn) {
   begin_held_load(2);
   sever();
   expect_lane_waits(3, CopyDirection::kHostToDevice);
-  worker_->signal(SIGSTOP);
+  EXPECT_TRUE(worker_->stop());
   worker_->write_line("open");
   expect_lane_waits(4, CopyDirection::kHostToDevice);
   EXPECT_FALSE(is_answered(2)) << "nothing is known of a stopped process";

@@ -216,7 +216,7 @@ TEST_F(WorkerStagingTest, UnreadRequestsOfAQuiescedMoverNeverRun) {
   fill(3, 200);
   // The agent is stopped, so the scatter waits unread when the mover is declared dead. Whichever of
   // the two it then reads first: after the answer nothing is written any more.
-  worker_->signal(SIGSTOP);
+  EXPECT_TRUE(worker_->stop());
   const auto scatter = make_request(StageKind::kScatter, 0, {0, 1, 2});
   ASSERT_TRUE(agent_.send(ipc::encode(scatter)).has_value());
   std::thread resume([this] { worker_->signal(SIGCONT); });
@@ -232,7 +232,7 @@ TEST_F(WorkerStagingTest, HelloOfALaneEndsItsEarlierConnectionAndNothingOfThatRu
   stage_ok(make_request(StageKind::kGather, 0, {0, 1, 2}));
   fill(3, 200);
   // The scatter waits unread in a connection that is still open when the lane says hello again.
-  worker_->signal(SIGSTOP);
+  EXPECT_TRUE(worker_->stop());
   const auto scatter = make_request(StageKind::kScatter, 0, {0, 1, 2});
   ASSERT_TRUE(agent_.send(ipc::encode(scatter)).has_value());
   ipc::PacketSocket before = std::move(agent_);

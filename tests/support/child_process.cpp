@@ -242,6 +242,16 @@ void ChildProcess::signal(int signal_number) noexcept {
   ::syscall(SYS_pidfd_send_signal, pidfd_.get(), signal_number, nullptr, 0);
 }
 
+bool ChildProcess::stop() noexcept {
+  signal(SIGSTOP);
+  siginfo_t info{};
+  const auto id = static_cast<id_t>(pid_);
+  // Looks without taking, so that a death stays there for wait().
+  if (::waitid(P_PID, id, &info, WSTOPPED | WEXITED | WNOWAIT) != 0) return false;
+  if (info.si_code != CLD_STOPPED) return false;
+  return ::waitid(P_PID, id, &info, WSTOPPED | WNOHANG) == 0;
+}
+
 bool ChildProcess::wait_zombie(ipc::Deadline deadline) const noexcept {
   if (exit_.has_value()) return true;
   pollfd entry{pidfd_.get(), POLLIN, 0};

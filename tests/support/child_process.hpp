@@ -64,6 +64,9 @@ class ChildProcess {
   /// Sends the signal to this very child; does nothing when it is dead.
   void signal(int signal_number) noexcept;
   void kill() noexcept { signal(SIGKILL); }
+  /// SIGSTOP, and waits until every thread has stopped: the signal alone is no such promise. False
+  /// when it is dead.
+  [[nodiscard]] bool stop() noexcept;
   /// Waits for its end and reaps it; nothing when it still runs at the deadline. Call as often as
   /// you like: once ended, always the same answer.
   [[nodiscard]] std::optional<ChildExit> wait(ipc::Deadline deadline);

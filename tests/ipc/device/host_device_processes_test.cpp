@@ -319,7 +319,7 @@ TEST_F(HostDeviceProcessesTest, AnotherCapacityIsRefusedAcrossProcesses) {
 TEST_F(HostDeviceProcessesTest, AStoppedProcessIsNoHindrance) {
   ChildProcess child = start_owner();
   expect_ok(child, fmt::format("alloc vmm {}", 4 * kMiB));
-  child.signal(SIGSTOP);
+  EXPECT_TRUE(child.stop());
   const auto device = open(kCapacity);
   EXPECT_EQ(device->memory_info()->free_bytes, kCapacity - 4 * kMiB);
   const auto memory = allocate(*device, kCapacity - 4 * kMiB);

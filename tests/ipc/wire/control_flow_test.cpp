@@ -53,7 +53,7 @@ TEST_F(ControlFlowTest, WhatAStoppedPeerDoesNotTakeIsBoundedInBytesAndGoesOnWhen
   ChildProcess child = start_peer("peer");
   ASSERT_TRUE(child.write_line("call"));
   ASSERT_TRUE(child.read_line(soon()).has_value());
-  child.signal(SIGSTOP);
+  EXPECT_TRUE(child.stop());
   std::uint64_t sent = 0;
   server.call([&] {
     JobDone done;
@@ -86,7 +86,7 @@ TEST_F(ControlFlowTest, AReplyThatAFullQueueDidNotTakeIsSentWhenThereIsRoom) {
   ChildProcess child = start_peer("peer");
   ASSERT_TRUE(child.write_line("pin"));
   ASSERT_TRUE(server.handler.wait_for("pin peer"));
-  child.signal(SIGSTOP);
+  EXPECT_TRUE(child.stop());
   server.call([&] {
     JobDone done;
     done.message.assign(64 << 10, 'x');

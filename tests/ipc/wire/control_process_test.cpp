@@ -93,7 +93,7 @@ TEST_P(ControlProcessTest, ARequestEndsWhenItsServerIsKilled) {
 TEST_P(ControlProcessTest, AStoppedServerIsNotLostAndServesOnWhenContinued) {
   ChildProcess server = start_server();
   auto link = connect();
-  server.signal(SIGSTOP);
+  EXPECT_TRUE(server.stop());
   const auto reply = link->request(MessageKind::kStatus, encode(Empty{}),
                                    Deadline::after(std::chrono::milliseconds(50)));
   ASSERT_FALSE(reply.has_value());

@@ -307,7 +307,7 @@ TEST_F(ManagerJobsTest, MoverWhoseWorkerIsStoppedIsLeftAliveAndItsJobCancelled) 
   ASSERT_TRUE(worker.wait_line("ready", soon())) << worker.stderr_text();
   ASSERT_NO_FATAL_FAILURE(add_mover(1));
   ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
-  worker.signal(SIGSTOP);
+  EXPECT_TRUE(worker.stop());
   const auto slots = reserve({{GroupId{0}, key(1)}});
   submit_store(1, {{GroupId{0}, BlockId{3}, slots.at(0)}});
   const auto first = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
