@@ -130,6 +130,8 @@ class GatedUser final : public ArenaUser {
     for (std::uint32_t i = 0; i < sizes.size(); ++i) {
       std::memset(arena.segment(i).raw(), 0, sizes[i]);
     }
+    // Under the lock, so that who looks at the memory next finds it zeroed.
+    const std::lock_guard lock(mutex_);
     ++zeroings_;
   }
   bool pass(const std::string& name, Epoch epoch, const Deadline* deadline) {

@@ -147,6 +147,7 @@ int ZmqSocket::send(const IncarnationId* receiver, std::span<const std::uint8_t>
 int ZmqSocket::send(const IncarnationId& receiver,
                     Bytes body,
                     std::shared_ptr<SendQueue> queue) noexcept {
+  MessageOrder::before_send();
   if (const int error = send_frame(receiver.bytes, ZMQ_SNDMORE); error != 0) {
     queue->left(body.size());
     return error;
