@@ -128,6 +128,7 @@ void LeaseAttacher::Impl::decline_grant(const lease::Incoming& incoming) {
   if (!part) return;
   log_info("{}: lease {} on epoch {} given back unopened: this process ends", tag_,
            part->lease.value, part->epoch.value);
+  record(Transition::kAttacherReturn, part->epoch, part->lease);
   acknowledge(part->lease);
 }
 
