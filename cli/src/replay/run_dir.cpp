@@ -93,6 +93,8 @@ void RunDir::remove_stale_names(const std::string& instance) const {
     if (entry.is_socket(error)) sockets.push_back(entry.path());
   }
   for (const fs::path& socket : sockets) fs::remove(socket, error);
+  // Opened and let go: whoever is the last one in there takes the recorded transitions along.
+  (void)ipc::RuntimeDir::open(path_.native(), instance);
 }
 
 std::vector<std::string> RunDir::leftovers(const std::string& instance) const {
