@@ -16,17 +16,26 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::array kConfigurable = {
-    "arena"sv,         "arena-memory"sv,  "cache-owner"sv,    "clear-every"sv,
-    "clear-host"sv,    "copy-strategy"sv, "deadline"sv,       "decode-steps"sv,
-    "device"sv,        "engine"sv,        "geometry"sv,       "gpu-blocks"sv,
-    "handles"sv,       "host"sv,          "host-memory"sv,    "in-flight"sv,
-    "instance"sv,      "job-deadline"sv,  "json"sv,           "keep-logs"sv,
-    "log-level"sv,     "max-jobs"sv,      "queue-deadline"sv, "rank"sv,
-    "ranks"sv,         "report"sv,        "requests"sv,       "runtime-dir"sv,
-    "seed"sv,          "skip-bad"sv,      "speed"sv,          "staging-slot-bytes"sv,
-    "staging-slots"sv, "stall-timeout"sv, "trace"sv,          "verify"sv,
-    "workload"sv};
+constexpr std::array kConfigurable = {"arena"sv,          "arena-memory"sv,
+                                      "cache-owner"sv,    "check"sv,
+                                      "clear-every"sv,    "clear-host"sv,
+                                      "copy-strategy"sv,  "deadline"sv,
+                                      "decode-steps"sv,   "device"sv,
+                                      "engine"sv,         "geometry"sv,
+                                      "gpu-blocks"sv,     "handles"sv,
+                                      "host"sv,           "host-memory"sv,
+                                      "in-flight"sv,      "instance"sv,
+                                      "job-deadline"sv,   "json"sv,
+                                      "keep-logs"sv,      "last"sv,
+                                      "log-level"sv,      "max-jobs"sv,
+                                      "queue-deadline"sv, "rank"sv,
+                                      "ranks"sv,          "report"sv,
+                                      "requests"sv,       "runtime-dir"sv,
+                                      "seed"sv,           "skip-bad"sv,
+                                      "speed"sv,          "staging-slot-bytes"sv,
+                                      "staging-slots"sv,  "stall-timeout"sv,
+                                      "trace"sv,          "verify"sv,
+                                      "workload"sv};
 
 std::string text_of(const toml::node& value) {
   if (const auto* text = value.as_string()) return text->get();
