@@ -16,7 +16,6 @@ struct Names {
 constexpr auto kNames = std::to_array<Names>({
 #define KVFERRY_TRANSITION(identifier, name, words) {name, words},
 #include "kvferry/ipc/transitions/transitions.inc"
-#undef KVFERRY_TRANSITION
 });
 static_assert(kNames.size() + 1 == static_cast<std::size_t>(Transition::kEnd));
 

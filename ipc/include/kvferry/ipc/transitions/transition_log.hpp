@@ -24,7 +24,6 @@ enum class Transition : std::uint32_t {
   kNone = 0,
 #define KVFERRY_TRANSITION(identifier, name, words) k##identifier,
 #include "kvferry/ipc/transitions/transitions.inc"
-#undef KVFERRY_TRANSITION
   kEnd
 };
 
