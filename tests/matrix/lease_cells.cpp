@@ -55,7 +55,7 @@ constexpr auto kAttacherPoints = std::to_array<Point>({
     {Transition::kAttacherAsk, true},
     {Transition::kAttacherAsked},
     {Transition::kAttacherGrant},
-    {Transition::kAttacherReturn, false, 1, Scene::kClear, "attacher.grant=delay:400"},
+    {Transition::kAttacherReturn, false, 1, Scene::kLateGrant, "attacher.grant=stop"},
     {Transition::kAttacherImport, true},
     {Transition::kAttacherFailed, false, 1, Scene::kClear, "attacher.import=fail"},
     {Transition::kAttacherMapped, true},

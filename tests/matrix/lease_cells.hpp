@@ -17,9 +17,10 @@ enum class Blow { kKill, kStop, kStopForGood, kDelay, kFail, kOrphan };
 
 /// How the point is reached.
 enum class Scene {
-  kClear,      ///< Init, map, clear, init again, end.
-  kPeerDies,   ///< The other side is killed while the epoch is mapped.
-  kPeerStalls  ///< The other side is stopped while the epoch is mapped, then the epoch is cleared.
+  kClear,       ///< Init, map, clear, init again, end.
+  kPeerDies,    ///< The other side is killed while the epoch is mapped.
+  kPeerStalls,  ///< The other side is stopped while the epoch is mapped, then the epoch is cleared.
+  kLateGrant    ///< The attacher stops when its grant has come, and goes on when it is revoked.
 };
 
 /// One cell of the matrix: a blow at a point of one side, in one of the four ways to share memory.

@@ -86,13 +86,15 @@ class LeaseMatrix : public LeaseFixture, public testing::WithParamInterface<Cell
   }
 
   /// The record of the blow, once it has struck.
-  std::optional<std::uint64_t> struck() {
+  std::optional<std::uint64_t> struck() { return struck_at(cell().point); }
+  /// The victim's record of a planned fault at this point.
+  std::optional<std::uint64_t> struck_at(Transition point) {
     const auto trace = ipc::read_transitions(*instance_);
     if (!trace) return std::nullopt;
     std::map<std::uint32_t, Transition> last;  // by thread of the victim
     for (const ipc::TransitionRecord& record : trace->records) {
       if (trace->writers[record.writer].who.pid != victim_pid_) continue;
-      if (record.transition == Transition::kStruck && last[record.thread] == cell().point) {
+      if (record.transition == Transition::kStruck && last[record.thread] == point) {
         return record.detail;
       }
       if (record.transition != Transition::kStruck) last[record.thread] = record.transition;
@@ -126,14 +128,15 @@ void LeaseMatrix::drive() {
     return [this, epoch] { return attacher_side_->maps(epoch); };
   };
   owner_side_->tell("init 8000");
-  const bool late = cell().point == Transition::kAttacherReturn;
-  ASSERT_TRUE(until(hit_or([&] {
-                      return late ? attacher_side_->view().connected &&
-                                        owner_side_->said("init ").has_value()
-                                  : attacher_side_->maps(1);
-                    }),
-                    time))
-      << "never mapped";
+  if (cell().scene == Scene::kLateGrant) {
+    ASSERT_TRUE(until([this] { return struck_at(Transition::kAttacherGrant).has_value(); }, time));
+    owner_side_->tell("clear 1 20000");
+    ASSERT_TRUE(until([this] { return owner_side_->view().phase == "revoking"; }, time));
+    victim().signal(SIGCONT);
+    ASSERT_TRUE(until([this] { return struck().has_value(); }, time)) << "not reached";
+    return;
+  }
+  ASSERT_TRUE(until(hit_or(mapped(1)), time)) << "never mapped";
   if (struck()) return;
   if (cell().scene == Scene::kPeerDies) {
     other().signal(SIGKILL);
@@ -141,10 +144,6 @@ void LeaseMatrix::drive() {
     return;
   }
   if (cell().scene == Scene::kPeerStalls) other().peer().stop();
-  if (late) {
-    // Its grant is on its way, and it looks at it late.
-    ASSERT_TRUE(until([this] { return owner_side_->view().leases > 0; }, time));
-  }
   owner_side_->tell("clear 1 20000");
   ASSERT_TRUE(until(hit_or([this] { return owner_side_->said("clear ").has_value(); }), time))
       << "the clear did not end";
