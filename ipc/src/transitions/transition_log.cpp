@@ -77,16 +77,16 @@ class TransitionLog::Ring {
                             fields.lease.value,
                             fields.peer.low(),
                             fields.detail};
-    constexpr auto kRelaxed = std::memory_order_relaxed;
-    place.number_and_check.store(0, kRelaxed);
-    std::atomic_thread_fence(std::memory_order_release);
-    place.time_ns.store(words[0], kRelaxed);
-    place.transition_and_thread.store(words[1], kRelaxed);
-    place.session.store(words[2], kRelaxed);
-    place.epoch.store(words[3], kRelaxed);
-    place.lease.store(words[4], kRelaxed);
-    place.peer.store(words[5], kRelaxed);
-    place.detail.store(words[6], kRelaxed);
+    // Each member is written after the record was marked as unfinished.
+    constexpr auto kAfter = std::memory_order_release;
+    place.number_and_check.store(0, std::memory_order_relaxed);
+    place.time_ns.store(words[0], kAfter);
+    place.transition_and_thread.store(words[1], kAfter);
+    place.session.store(words[2], kAfter);
+    place.epoch.store(words[3], kAfter);
+    place.lease.store(words[4], kAfter);
+    place.peer.store(words[5], kAfter);
+    place.detail.store(words[6], kAfter);
     place.number_and_check.store(transitions::seal(number, words), std::memory_order_release);
   }
 
