@@ -11,14 +11,16 @@
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
 #   model     scripts/model.sh: the protocols, model-checked, and their mutants
-#   matrix    scripts/matrix.sh: every fault at every transition of the handshake, on real processes
+#   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
+#             the code makes every move of the relation
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
 #   install   install, then a project of its own that does find_package(kvferry)
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering model build labels headers tests matrix tidy asan tsan install)
+stages=(format shell layering model build labels headers tests matrix tidy asan tsan
+  install)
 
 stage_format() {
   scripts/format.sh --check
@@ -102,6 +104,10 @@ run_sanitized() {
   fi
 }
 
+# Not for them: tests that leave a process without descriptors (the sanitizers open pipes to look at
+# memory, and report what they cannot look at), and memory's growth (they keep what is freed).
+readonly not_sanitized='^ScriptsTest|WithoutDescriptors|^MoverDescriptorsTest|SoakTest\.AFewCycles'
+
 # Reports go to files, since many processes end by a test's SIGKILL or with an exit code that no test
 # looks at.
 sanitized_suites() { # preset, labels
@@ -113,7 +119,7 @@ sanitized_suites() { # preset, labels
   mkdir -p "$reports"
   export ASAN_OPTIONS=$ASAN_OPTIONS:log_path=$reports/report
   export TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports/report
-  run_sanitized ctest --preset "$preset" -L "^($labels)\$" -E '^ScriptsTest' \
+  run_sanitized ctest --preset "$preset" -L "^($labels)\$" -E "$not_sanitized" \
     --parallel "$(job_count)" | without_passed || code=$?
   # A line in there may also be about a thread that ended while the leak checker looked at it.
   if grep -qE '^SUMMARY|ERROR: |WARNING: ThreadSanitizer|runtime error' "$reports"/report.* 2> /dev/null; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Runs everything that needs a GPU, from a folder of built binaries: the backend's tests, then the main job
-# over both owners, both handle kinds, all arena orders and an engine's own memory. Works on a machine that
-# has only a driver.
+# Runs everything that needs a GPU, from a folder of built binaries: the backend's tests, also under
+# compute-sanitizer, then the main job over both owners, both handle kinds, all arena orders and an engine's
+# own memory. Works on a machine that has only a driver.
 set -euo pipefail
 
 usage() {
@@ -57,6 +57,24 @@ run() { # name, command...
 export KVFERRY_REQUIRE_GPU=1
 run conformance "$bin/device_cuda_conformance_test"
 run borrowed "$bin/device_cuda_borrow_test"
+
+# The toolkit's own checker, where there is one: out-of-bounds and misaligned accesses, and reads of memory
+# that nobody wrote. Errors of calls are what some tests are about. Of a peer's reads it cannot say
+# anything: it does not see what the other process has written.
+sanitizer=$(command -v compute-sanitizer || true)
+[[ -n $sanitizer || ! -x /usr/local/cuda/bin/compute-sanitizer ]] || sanitizer=/usr/local/cuda/bin/compute-sanitizer
+if [[ -n $sanitizer ]]; then
+  # It takes device memory for itself, so that tests which compare the driver's counts are left out.
+  filter='-*KilledImporterPinsNothing*:*ReleaseGivesTheMemoryBack*:*ImporterKeepsReferenceCounted*'
+  for test in conformance borrow; do
+    run "memcheck-$test" "$sanitizer" --tool memcheck --target-processes all --report-api-errors no --error-exitcode 9 \
+      "$bin/device_cuda_${test}_test" --gtest_filter="$filter"
+    run "initcheck-$test" "$sanitizer" --tool initcheck --target-processes application-only --report-api-errors no \
+      --error-exitcode 9 "$bin/device_cuda_${test}_test" --gtest_filter="$filter"
+  done
+else
+  rows+=("compute-sanitizer                  is not installed here: memcheck and initcheck left out")
+fi
 
 replay() { # name, options...
   local name=$1; shift

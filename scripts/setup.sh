@@ -7,7 +7,7 @@
 # through sudo. Says nothing and changes nothing when all is there. A CUDA toolkit is used when it
 # is present; it is never installed here and never required.
 #
-#   --build   only what building, testing and running need (no format, lint, shell or model checkers)
+#   --build   only what building, testing and running need (no format, lint, shell, model or wait checkers)
 #   --check   install nothing; list what is missing and fail if there is something
 #   --help    this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -45,8 +45,18 @@ clang_package() {
   fi
 }
 
+# The fuzz targets take the system's own clang (14 on Debian 12, 18 on Ubuntu 24.04), which gets along
+# with its standard library; their runtime is in a package that is named after clang's version.
+clang_runtime_package() {
+  local version
+  version=$(apt-cache depends clang 2> /dev/null |
+    sed -n 's/^ *Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+  echo "libclang-rt-${version:-14}-dev"
+}
+
 if ! $build_only; then
-  packages+=(shellcheck python3 spin "$(clang_package clang-format)" "$(clang_package clang-tidy)")
+  packages+=(shellcheck python3 spin strace "$(clang_package clang-format)" "$(clang_package clang-tidy)")
+  packages+=(clang "$(clang_runtime_package)")
 fi
 
 missing=()

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,7 +28,11 @@ struct Command {
   int (*run)(const Arguments& arguments);
 };
 
-/// All subcommands in the order of the help text.
+/// The subcommands in the order of the help text.
+inline constexpr auto kCommandNames = std::to_array<std::string_view>(
+    {"replay", "manager", "mover", "worker", "status", "clear", "reinit", "trace"});
+
+/// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
 
 int manager_command(const Arguments& arguments);

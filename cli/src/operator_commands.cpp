@@ -77,6 +77,8 @@ Result<ClearAnswer> ask_clear(const CommonOptions& common, const ipc::ClearReque
                            link->server().pid());
     }
     pollfd entry{link->fd(), POLLIN, 0};
+    // wait: the manager's reply; deadline, the order's own and kReplyMargin; the manager's pidfd
+    // and connection
     ::poll(&entry, 1, deadline.poll_timeout_ms());
   }
 }

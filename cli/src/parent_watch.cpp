@@ -18,11 +18,15 @@ namespace {
 constexpr int kGraceMs = 3000;
 
 void watch_parent(int pipe_fd) {
+  pthread_setname_np(pthread_self(), "kvf-parent");
   pollfd end{pipe_fd, POLLIN, 0};
+  // wait-idle: the end of the process that started this one; that end, which closes the pipe;
+  // thread kvf-parent
   while (poll(&end, 1, -1) < 0 && errno == EINTR) {
   }
   ipc::log_warn("the process that started this one is gone; ending");
   kill(getpid(), SIGTERM);
+  // wait: the orderly end of this process, which the last line ends else; kGraceMs; that end
   poll(nullptr, 0, kGraceMs);
   ipc::log_error("still here {} ms after SIGTERM; ending at once", kGraceMs);
   kill(getpid(), SIGKILL);
@@ -36,6 +40,7 @@ void end_with_parent(int pipe_fd) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  // wait-none: nobody waits for the end of this thread
   std::thread(watch_parent, pipe_fd).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "print.hpp"
 
+#include "kvferry/ipc/os/bounded_write.hpp"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -20,18 +22,22 @@ std::atomic<int> stdout_error{0};
 // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the process, as the stream
 std::atomic<bool> stderr_gone{false};
 
-/// 0, or the errno of the write that failed.
-int write_all(int fd, std::string_view text) noexcept {
+// A reader that takes nothing for that long does not get to hold up the run.
+constexpr auto kPatience = std::chrono::seconds(1);
+
+/// 0, or the errno of the write that failed. What a command has found out goes to a reader that may
+/// take its time, such as a pager: nothing of ours waits for it.
+int write_output(std::string_view text) noexcept {
   while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
+    // wait-idle: the reader of a command's output; the reader, or SIGINT; thread kvferry
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno == EAGAIN) {
-      // Somebody made the terminal or pipe non-blocking. A reader that takes nothing for that long
-      // does not get to hold up the run.
-      constexpr int kPatienceMs = 1000;
-      pollfd room{fd, POLLOUT, 0};
-      if (::poll(&room, 1, kPatienceMs) == 0) return EAGAIN;
+      // Somebody made the terminal or pipe non-blocking.
+      pollfd room{STDOUT_FILENO, POLLOUT, 0};
+      // wait: the reader of a stdout that does not block; kPatience; nothing
+      if (::poll(&room, 1, ipc::Deadline::after(kPatience).poll_timeout_ms()) == 0) return EAGAIN;
     } else if (errno != EINTR) {
       return errno;
     }
@@ -52,7 +58,7 @@ void prepare_streams() noexcept {
 }
 
 bool write_out(std::string_view text) noexcept {
-  const int error = write_all(STDOUT_FILENO, text);
+  const int error = write_output(text);
   if (error == 0) return true;
   stdout_error = error;
   errno = error;
@@ -60,7 +66,7 @@ bool write_out(std::string_view text) noexcept {
 }
 
 bool write_err(std::string_view text) noexcept {
-  const int error = write_all(STDERR_FILENO, text);
+  const int error = ipc::write_bounded(STDERR_FILENO, text, kPatience);
   if (error == 0) return true;
   if (error == EPIPE) stderr_gone = true;
   errno = error;

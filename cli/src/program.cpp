@@ -3,6 +3,7 @@
 #include "command.hpp"
 #include "print.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace kvferry::cli {
@@ -23,6 +24,13 @@ constexpr std::array kCommands = {
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};
+static_assert(std::equal(kCommands.begin(),
+                         kCommands.end(),
+                         kCommandNames.begin(),
+                         kCommandNames.end(),
+                         [](const Command& command, std::string_view name) {
+                           return command.name == name;
+                         }));
 
 void print_help() {
   print_out(

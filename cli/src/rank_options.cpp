@@ -72,6 +72,20 @@ ipc::Status check_arena_memory(worker::ArenaMemory memory, CacheOwner owner) {
                        worker::to_string(memory), ipc::to_string(owner));
 }
 
+void add_lease_deadlines(CLI::App& app, ipc::LeaseTimeouts& timeouts) {
+  add_milliseconds(app, "--drain-deadline", timeouts.drain,
+                   "Clears: how long a process may take to end its own copies and kernels");
+  add_milliseconds(app, "--revoke-deadline", timeouts.revoke,
+                   "Clears: how long the owner waits for the other side to let go, its drain "
+                   "included");
+  add_milliseconds(
+      app, "--kill-deadline", timeouts.kill,
+      "Clears: how long a mover that was ended may take to be gone, and 50 ms more per "
+      "GiB that it holds");
+  add_milliseconds(app, "--settle-deadline", timeouts.settle,
+                   "Clears: how long the memory of a dead process may take to be back");
+}
+
 void add_rank_options(CLI::App& app, RankOptions& options) {
   app.add_option("--engine", options.engine, "Name of the engine that the rank belongs to")
       ->type_name("NAME")
@@ -93,6 +107,7 @@ void add_rank_options(CLI::App& app, RankOptions& options) {
       ->type_name("DEVICE")
       ->default_str("auto");
   add_arena_options(app, options.arena);
+  add_lease_deadlines(app, options.timeouts);
   app.add_option("--parent-fd", options.parent_fd)->group("");
 }
 
@@ -162,7 +177,14 @@ Result<ipc::RankConfig> make_rank_config(const RankOptions& options) {
   if (options.geometry.empty()) {
     return KVFERRY_ERROR(kInvalidArgument, "--geometry is required, e.g. --geometry tiny");
   }
+  if (options.timeouts.drain >= options.timeouts.revoke) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "--drain-deadline {} ms is not below --revoke-deadline {} ms: the other "
+                         "side drains while the owner waits",
+                         options.timeouts.drain.count(), options.timeouts.revoke.count());
+  }
   ipc::RankConfig config;
+  config.timeouts = options.timeouts;
   config.runtime_dir = options.common.runtime_dir;
   config.instance = options.common.instance;
   config.engine = options.engine;

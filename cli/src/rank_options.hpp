@@ -40,6 +40,7 @@ struct RankOptions {
   std::uint32_t gpu_blocks = 1024;
   std::string device = "auto";
   ArenaChoice arena;
+  ipc::LeaseTimeouts timeouts;
   int parent_fd = -1;
 };
 void add_rank_options(CLI::App& app, RankOptions& options);

@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace kvferry::cli {
@@ -23,19 +25,26 @@ const Json* field(const Json& object, const char* name) {
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
+/// A plain value, or a list of them. Nothing deeper: dump() recurses as deep as its text goes.
+std::string shown(const Json& value) {
+  const bool deep = std::any_of(value.begin(), value.end(),
+                                [](const Json& inner) { return inner.is_structured(); });
+  return value.is_object() || deep ? "-" : value.dump();
+}
+
 std::string text(const Json& object, const char* name) {
   const Json* value = field(object, name);
   if (value == nullptr) return "-";
   if (value->is_string()) return value->get<std::string>();
   if (value->is_number_unsigned()) return with_separators(value->get<std::uint64_t>());
   if (value->is_boolean()) return value->get<bool>() ? "yes" : "no";
-  return value->dump();
+  return shown(*value);
 }
 
 /// A number without separators: something to type again.
 std::string pid(const Json& object) {
   const Json* value = field(object, "pid");
-  return value == nullptr ? "-" : value->dump();
+  return value == nullptr ? "-" : shown(*value);
 }
 
 std::string bytes(const Json& object, const char* name) {
@@ -48,7 +57,10 @@ std::string bytes(const Json& object, const char* name) {
 std::string uptime(const Json& status) {
   const Json* value = field(status, "uptime");
   if (value == nullptr || !value->is_number()) return "-";
-  const auto seconds = static_cast<std::uint64_t>(value->get<double>());
+  constexpr double kMost = 1e12;  // Seconds; a number of another program may not fit an integer.
+  const auto uptime = value->get<double>();
+  if (!(uptime >= 0) || uptime > kMost) return "-";
+  const auto seconds = static_cast<std::uint64_t>(uptime);
   constexpr std::uint64_t kMinute = 60;
   constexpr std::uint64_t kHour = 60 * kMinute;
   constexpr std::uint64_t kDay = 24 * kHour;
@@ -101,13 +113,13 @@ void add_rank_row(Table& table, const Json& rank, const char* kind) {
 void describe_engine(const Json& engine, std::string& out) {
   const Json& jobs = member(engine, "jobs");
   out += fmt::format("\nengine {}: {}, generation {}, offload {}\n", text(engine, "name"),
-                     text(engine, "phase"), member(engine, "generation").dump(),
+                     text(engine, "phase"), shown(member(engine, "generation")),
                      member(engine, "offload_ready") == true ? "ready" : "not ready");
   Table table({{""}, {""}});
   table.add(
       {"geometry",
        fmt::format("{}, blocks on each device {}, arena made by the {}", text(engine, "geometry"),
-                   member(engine, "group_blocks").dump(), text(engine, "cache_owner"))});
+                   shown(member(engine, "group_blocks")), text(engine, "cache_owner"))});
   table.add(
       {"jobs", fmt::format("{} queued, {} running, {} done, {} failed, {} cancelled, {} stale",
                            text(jobs, "queued"), text(jobs, "running"), text(jobs, "done"),

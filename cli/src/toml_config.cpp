@@ -16,25 +16,48 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::array kConfigurable = {"arena"sv,          "arena-memory"sv,
-                                      "cache-owner"sv,    "check"sv,
-                                      "clear-every"sv,    "clear-host"sv,
-                                      "copy-strategy"sv,  "deadline"sv,
-                                      "decode-steps"sv,   "device"sv,
-                                      "engine"sv,         "geometry"sv,
-                                      "gpu-blocks"sv,     "handles"sv,
-                                      "host"sv,           "host-memory"sv,
-                                      "in-flight"sv,      "instance"sv,
-                                      "job-deadline"sv,   "json"sv,
-                                      "keep-logs"sv,      "last"sv,
-                                      "log-level"sv,      "max-jobs"sv,
-                                      "queue-deadline"sv, "rank"sv,
-                                      "ranks"sv,          "report"sv,
-                                      "requests"sv,       "runtime-dir"sv,
-                                      "seed"sv,           "skip-bad"sv,
-                                      "speed"sv,          "staging-slot-bytes"sv,
-                                      "staging-slots"sv,  "stall-timeout"sv,
-                                      "trace"sv,          "verify"sv,
+constexpr std::array kConfigurable = {"arena"sv,
+                                      "arena-memory"sv,
+                                      "cache-owner"sv,
+                                      "check"sv,
+                                      "clear-every"sv,
+                                      "clear-host"sv,
+                                      "copy-strategy"sv,
+                                      "deadline"sv,
+                                      "decode-steps"sv,
+                                      "device"sv,
+                                      "drain-deadline"sv,
+                                      "engine"sv,
+                                      "geometry"sv,
+                                      "gpu-blocks"sv,
+                                      "handles"sv,
+                                      "host"sv,
+                                      "host-memory"sv,
+                                      "in-flight"sv,
+                                      "instance"sv,
+                                      "job-deadline"sv,
+                                      "json"sv,
+                                      "keep-logs"sv,
+                                      "kill-deadline"sv,
+                                      "last"sv,
+                                      "log-level"sv,
+                                      "max-jobs"sv,
+                                      "queue-deadline"sv,
+                                      "rank"sv,
+                                      "ranks"sv,
+                                      "report"sv,
+                                      "requests"sv,
+                                      "revoke-deadline"sv,
+                                      "runtime-dir"sv,
+                                      "seed"sv,
+                                      "settle-deadline"sv,
+                                      "skip-bad"sv,
+                                      "speed"sv,
+                                      "staging-slot-bytes"sv,
+                                      "staging-slots"sv,
+                                      "stall-timeout"sv,
+                                      "trace"sv,
+                                      "verify"sv,
                                       "workload"sv};
 
 std::string text_of(const toml::node& value) {
@@ -92,8 +115,8 @@ class ItemReader {
 };
 
 void require_command(const toml::key& key, const toml::node& value) {
-  for (const Command& command : commands()) {
-    if (command.name == key.str()) return;
+  if (std::find(kCommandNames.begin(), kCommandNames.end(), key.str()) != kCommandNames.end()) {
+    return;
   }
   throw CLI::ConfigError(fmt::format("{}: there is no command [{}]", place_of(value), key.str()));
 }

@@ -55,6 +55,7 @@ nlohmann::json to_json(const ipc::TransitionTrace& trace, const ipc::TransitionR
           {"session", fmt::format("{:016x}", record.session)},
           {"epoch", record.epoch.value},
           {"lease", record.lease.value},
+          {"job", record.job.value},
           {"peer", fmt::format("{:016x}", record.peer)},
           {"detail", record.detail}};
 }
@@ -75,7 +76,7 @@ void print_last(const ipc::TransitionTrace& trace, std::size_t last, bool json) 
   }
 }
 
-/// True when the handshake allows all of it.
+/// True when the rules allow all of it.
 bool print_check(const ipc::TransitionTrace& trace) {
   const auto breaches = ipc::check_transitions(trace);
   for (const ipc::TransitionBreach& breach : breaches) {
@@ -83,7 +84,7 @@ bool print_check(const ipc::TransitionTrace& trace) {
               ipc::describe(trace, trace.records[breach.record]), breach.what);
   }
   std::uint64_t lost = 0;
-  for (const auto& writer : trace.writers) lost += writer.lost;
+  for (const auto& writer : trace.writers) lost += writer.lost + writer.lost_jobs;
   print_out("{} transitions of {} processes checked, {} older ones overwritten: {}\n",
             trace.records.size(), trace.writers.size(), lost,
             breaches.empty() ? "all allowed" : fmt::format("{} breaches", breaches.size()));
@@ -100,11 +101,11 @@ int trace_command(const Arguments& arguments) {
   bool check = false;
   auto app =
       make_app("trace",
-               "Shows what the processes of an instance did last in the unlink handshake, in "
-               "one order: also of processes that were killed. Needs no manager.",
+               "Shows what the processes of an instance did last, in the unlink handshake and with "
+               "copy jobs, in one order: also of processes that were killed. Needs no manager.",
                "example: what happened before a clear ended in quarantine\n"
                "  kvferry trace --instance chat --last 100\n"
-               "example: hold all that is recorded to the rules of the handshake\n"
+               "example: hold all that is recorded to the rules of docs/handshake.md\n"
                "  kvferry trace --instance chat --check",
                common);
   app->add_option("--last", last, "How many transitions to show")->capture_default_str();

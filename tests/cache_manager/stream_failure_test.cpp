@@ -25,11 +25,16 @@ using Regions = std::vector<kernels::StridedRegion>;
 
 constexpr std::uint64_t kPoolBytes = 16ULL << 20;
 
-// A stream whose device breaks at the first copy, as after an uncorrectable memory error: every
-// call fails from then on, and nothing more is heard of what was enqueued.
+enum class Fault : std::uint8_t {
+  kBreaks,  // As after an uncorrectable memory error: every call fails from then on.
+  kHangs,   // Every call is taken, and nothing ever ends.
+};
+
+// A stream whose device fails at the first copy; nothing more is heard of what was enqueued.
 class BreakingStream final : public ipc::Stream {
  public:
-  explicit BreakingStream(std::unique_ptr<Stream> real) : real_(std::move(real)) {}
+  BreakingStream(std::unique_ptr<Stream> real, Fault fault)
+      : real_(std::move(real)), fault_(fault) {}
 
   Status copy(ipc::CopyDirection way,
               std::span<const ipc::CopyOp> ops,
@@ -67,11 +72,11 @@ class BreakingStream final : public ipc::Stream {
     return real_->checksum(table, ids, results);
   }
   Status notify(int event_fd) override {
-    if (broken_) return broken();
+    if (broken_) return fault_ == Fault::kHangs ? ipc::ok() : Status(broken());
     return real_->notify(event_fd);
   }
   Result<bool> query() override {
-    if (broken_) return broken();
+    if (broken_) return fault_ == Fault::kHangs ? Result<bool>(false) : Result<bool>(broken());
     return real_->query();
   }
 
@@ -79,12 +84,14 @@ class BreakingStream final : public ipc::Stream {
   static ipc::Error broken() { return KVFERRY_ERROR(kCuda, "uncorrectable memory error"); }
 
   std::unique_ptr<Stream> real_;
+  const Fault fault_;
   std::atomic<bool> broken_ = false;
 };
 
 class BreakingDevice final : public ipc::Device {
  public:
-  explicit BreakingDevice(std::unique_ptr<Device> real) : real_(std::move(real)) {}
+  BreakingDevice(std::unique_ptr<Device> real, Fault fault)
+      : real_(std::move(real)), fault_(fault) {}
 
   [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return real_->spec(); }
   [[nodiscard]] std::string name() const override { return real_->name(); }
@@ -109,7 +116,8 @@ class BreakingDevice final : public ipc::Device {
   }
   Result<std::unique_ptr<ipc::Stream>> make_stream(ipc::StreamPriority priority) override {
     KVFERRY_ASSIGN(auto stream, real_->make_stream(priority));
-    return std::unique_ptr<ipc::Stream>(std::make_unique<BreakingStream>(std::move(stream)));
+    return std::unique_ptr<ipc::Stream>(
+        std::make_unique<BreakingStream>(std::move(stream), fault_));
   }
   Result<std::unique_ptr<ipc::RegionTable>> make_region_table(Regions regions) override {
     return real_->make_region_table(std::move(regions));
@@ -124,14 +132,19 @@ class BreakingDevice final : public ipc::Device {
 
  private:
   std::unique_ptr<Device> real_;
+  const Fault fault_;
 };
 
-class StreamFailureTest : public testing::Test {
+class StreamFailureTest : public testing::TestWithParam<Fault> {
  protected:
+  [[nodiscard]] static ErrorCode expected() {
+    return GetParam() == Fault::kHangs ? ErrorCode::kTimeout : ErrorCode::kCuda;
+  }
+
   void SetUp() override {
     auto spec = ipc::DeviceSpec::parse(fmt::format("host:stream-failure-{}:64MiB", ::getpid()));
     ASSERT_TRUE(spec.has_value());
-    device_ = std::make_unique<BreakingDevice>(ipc::open_device(*spec));
+    device_ = std::make_unique<BreakingDevice>(ipc::open_device(*spec), GetParam());
     auto geometry = ipc::load_geometry("tiny", 1);
     ASSERT_TRUE(geometry.has_value()) << geometry.error().to_string();
     ipc::ArenaOptions options;
@@ -148,6 +161,8 @@ class StreamFailureTest : public testing::Test {
     ASSERT_TRUE(pool.has_value());
     TransferEngine::Options engine_options;
     engine_options.strategy = CopyStrategy::kBatch;
+    // One look: nothing of the test depends on how long it is.
+    engine_options.device_hang = std::chrono::milliseconds(1);
     engine_ = std::make_unique<TransferEngine>(
         *device_, engine_options,
         [this](const ipc::MoverJobDone& done) {
@@ -155,7 +170,7 @@ class StreamFailureTest : public testing::Test {
           answered_.push_back(done.job.value);
         },
         [this](const ipc::Error& error) {
-          EXPECT_EQ(error.code, ErrorCode::kCuda);
+          EXPECT_EQ(error.code, expected());
           failed_.set_value();  // throws when told twice
         });
     engine_->set_pool(std::move(pool).value());
@@ -188,25 +203,32 @@ class StreamFailureTest : public testing::Test {
   std::unique_ptr<TransferEngine> engine_;
 };
 
-TEST_F(StreamFailureTest, TheJobIsAnsweredByTheMoversDeathAlone) {
+TEST_P(StreamFailureTest, TheJobIsAnsweredByTheMoversDeathAlone) {
   load(1);
   ASSERT_TRUE(wait_failed());
   EXPECT_FALSE(engine_->idle()) << "a new manager would be told that nothing is under way";
   // The epoch cannot be let go: a mover whose user does not drain exits.
   const Status idle = engine_->quiesce(arena_->epoch(), test::soon());
   ASSERT_FALSE(idle.has_value());
-  EXPECT_EQ(idle.error().code, ErrorCode::kCuda) << idle.error().to_string();
+  EXPECT_EQ(idle.error().code, expected()) << idle.error().to_string();
   engine_.reset();
   EXPECT_THAT(answered(), testing::IsEmpty()) << "its blocks would be given on under the copy";
 }
 
-TEST_F(StreamFailureTest, NothingRunsAfterIt) {
+TEST_P(StreamFailureTest, NothingRunsAfterIt) {
   load(1);
   ASSERT_TRUE(wait_failed());
   load(2);
   EXPECT_FALSE(engine_->quiesce(arena_->epoch(), test::soon()).has_value());
   EXPECT_THAT(answered(), testing::ElementsAre(2)) << "it never began, so it is told so";
 }
+
+INSTANTIATE_TEST_SUITE_P(Faults,
+                         StreamFailureTest,
+                         testing::Values(Fault::kBreaks, Fault::kHangs),
+                         [](const auto& instance) {
+                           return instance.param == Fault::kHangs ? "DeviceHangs" : "DeviceBreaks";
+                         });
 
 }  // namespace
 }  // namespace kvferry::cache_manager

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/replay_fixture.hpp"
+#include "cli/daemons_fixture.hpp"
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/base/clock.hpp"
 
@@ -18,54 +18,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr int kLookAgainMs = 20;
-
-/// Manager, mover and worker as an operator starts them, and the commands that talk to them.
-class DaemonsTest : public testing::Test {
- protected:
-  [[nodiscard]] std::vector<std::string> common(std::string command) const {
-    return {std::move(command), "--runtime-dir=" + (temp_ / "run").string(), "--instance=chat"};
-  }
-  [[nodiscard]] Finished ask(const std::string& command,
-                             const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = common(command);
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run_kvferry(arguments);
-  }
-  ChildProcess& start(const std::string& command, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = common(command);
-    if (command != "manager") {
-      for (const char* option : {"--geometry=tiny", "--gpu-blocks=32", "--device=host:d:64MiB"}) {
-        arguments.emplace_back(option);
-      }
-    } else {
-      arguments.emplace_back("--host-memory=16MiB");
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    running_.push_back(std::make_unique<ChildProcess>(
-        ChildOptions{.program = KVFERRY_PROGRAM, .arguments = arguments}));
-    return *running_.back();
-  }
-  /// Asks for the status until it says so.
-  bool wait_status(const std::function<bool(const nlohmann::json&)>& condition) const {
-    const ipc::Deadline deadline = soon();
-    while (!deadline.expired()) {
-      const Finished asked = ask("status", {"--json"});
-      const auto status = nlohmann::json::parse(asked.output, nullptr, false);
-      if (status.is_object() && condition(status)) return true;
-      pollfd end{running_.front()->pidfd(), POLLIN, 0};
-      if (::poll(&end, 1, kLookAgainMs) != 0) return false;
-    }
-    return false;
-  }
-  static bool offload_ready(const nlohmann::json& status) {
-    return status["engines"].size() == 1 && status["engines"][0]["offload_ready"] == true;
-  }
-
-  const ShortTempDir temp_;
-  std::vector<std::unique_ptr<ChildProcess>> running_;
-};
 
 TEST_F(DaemonsTest, CommandsWithoutAManagerSayHowToStartOneAndLeaveNoTrace) {
   for (const char* command : {"status", "clear", "reinit"}) {

@@ -251,5 +251,13 @@ TEST(StatusTextTest, TakesWhatIsMissingAndRefusesWhatIsNoObject) {
   EXPECT_FALSE(describe_status("not json"));
 }
 
+TEST(StatusTextTest, ShowsNothingForValuesThatNoManagerWrites) {
+  constexpr std::size_t kDeep = 1'000'000;
+  const std::string deep = std::string(kDeep, '[') + std::string(kDeep, ']');
+  const auto text = describe_status(R"({"pid": )" + deep + R"(, "uptime": -1e300})");
+  ASSERT_TRUE(text) << text.error().message;
+  EXPECT_THAT(*text, HasSubstr("pid -, up -"));
+}
+
 }  // namespace
 }  // namespace kvferry::cli

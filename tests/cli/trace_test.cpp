@@ -97,6 +97,10 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"timestamp": 0, "input_length": 4294967296, "output_length": 1,)"
                 R"( "hash_ids": [0]})",
                 "\"input_length\" is 4294967296, more than"},
+        BadLine{"BeyondAllNumbers", R"({"timestamp": 1e999})", "number beyond all limits"},
+        BadLine{"ListAsTime",
+                R"({"timestamp": [[1]], "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is a list"},
         BadLine{"NegativeId",
                 R"({"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [0, -1]})",
                 "\"hash_ids\"[1] is -1"},
@@ -112,6 +116,14 @@ TEST(TraceTest, SkipsALineBeyondTheLimitAndGoesOnBehindIt) {
   ASSERT_TRUE(trace) << trace.error().message;
   EXPECT_EQ(trace->requests.size(), 2U);
   EXPECT_EQ(trace->skipped_lines, 1U);
+}
+
+TEST(TraceTest, ComplainsOfAValueHoweverDeepItIsNested) {
+  constexpr std::size_t kDeep = 1'000'000;
+  const std::string value = std::string(kDeep, '[') + std::string(kDeep, ']');
+  const auto trace = read(R"({"timestamp": )" + value + "}\n");
+  ASSERT_FALSE(trace);
+  EXPECT_THAT(trace.error().message, HasSubstr("\"timestamp\" is a list"));
 }
 
 TEST(TraceTest, RefusesAnEmptyTrace) {

@@ -4,10 +4,13 @@ add_library(kvferry_lease_fixture STATIC lease_fixture.cpp)
 target_link_libraries(kvferry_lease_fixture PUBLIC kvferry_test_support GTest::gtest
                       PRIVATE kvferry_options)
 set_target_properties(kvferry_lease_fixture PROPERTIES CXX_EXTENSIONS OFF)
+target_include_directories(kvferry_lease_fixture PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)
 kvferry_add_executable(NAME kvferry_lease_peer SOURCES lease_peer.cpp LINK kvferry_test_support)
 
+
 # Helpers are looked for beside the test binary.
-foreach(name lease_cycles lease_deaths lease_quarantine lease_hello lease_prepare lease_source)
+foreach(name lease_cycles lease_deaths lease_quarantine lease_hello
+        lease_prepare lease_source)
   kvferry_add_test(NAME ${name}_test LABEL multiproc TIMEOUT 120 SOURCES ${name}_test.cpp
                    LINK kvferry_lease_fixture)
   target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)

@@ -4,11 +4,15 @@
 
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/transitions/transition_trace.hpp"
+#include "support/instance_checks.hpp"
+#include "transitions/relation.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
+#include <set>
 #include <sstream>
 
 namespace kvferry::test {
@@ -101,26 +105,21 @@ void LeaseFixture::TearDown() {
 }
 
 void LeaseFixture::expect_allowed_transitions() {
+  for (const std::string& breach : find_breaches(*instance_)) ADD_FAILURE() << breach;
+  // Which moves of the relation the code makes, for scripts/matrix.sh.
+  const std::string report = ipc::environment("KVFERRY_MOVES_REPORT");
+  if (report.empty()) return;
   const auto trace = ipc::read_transitions(*instance_);
   ASSERT_TRUE(trace.has_value()) << trace.error().to_string();
-  for (const ipc::TransitionBreach& breach : ipc::check_transitions(*trace)) {
-    std::string story;
-    const std::size_t first = breach.record < 12 ? 0 : breach.record - 12;
-    for (std::size_t i = first; i <= breach.record; ++i) {
-      story += "  " + ipc::describe(*trace, trace->records[i]) + "\n";
-    }
-    ADD_FAILURE() << breach.rule << ": " << breach.what << "\n" << story;
+  std::set<const ipc::relation::Move*> taken;
+  (void)ipc::relation::check(*trace, taken);
+  std::ofstream file(report, std::ios::app);
+  for (const ipc::relation::Move* move : taken) {
+    file << "move " << ipc::relation::describe(*move) << "\n";
   }
 }
 
-std::vector<std::string> LeaseFixture::names() const {
-  std::vector<std::string> found;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_.path())) {
-    if (entry.is_directory() || entry.path().parent_path().filename() == "transitions") continue;
-    found.push_back(entry.path().filename().native());
-  }
-  return found;
-}
+std::vector<std::string> LeaseFixture::names() const { return names_below(dir_.path()); }
 
 std::uint64_t LeaseFixture::used_bytes() const {
   const auto used = ipc::host_device_used_bytes(device_name_);

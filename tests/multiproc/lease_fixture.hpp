@@ -38,10 +38,10 @@ struct SeenView {
 /// A kvferry_lease_peer process. Commands: init MS, clear EPOCH MS, detach EPOCH MS, wait EPOCH MS
 /// (answered when done, others may follow meanwhile); close|open GATE and fail GATE N with the
 /// gates mapped, zeroing (half-way), quiesce, unmapped and freed ("at GATE EPOCH" when held there);
-/// leave (ends owner or attacher, not
-/// the process), poke N and peek (the first byte), fill N and others N (all bytes), address,
-/// resources, fork, quit. A worker zeroes undefined contents; zeroings tells how often it did. With
-/// source=yes, an engine's memory: source count EPOCH|fail|throw|keep|free|again.
+/// leave (ends owner or attacher, not the process), cut (its connections), poke N and peek (the
+/// first byte), fill N and others N (all bytes), address, resources, fork, quit. A worker zeroes
+/// undefined contents; zeroings tells how often it did. With source=yes, an engine's memory: source
+/// count EPOCH|fail|throw|keep|free|again.
 class LeasePeer {
  public:
   /// program: beside the test's; environment: NAME=VALUE.

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -270,6 +271,24 @@ int count_mappings() {
   return count;
 }
 
+// Ends every connection of this process to another one, as a lost network would; how many.
+int cut_connections() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename().native());
+    int type = 0;
+    socklen_t size = sizeof(type);
+    sockaddr_storage peer{};
+    socklen_t peer_size = sizeof(peer);
+    const bool packets =
+        ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+    const bool connected =
+        packets && ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0;
+    if (connected && ::shutdown(fd, SHUT_RDWR) == 0) ++count;
+  }
+  return count;
+}
+
 // A child of this process that does nothing: it keeps what it inherited. Only async-signal-safe
 // calls in it. Its descriptors are closed, so that only the mapping is left.
 pid_t fork_keeper() {
@@ -385,6 +404,8 @@ class Peer {
       owner_.reset();
       attacher_.reset();
       say("left");
+    } else if (verb == "cut") {
+      say(fmt::format("cut {}", cut_connections()));
     } else if (verb == "fork") {
       say(fmt::format("forked {}", fork_keeper()));
     } else {

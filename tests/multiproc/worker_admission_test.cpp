@@ -50,14 +50,36 @@ class WorkerAdmissionTest : public test::WorkerFixture {
 
 TEST_F(WorkerAdmissionTest, SilentConnectionsKeepNoMoverOut) {
   std::vector<PacketSocket> silent;
-  for (int i = 0; i < 64; ++i) silent.push_back(connect());
+  // A share of the table is all that one process can fill.
+  for (int i = 0; i < 16; ++i) silent.push_back(connect());
   PacketSocket refused = connect();
-  EXPECT_EQ(refused.receive(soon()).error().code, ErrorCode::kPeerDied) << "the table is full";
+  EXPECT_EQ(refused.receive(soon()).error().code, ErrorCode::kPeerDied) << "its share is full";
   for (PacketSocket& socket : silent) {
     EXPECT_EQ(socket.receive(soon()).error().code, ErrorCode::kPeerDied);
   }
   PacketSocket mover = connect();
   EXPECT_TRUE(greet(mover));
+}
+
+// It asks and asks, and reads no answer: the agent neither waits for it nor keeps the answers.
+TEST_F(WorkerAdmissionTest, MoverThatNeverReadsIsDroppedAndTheOthersAreServed) {
+  PacketSocket deaf = connect();
+  ASSERT_TRUE(greet(deaf));
+  const ipc::Bytes request = ipc::encode(ipc::StageRequest{});
+  const ipc::Deadline deadline = soon();
+  ErrorCode end = ErrorCode::kBusy;
+  while (end == ErrorCode::kBusy && !deadline.expired()) {
+    const ipc::Status sent = deaf.send(request);
+    if (sent) continue;
+    end = sent.error().code;
+    pollfd room{deaf.fd(), POLLOUT, 0};
+    if (end == ErrorCode::kBusy) ::poll(&room, 1, deadline.poll_timeout_ms());
+  }
+  EXPECT_EQ(end, ErrorCode::kPeerDied) << "the connection";
+  PacketSocket mover = connect();
+  EXPECT_TRUE(greet(mover));
+  EXPECT_EQ(count_in_log("does not read"), 1U);
+  EXPECT_LE(count_in_log("refused"), 4U) << "a line for each request";
 }
 
 TEST_F(WorkerAdmissionTest, LackOfDescriptorsIsSaidNowAndThenAndEnds) {

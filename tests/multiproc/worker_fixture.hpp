@@ -99,6 +99,7 @@ class WorkerFixture : public ::testing::Test {
 
   void start_manager() {
     manager_ = std::make_unique<worker::ServiceThread<RankManager>>(
+        "manager",
         [this](ipc::EventLoop& loop) {
           return std::make_unique<RankManager>(loop, dir_, shared_, pool_);
         },

@@ -190,8 +190,12 @@ TEST_P(LeaseMutantsTest, IsCaughtForItsOwnReason) {
 }
 
 const auto kMutants = testing::Values(
-    Mutant{
-        "free_without_waiting", Side::kOwner, Story::kClear, "worker", "vmm", {"FreedWhileMapped"}},
+    Mutant{"free_without_waiting",
+           Side::kOwner,
+           Story::kStoppedPeer,
+           "worker",
+           "vmm",
+           {"FreedWhileMapped"}},
     Mutant{"free_at_the_deadline",
            Side::kOwner,
            Story::kStoppedPeer,

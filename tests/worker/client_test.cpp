@@ -157,6 +157,21 @@ TEST_F(ClientTest, ConnectRefusesAManagerThatAnswersTheHelloWithSomethingElse) {
   EXPECT_EQ(connect().error().code, ErrorCode::kProtocol);
 }
 
+TEST_F(ClientTest, AStateBehindTheAnswerToTheHelloCountsMoreThanTheAnswer) {
+  start_manager();
+  script(MessageKind::kEngineHello,
+         [](ScriptedManager& m, const IncarnationId& from, const Envelope& e) {
+           auto before = m.state;
+           before.offload_ready = false;
+           (void)m.server().reply(from, e, before);
+           m.send_state();
+         });
+  for (int round = 0; round < 20; ++round) {
+    const auto client = connect().value();
+    ASSERT_TRUE(client->wait_ready(true, Deadline::after(5s)).has_value()) << "round " << round;
+  }
+}
+
 TEST_F(ClientTest, HelloNamesTheEngineAndItsModel) {
   start_manager();
   const auto client = connect_ready();

@@ -84,6 +84,7 @@ class ManagerThread {
  public:
   ManagerThread(const ipc::RuntimeDir& dir, std::function<void(ScriptedManager&)> prepare)
       : thread_(
+            "manager",
             [&dir, prepare = std::move(prepare)](ipc::EventLoop& loop) {
               auto manager = std::make_unique<ScriptedManager>(loop, dir);
               prepare(*manager);

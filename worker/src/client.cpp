@@ -112,6 +112,8 @@ Status Client::wait_ready(bool offload, Deadline deadline) {
           link.options().ranks);
     }
     log.tick(deadline);
+    // wait: the cache to be ready; deadline, of the caller, in steps of kNoticeable; news of the
+    // manager, whose death counts as such
     link.wait(log.next(deadline));
   }
 }
@@ -157,6 +159,8 @@ Result<std::vector<Completion>> Client::wait(std::span<const JobId> jobs, Deadli
                            left, jobs.size());
     }
     log.tick(deadline);
+    // wait: jobs; deadline, of the caller, in steps of kNoticeable; news of the manager, whose
+    // death counts as such
     link.wait(log.next(deadline));
   }
   std::vector<Completion> completions;

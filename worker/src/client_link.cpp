@@ -24,7 +24,11 @@ constexpr ipc::Duration kAfterRefusal = 200ms;
 }  // namespace
 
 ClientLink::ClientLink(ClientOptions options, ipc::RuntimeDir dir)
-    : options_(std::move(options)), dir_(std::move(dir)), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    : options_(std::move(options)),
+      dir_(std::move(dir)),
+      transitions_(ipc::TransitionLog::create_or_warn(
+          dir_, {.role = "engine", .engine = options_.engine, .incarnation = incarnation_})),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_.valid()) throw ipc::Exception(KVFERRY_ERRNO("epoll_create1"));
   watch(news_.fd());
 }
@@ -66,19 +70,14 @@ Status ClientLink::connect(Deadline deadline) {
   if (!link && link.error().code == ipc::ErrorCode::kNoManager) link = await_manager(deadline);
   if (!link) return std::move(link).error();
   adopt(*std::move(link));
+  KVFERRY_TRY(transitions_.attempt(ipc::Transition::kPeerRegister, {}));
   KVFERRY_ASSIGN(const RequestId id, send(MessageKind::kEngineHello, hello(),
                                           {MessageKind::kEngineHello, true, {}, {}}));
   while (true) {
-    const auto found = pending_.find(id.value);
-    if (link_ == nullptr || found == pending_.end()) {
+    if (first_greeting_) return *first_greeting_;
+    if (link_ == nullptr || !pending_.contains(id.value)) {
       return KVFERRY_ERROR(kPeerDied, "the manager of instance {} ended before it answered",
                            dir_.instance());
-    }
-    if (found->second.reply) {
-      const Envelope reply = std::move(*found->second.reply);
-      pending_.erase(found);
-      KVFERRY_TRY(on_hello_reply(reply));
-      return ipc::ok();
     }
     if (deadline.expired()) {
       return KVFERRY_ERROR(kTimeout, "the manager of instance {} did not answer engine {}'s hello",
@@ -104,6 +103,7 @@ Result<std::unique_ptr<ipc::ControlLink>> ClientLink::await_manager(Deadline dea
                            dir_.instance(), dir_.path().native(), dir_.instance());
     }
     pollfd entry{reconnector.fd(), POLLIN, 0};
+    // wait: a manager to come; deadline, of the caller; one that came
     ::poll(&entry, 1, deadline.poll_timeout_ms());
   }
 }
@@ -162,6 +162,7 @@ void ClientLink::wait(Deadline deadline) {
     if (link_ != nullptr) fd = link_->fd();
   }
   pollfd entry{fd, POLLIN, 0};
+  // wait: the manager's messages; deadline, of the caller; the manager's pidfd and connection
   ::poll(&entry, 1, deadline.poll_timeout_ms());
   pump();
 }
@@ -183,6 +184,7 @@ void ClientLink::take_reconnected() {
   if (link == nullptr) return;
   reconnector_.reset();
   adopt(std::move(link));
+  transitions_.record(ipc::Transition::kPeerRegister, {});
   const auto sent =
       send(MessageKind::kEngineHello, hello(), {MessageKind::kEngineHello, false, {}, {}});
   if (!sent) lose(sent.error().to_string());
@@ -269,8 +271,11 @@ Status ClientLink::submit(MessageKind kind,
                           Bytes body,
                           std::span<const DeviceBlock> blocks) {
   KVFERRY_TRY(check_connected());
+  const ipc::TransitionFields step{.job = job, .detail = blocks.size()};
+  KVFERRY_TRY(transitions_.attempt(ipc::Transition::kEngineSubmit, step));
   KVFERRY_TRY(send(kind, std::move(body), {kind, false, job, {}}));
   jobs_.add(job, manager_, blocks);
+  transitions_.record(ipc::Transition::kEngineSubmitted, step);
   ++stats_.jobs_submitted;
   pump();
   return ipc::ok();
@@ -301,6 +306,12 @@ void ClientLink::on_reply(Envelope envelope) {
   if (found == pending_.end() || found->second.kind != envelope.kind) {
     ipc::log_warn("client: reply to request {} that is not waiting for one; dropped",
                   envelope.request.value);
+    return;
+  }
+  if (found->second.kind == MessageKind::kEngineHello && found->second.wanted) {
+    // Now, not when connect() looks: states that come right behind it are newer.
+    pending_.erase(found);
+    first_greeting_ = on_hello_reply(envelope);
     return;
   }
   if (found->second.wanted) {
@@ -339,6 +350,7 @@ Status ClientLink::on_hello_reply(const Envelope& envelope) {
   KVFERRY_TRY(cache_.greet(envelope.body, !was_greeted_));
   settle_orphans();
   greeted_ = was_greeted_ = true;
+  transitions_.record(ipc::Transition::kPeerRegistered, {});
   if (jobs_.has_orphans()) count_settled(jobs_.settle_greeted(manager_));
   return ipc::ok();
 }

@@ -111,13 +111,16 @@ class ClientLink {
   /// One for all connections: a manager that lost sight of us for a moment takes us for the same
   /// engine. Request ids go on counting, so that no remembered reply is taken for another's.
   const ipc::IncarnationId incarnation_ = ipc::IncarnationId::random();
+  const ipc::TransitionLog transitions_;
   ipc::UniqueFd epoll_;
   ipc::EventFd news_;
   bool news_signalled_ = false;
   std::unique_ptr<ipc::ControlLink> link_;
   std::unique_ptr<Reconnector> reconnector_;
-  ipc::SessionId manager_;    ///< Of the link, or of the last one.
-  bool greeted_ = false;      ///< The manager accepted our hello.
+  ipc::SessionId manager_;  ///< Of the link, or of the last one.
+  bool greeted_ = false;    ///< The manager accepted our hello.
+  /// Its answer to the first hello, once there.
+  std::optional<Status> first_greeting_;
   bool was_greeted_ = false;  ///< Ever.
   bool closed_ = false;
   std::uint64_t last_request_ = 0;
@@ -125,7 +128,7 @@ class ClientLink {
   std::uint64_t acknowledged_ = 0;
   ClientStats stats_;
   CacheTracker cache_{options_, stats_};
-  JobTracker jobs_;
+  JobTracker jobs_{transitions_};
 };
 
 }  // namespace kvferry::worker

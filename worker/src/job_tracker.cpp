@@ -50,6 +50,10 @@ bool JobTracker::finish_all_items(JobId job, ErrorCode code, std::string message
 }
 
 void JobTracker::end(JobId job, Completion completion) {
+  const auto failed = std::count_if(completion.results.begin(), completion.results.end(),
+                                    [](std::uint8_t code) { return code != 0; });
+  transitions_.record(ipc::Transition::kEngineDone,
+                      {.job = job, .detail = static_cast<std::uint64_t>(failed)});
   auto node = jobs_.extract(job.value);
   const Job& ended = node.mapped();
   if (ended.orphan) --orphans_;

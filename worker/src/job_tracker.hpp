@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/worker/client.hpp"
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace kvferry::worker {
@@ -32,6 +34,9 @@ struct DeviceBlock {
 class JobTracker {
  public:
   using Released = std::function<void()>;
+
+  /// transitions: where the end of a job is recorded, before the engine can see it.
+  explicit JobTracker(ipc::TransitionLog transitions = {}) : transitions_(std::move(transitions)) {}
 
   /// Never used twice, whatever becomes of the job.
   [[nodiscard]] JobId next_id() noexcept { return JobId{++last_id_}; }
@@ -96,6 +101,7 @@ class JobTracker {
   [[nodiscard]] static bool all_replaced(const std::vector<ArenaId>& before,
                                          const std::vector<ArenaId>& now);
 
+  ipc::TransitionLog transitions_;
   std::uint64_t last_id_ = 0;
   std::unordered_map<std::uint64_t, Job> jobs_;
   std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> jobs_of_block_;

@@ -6,11 +6,9 @@
 #include "kvferry/ipc/os/name_watch.hpp"
 
 #include <poll.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -29,13 +27,15 @@ enum class Woken : std::uint8_t { kTime, kAppeared, kCancelled };
 
 /// Until the time has passed, the watched name has appeared or the other end is not wanted any
 /// more.
-Woken pause(const ipc::EventFd& cancelled,
-            std::optional<ipc::NameWatch>& watch,
-            ipc::Duration length) {
+Woken wait_for_name(const ipc::EventFd& cancelled,
+                    std::optional<ipc::NameWatch>& watch,
+                    ipc::Duration length) {
   const ipc::Deadline deadline = ipc::Deadline::after(length);
   while (true) {
     std::array<pollfd, 2> entries{pollfd{cancelled.fd(), POLLIN, 0},
                                   pollfd{watch ? watch->fd() : -1, POLLIN, 0}};
+    // wait: a manager to come, nothing is owed; deadline (length, at most kLongestPause); its name,
+    // the end of this object
     const int ready = ::poll(entries.data(), entries.size(), deadline.poll_timeout_ms());
     if (ready > 0 && entries[0].revents != 0) return Woken::kCancelled;
     if (ready > 0 && watch) {
@@ -50,18 +50,13 @@ Woken pause(const ipc::EventFd& cancelled,
 
 Reconnector::Reconnector(ipc::ControlLink::Options options, ipc::Duration after)
     : options_(std::move(options)) {
-  // The engine's signals are the engine's: none is delivered to this thread.
-  sigset_t all{};
-  sigset_t before{};
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this, after] { run(after); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_.emplace("kvf-reconnect", ipc::OwnThread::Runs::kOurCode, [this, after] { run(after); });
 }
 
 Reconnector::~Reconnector() {
   cancelled_.signal();
-  thread_.join();
+  // wait: its own thread; wait_end() gives it kEndsWithin; its attempt ends within kAttempt
+  thread_->wait_end();
 }
 
 std::unique_ptr<ipc::ControlLink> Reconnector::take() {
@@ -78,7 +73,7 @@ void Reconnector::run(ipc::Duration wait) {
       // Before the attempt: a manager that comes between attempt and watch would be missed.
       if (auto opened = ipc::NameWatch::open(options_.registry_path)) watch = *std::move(opened);
     }
-    const Woken woken = pause(cancelled_, watch, wait);
+    const Woken woken = wait_for_name(cancelled_, watch, wait);
     if (woken == Woken::kCancelled) return;
     if (woken == Woken::kAppeared) next = kFirstPause;
     auto link = ipc::ControlLink::connect(options_, ipc::Deadline::after(kAttempt));

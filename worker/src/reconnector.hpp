@@ -3,11 +3,12 @@
 #pragma once
 
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
 
 namespace kvferry::worker {
 
@@ -38,7 +39,7 @@ class Reconnector {
   ipc::EventFd cancelled_;
   std::mutex mutex_;  ///< Guards link_.
   std::unique_ptr<ipc::ControlLink> link_;
-  std::thread thread_;
+  std::optional<ipc::OwnThread> thread_;
 };
 
 }  // namespace kvferry::worker

@@ -50,6 +50,7 @@ class RankLink {
   RankLink(ipc::EventLoop& loop,
            const ipc::RankConfig& config,
            ipc::Device& device,
+           const ipc::TransitionLog& transitions,
            WorkerArena& arena,
            ipc::ArenaSource* regions,
            Agent& agent,
@@ -57,8 +58,14 @@ class RankLink {
            const WorkerHooks& hooks)
       : agent_(agent),
         mailbox_(std::move(mailbox)),
-        service_(
-            loop, config, ipc::ProcessKind::kWorker, device, arena, rank_hooks(hooks), regions) {
+        service_(loop,
+                 config,
+                 ipc::ProcessKind::kWorker,
+                 device,
+                 transitions,
+                 arena,
+                 rank_hooks(hooks),
+                 regions) {
     const std::lock_guard lock(mailbox_->mutex);
     mailbox_->loop = &loop;
   }
@@ -140,10 +147,13 @@ class RegisteredWorker::Impl {
         regions_(regions),
         hooks_(std::move(hooks)),
         dir_(open_runtime_dir(config)),
+        transitions_(ipc::open_transitions(config, ipc::ProcessKind::kWorker, dir_)),
         arena_(device, config.rank),
         agent_(
+            "kvf-agent",
             [this](ipc::EventLoop& loop) {
               return std::make_unique<StagingAgent>(loop, dir_, config_, device_, arena_,
+                                                    transitions_,
                                                     [this](const Error& error) { fail(error); });
             },
             [this] { fail(KVFERRY_ERROR(kCancelled, "the agent's thread ended; see the log")); }) {
@@ -155,9 +165,10 @@ class RegisteredWorker::Impl {
 
   void start() {
     link_.emplace(
+        "kvf-rank",
         [this](ipc::EventLoop& loop) {
-          return std::make_unique<RankLink>(loop, config_, device_, arena_, regions_, agent_,
-                                            mailbox_, hooks_);
+          return std::make_unique<RankLink>(loop, config_, device_, transitions_, arena_, regions_,
+                                            agent_, mailbox_, hooks_);
         },
         [this] { fail(KVFERRY_ERROR(kCancelled, "the lease's thread ended; see the log")); });
     ipc::log_info("worker {}/{} of instance {} on {} ({}): cache owner {}, {} handles, {} memory",
@@ -188,6 +199,7 @@ class RegisteredWorker::Impl {
   const WorkerHooks hooks_;
   const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   ipc::RuntimeDir dir_;
+  ipc::TransitionLog transitions_;
   WorkerArena arena_;
   Agent agent_;
   std::optional<ServiceThread<RankLink>> link_;

@@ -4,12 +4,14 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace kvferry::worker {
@@ -22,14 +24,30 @@ template <typename Service> class ServiceThread {
 
   /// Returns once the service stands; rethrows what make() threw. on_broken is called (on the
   /// service's thread) when the loop ended by itself, after an exception.
-  ServiceThread(Make make, std::function<void()> on_broken) : on_broken_(std::move(on_broken)) {
+  ServiceThread(std::string name, Make make, std::function<void()> on_broken)
+      : on_broken_(std::move(on_broken)) {
     std::promise<void> standing;
+    // wait-none: below
     std::future<void> stands = standing.get_future();
-    thread_ = std::thread([this, &standing, make = std::move(make)] { serve(make, standing); });
+    const std::string who = name;
+    // The service calls hooks of the engine, and makes the engine's arena.
+    thread_.emplace(std::move(name), ipc::OwnThread::Runs::kEngineCode,
+                    [this, &standing, make = std::move(make)] { serve(make, standing); });
+    constexpr auto kStandsWithin = ipc::OwnThread::kEndsWithin;
+    // wait: a service to stand, which maps the first epoch; kStandsWithin, then says so and goes
+    // on, an engine's code may run in it; its end
+    while (stands.wait_for(kStandsWithin) == std::future_status::timeout) {
+      ipc::log_error(
+          "thread {} does not stand after another {} s; look for a callback of the engine that "
+          "does "
+          "not return",
+          who, kStandsWithin.count());
+    }
     try {
       stands.get();
     } catch (...) {
-      thread_.join();
+      // wait: a thread that has said that it ends; wait_end() gives it kEndsWithin; at once
+      thread_->wait_end();
       throw;
     }
   }
@@ -43,7 +61,9 @@ template <typename Service> class ServiceThread {
       stopping_ = true;
       if (loop_ != nullptr) loop_->stop();
     }
-    thread_.join();
+    // wait-brief: the service's own thread; its loop was stopped and its members' limits add up to
+    // less than OwnThread::kEndsWithin
+    thread_->wait_end();
   }
 
   /// Runs the call on the service's thread; dropped when the service is gone.
@@ -81,7 +101,7 @@ template <typename Service> class ServiceThread {
   ipc::EventLoop* loop_ = nullptr;
   Service* service_ = nullptr;
   bool stopping_ = false;
-  std::thread thread_;
+  std::optional<ipc::OwnThread> thread_;
 };
 
 }  // namespace kvferry::worker

@@ -16,12 +16,18 @@ using ipc::Packet;
 using ipc::Result;
 using ipc::StageRequest;
 using ipc::Status;
+using ipc::Transition;
 
 namespace {
 
 constexpr std::size_t kMaxFenced = 4096;
 constexpr std::size_t kMaxConnections = 64;
+constexpr std::ptrdiff_t kMaxSilentOfProcess = 16;
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
+// Connections, and packets of one connection, in one go: a flood of them does not hold up the rest
+// of the worker.
+constexpr int kAcceptsPerRound = 16;
+constexpr int kPacketsPerRound = 64;
 
 std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
   auto stream = device.make_stream(ipc::StreamPriority::kHigh);
@@ -52,10 +58,12 @@ StagingAgent::StagingAgent(ipc::EventLoop& loop,
                            const ipc::RankConfig& config,
                            ipc::Device& device,
                            WorkerArena& arena,
+                           ipc::TransitionLog transitions,
                            StreamCompletions::Failed on_device_failed)
     : loop_(loop),
       config_(config),
       arena_(arena),
+      transitions_(std::move(transitions)),
       completions_(loop, make_stream(device), "staging", std::move(on_device_failed)),
       listener_(make_listener(dir, config)) {
   loop_.watch(listener_.fd(), [this] { on_connect(); });
@@ -75,7 +83,7 @@ StagingAgent::~StagingAgent() {
 }
 
 void StagingAgent::on_connect() {
-  while (true) {
+  for (int i = 0; i < kAcceptsPerRound; ++i) {
     auto accepted = listener_.try_accept();
     if (!accepted) {
       // No descriptors left, say: the listener stays readable, so it is left alone for a while.
@@ -88,8 +96,13 @@ void StagingAgent::on_connect() {
       return;
     }
     if (!accepted->has_value()) return;
-    if (connections_.size() >= kMaxConnections) {
-      ipc::log_warn("staging: {} connections already; refusing another", connections_.size());
+    const pid_t pid = (*accepted)->peer_pid();
+    const auto silent = std::count_if(
+        connections_.begin(), connections_.end(),
+        [pid](const Connection& c) { return c.mover.is_zero() && c.socket.peer_pid() == pid; });
+    if (connections_.size() >= kMaxConnections || silent >= kMaxSilentOfProcess) {
+      warn(fmt::format("{} connections already, {} of pid {} without a hello; refusing another",
+                       connections_.size(), silent, pid));
       continue;
     }
     Connection& connection = connections_.emplace_back();
@@ -98,6 +111,13 @@ void StagingAgent::on_connect() {
     connection.hello_timer =
         loop_.after(config_.timeouts.hello, [this, id = connection.id] { on_silent(id); });
     loop_.watch(connection.socket.fd(), [this, id = connection.id] { on_readable(id); });
+  }
+}
+
+void StagingAgent::warn(const std::string& text) {
+  std::uint64_t suppressed = 0;
+  if (log_gate_.open(suppressed)) {
+    ipc::log_warn("staging: {} ({} more like it)", text, suppressed);
   }
 }
 
@@ -115,7 +135,9 @@ StagingAgent::Connection* StagingAgent::find(std::uint64_t connection) {
 }
 
 void StagingAgent::on_readable(std::uint64_t connection) {
-  while (Connection* from = find(connection)) {
+  for (int i = 0; i < kPacketsPerRound; ++i) {
+    Connection* from = find(connection);
+    if (from == nullptr) return;
     auto packet = from->socket.try_receive();
     if (!packet) {
       drop(connection, packet.error().to_string());
@@ -183,6 +205,8 @@ void StagingAgent::welcome_waiting() {
   for (Connection& connection : connections_) {
     if (connection.mover.is_zero() || connection.welcome || left_on_lane(connection) > 0) continue;
     connection.welcome = true;
+    transitions_.record(Transition::kStagingWelcome,
+                        {.peer = connection.mover, .detail = connection.lane});
     answer(connection.id, 0, std::nullopt);
   }
 }
@@ -261,13 +285,16 @@ void StagingAgent::start(Request request) {
   work->lane = request.lane;
   work->id = request.stage.id;
   work->use = std::move(use).value();
-  if (auto launched = launch(request.stage, work->use.arena()); !launched) {
+  if (auto launched = launch(request, work->use.arena()); !launched) {
     // A part of it may run already: the answer waits for the stream like any other.
     work->error = std::move(launched).error();
   }
   completions_.when_done([this, work](const Status& status) {
     if (!status && !work->error) work->error = status.error();
     const InFlight ended = std::move(*work);
+    if (status) {
+      transitions_.record(Transition::kStagingEnded, {.peer = ended.mover, .detail = ended.id});
+    }
     in_flight_.erase(work);
     answer(ended.connection, ended.id, ended.error);
     welcome_waiting();
@@ -276,7 +303,11 @@ void StagingAgent::start(Request request) {
   });
 }
 
-Status StagingAgent::launch(const StageRequest& stage, const MappedArena& arena) {
+Status StagingAgent::launch(const Request& request, const MappedArena& arena) {
+  const StageRequest& stage = request.stage;
+  KVFERRY_TRY(transitions_.attempt(
+      Transition::kStagingLaunch,
+      {.session = stage.session, .epoch = stage.epoch, .peer = request.mover, .detail = stage.id}));
   const GroupView& group = arena.groups[stage.group.value];
   const ipc::RegionTable& table = *group.table(stage.set);
   const ipc::DevicePtr slot = arena.slots[stage.slot];
@@ -290,8 +321,11 @@ void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optio
   Connection* to = find(connection);
   if (to == nullptr) return;  // The mover is gone; nobody waits for this.
   if (error) {
-    ipc::log_warn("staging: request {} of mover {} refused: {}", id, to->mover.hex(),
-                  error->to_string());
+    warn(
+        fmt::format("request {} of mover {} refused: {}", id, to->mover.hex(), error->to_string()));
+  }
+  if (id != 0) {
+    transitions_.record(Transition::kStagingAnswer, {.peer = to->mover, .detail = id});
   }
   const ipc::StageReply reply{id, std::move(error)};
   if (const auto sent = to->socket.send(ipc::encode(reply)); !sent) {
@@ -324,10 +358,7 @@ void StagingAgent::quiesce(const ipc::QuiesceStaging& request,
   }
   for (const std::uint64_t connection : ended) drop(connection, "quiesced by the manager");
   const std::size_t left = running(request);
-  if (left == 0) {
-    quiesced(ipc::ok());
-    return;
-  }
+  if (left == 0) return say_quiesced(request, quiesced);
   ipc::log_info("staging: waits for {} launches asked by {}, deadline in {} ms", left,
                 describe(request), deadline.poll_timeout_ms());
   Waiter& waiter = waiters_.emplace_back();
@@ -345,6 +376,13 @@ void StagingAgent::quiesce(const ipc::QuiesceStaging& request,
   });
 }
 
+void StagingAgent::say_quiesced(const ipc::QuiesceStaging& request,
+                                const Quiesced& quiesced) const {
+  transitions_.record(request.others ? Transition::kStagingSettled : Transition::kStagingQuiesced,
+                      {.peer = request.mover});
+  quiesced(ipc::ok());
+}
+
 void StagingAgent::settle_waiters() {
   for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
     if (running(waiter->request) > 0) {
@@ -355,7 +393,7 @@ void StagingAgent::settle_waiters() {
     waiter = waiters_.erase(waiter);
     loop_.cancel(settled.timer);
     ipc::log_info("staging: nothing asked by {} runs any more", describe(settled.request));
-    settled.quiesced(ipc::ok());
+    say_quiesced(settled.request, settled.quiesced);
   }
 }
 

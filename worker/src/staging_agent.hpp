@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/log_gate.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "stream_completions.hpp"
 #include "worker_arena.hpp"
@@ -36,6 +38,7 @@ class StagingAgent {
                const ipc::RankConfig& config,
                ipc::Device& device,
                WorkerArena& arena,
+               ipc::TransitionLog transitions,
                StreamCompletions::Failed on_device_failed);
   StagingAgent(const StagingAgent&) = delete;
   StagingAgent& operator=(const StagingAgent&) = delete;
@@ -79,6 +82,7 @@ class StagingAgent {
   };
 
   void on_connect();
+  void warn(const std::string& text);
   void on_silent(std::uint64_t connection);
   void on_readable(std::uint64_t connection);
   [[nodiscard]] ipc::Status on_packet(Connection& connection, const ipc::Packet& packet);
@@ -92,8 +96,9 @@ class StagingAgent {
   void drop(std::uint64_t connection, std::string_view why);
   void start_queued();
   void start(Request request);
-  [[nodiscard]] ipc::Status launch(const ipc::StageRequest& stage, const MappedArena& arena);
+  [[nodiscard]] ipc::Status launch(const Request& request, const MappedArena& arena);
   void answer(std::uint64_t connection, std::uint64_t id, std::optional<ipc::Error> error);
+  void say_quiesced(const ipc::QuiesceStaging& request, const Quiesced& quiesced) const;
   [[nodiscard]] std::size_t running(const ipc::QuiesceStaging& request) const;
   [[nodiscard]] bool is_fenced(const ipc::IncarnationId& mover) const;
   void settle_waiters();
@@ -101,9 +106,11 @@ class StagingAgent {
   ipc::EventLoop& loop_;
   const ipc::RankConfig config_;
   WorkerArena& arena_;
+  const ipc::TransitionLog transitions_;
   std::list<InFlight> in_flight_;
   StreamCompletions completions_;
   ipc::PacketListener listener_;
+  ipc::LogGate log_gate_;
   ipc::TimerId accept_pause_ = 0;  ///< Armed while the listener is not watched.
   std::list<Connection> connections_;
   std::deque<Request> queue_;

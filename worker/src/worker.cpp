@@ -50,6 +50,7 @@ class Worker {
                                                      regions_ ? &*regions_ : nullptr, hooks());
     // Steps can come as soon as the arena is there, so their server stands before it starts.
     runner_.emplace(
+        "kvf-steps",
         [this](ipc::EventLoop& loop) {
           return std::make_unique<StepRunner>(
               loop, dir_, config_, *device_,

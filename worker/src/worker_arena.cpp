@@ -26,6 +26,8 @@ constexpr std::array kSets{RegionSet::kAll, RegionSet::kSharded, RegionSet::kRep
 /// Waits for an eventfd in slices, so that a device that failed (and will never signal) is noticed.
 void wait_readable(int fd, Deadline deadline) {
   pollfd entry{fd, POLLIN, 0};
+  // wait: own work on the device; deadline, of the drain or zeroing, in steps where the device may
+  // fail; nothing
   ::poll(&entry, 1, deadline.poll_timeout_ms());
 }
 

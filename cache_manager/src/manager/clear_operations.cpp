@@ -88,11 +88,19 @@ void ClearOperations::send_clear(const ClearRef& clear,
   message.epoch = target.state.epoch;
   message.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
   ++clear->pending;
+  context_.transitions.record(
+      ipc::Transition::kManagerClear,
+      {.session = message.session, .epoch = message.epoch, .peer = target.id});
   clear->ranks[index].attacher_open = clear->ranks[index].attacher_open || !is_owner;
   context_.calls.call(target.id, ipc::MessageKind::kRankClear, message,
                       ipc::Deadline::after(deadline + margin_),
-                      [this, clear, index, is_owner,
+                      [this, clear, index, is_owner, peer = target.id,
                        asked = target.state](const ipc::Result<ipc::Envelope>& answer) {
+                        if (answer) {
+                          context_.transitions.record(
+                              ipc::Transition::kManagerSeesCleared,
+                              {.session = asked.session, .epoch = asked.epoch, .peer = peer});
+                        }
                         on_clear_answer(clear, index, is_owner, asked, answer);
                       });
 }

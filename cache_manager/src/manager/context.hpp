@@ -5,6 +5,7 @@
 #include "kvferry/cache_manager/manager.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "manager/engine_directory.hpp"
 #include "manager/host_tier.hpp"
@@ -31,6 +32,7 @@ struct ManagerContext {
   SequenceStore& sequences;
   HostTier& host;
   JobTable& jobs;
+  const ipc::TransitionLog& transitions;
   /// To be called after anything about an engine's ranks or operation changed: derives its state,
   /// tells its clients, sends or ends its queued jobs.
   std::function<void(EngineRecord&)> engine_changed;

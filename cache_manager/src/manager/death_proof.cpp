@@ -35,6 +35,7 @@ bool DeathProof::is_living(const ipc::IncarnationId& worker) const {
 void DeathProof::mover_died(const ipc::IncarnationId& mover) {
   for (const ipc::IncarnationId& worker : context_.jobs.workers_used_by(mover)) {
     if (!is_living(worker)) {
+      note_death(worker);
       context_.jobs.mover_untouchable(mover, worker);
       continue;
     }
@@ -61,6 +62,11 @@ void DeathProof::worker_died(const ipc::IncarnationId& worker) {
   }
 }
 
+// Before the server may have noticed it.
+void DeathProof::note_death(const ipc::IncarnationId& worker) {
+  context_.transitions.record(ipc::Transition::kManagerSeesDeath, {.peer = worker});
+}
+
 void DeathProof::ask(const Pair& pair) {
   ipc::QuiesceStaging quiesce;
   quiesce.mover = pair.mover;
@@ -68,7 +74,12 @@ void DeathProof::ask(const Pair& pair) {
   context_.calls.call(pair.worker, ipc::MessageKind::kQuiesceStaging, quiesce,
                       ipc::Deadline::after(kQuiesce + kAnswerMargin),
                       [this, pair](const ipc::Result<ipc::Envelope>& answer) {
-                        if (answer || !is_living(pair.worker)) {
+                        if (!is_living(pair.worker)) {
+                          note_death(pair.worker);
+                          proven(pair);
+                          return;
+                        }
+                        if (answer) {
                           proven(pair);
                           return;
                         }

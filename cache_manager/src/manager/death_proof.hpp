@@ -38,6 +38,7 @@ class DeathProof {
   using Pair = RankPair;
 
   [[nodiscard]] bool is_living(const ipc::IncarnationId& worker) const;
+  void note_death(const ipc::IncarnationId& worker);
   void ask(const Pair& pair);
   void proven(const Pair& pair);
   void ask_to_settle(const Pair& pair);

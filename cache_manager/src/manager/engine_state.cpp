@@ -275,6 +275,18 @@ bool EngineRecord::is_cleared(std::uint32_t rank) const {
          owning->state.epoch <= record.cleared_epoch;
 }
 
+bool EngineRecord::all_epochs_ended() const {
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankPeer* owning = owner(rank);
+    if (owning == nullptr || !owning->connected ||
+        (owning->state.phase != ipc::LeasePhase::kCleared &&
+         owning->state.phase != ipc::LeasePhase::kQuarantined)) {
+      return false;
+    }
+  }
+  return !ranks_.empty();
+}
+
 bool EngineRecord::refresh(std::uint64_t& next_generation) {
   const std::uint64_t generation_before = generation_;
   const ipc::CachePhase phase_before = phase_;
@@ -307,7 +319,10 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
     cleared_ = false;
     note_.clear();
   } else {
-    phase_ = cleared_ ? ipc::CachePhase::kCleared : ipc::CachePhase::kDetached;
+    // Also what another manager, or a clear that failed elsewhere, has left: nothing but a re-init
+    // makes the next epoch.
+    phase_ =
+        cleared_ || all_epochs_ended() ? ipc::CachePhase::kCleared : ipc::CachePhase::kDetached;
   }
   offload_ready_ = offload && phase_ == ipc::CachePhase::kReady;
   if (ready) {

@@ -124,6 +124,8 @@ class EngineRecord {
   [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint64_t generation) const;
 
  private:
+  /// Every rank's owner lives and has ended its epoch without making another one.
+  [[nodiscard]] bool all_epochs_ended() const;
   /// The contents of a rank's device blocks: the generation is theirs. Not the worker's: contents
   /// that a mover owns outlive it.
   struct Contents {

@@ -271,6 +271,12 @@ void JobService::commit_swap_out(Job& job) {
 }
 
 void JobService::finished(Job& job) {
+  if (job.to_host()) {
+    const auto failed = std::count_if(job.items.begin(), job.items.end(),
+                                      [](const JobItem& item) { return item.result != 0; });
+    context_.transitions.record(ipc::Transition::kManagerCommit,
+                                {.job = job.id, .detail = static_cast<std::uint64_t>(failed)});
+  }
   if (job.kind == JobKind::kStore) {
     commit_store(job);
   } else if (job.kind == JobKind::kSwapOut) {
@@ -305,8 +311,13 @@ void JobService::on_writable(const ipc::IncarnationId& client) {
   }
   std::deque<ipc::JobDone>& waiting = at->second;
   while (!waiting.empty()) {
-    const ipc::Status sent =
-        context_.server.notify(client, ipc::MessageKind::kJobDone, waiting.front());
+    const ipc::JobDone& done = waiting.front();
+    const auto failed = std::count_if(done.results.begin(), done.results.end(),
+                                      [](std::uint8_t code) { return code != 0; });
+    context_.transitions.record(
+        ipc::Transition::kManagerAnswer,
+        {.job = done.job, .peer = client, .detail = static_cast<std::uint64_t>(failed)});
+    const ipc::Status sent = context_.server.notify(client, ipc::MessageKind::kJobDone, done);
     if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
       return;
     }

@@ -9,11 +9,18 @@
 namespace kvferry::cache_manager {
 namespace {
 
+using ipc::Transition;
+
 constexpr auto kLargestErrorCode = static_cast<std::uint8_t>(ipc::ErrorCode::kCuda);
 
 // At random, with room to count on: a restarted manager does not repeat ids of the one before,
 // whatever became of the clocks.
 std::uint64_t first_job_id() { return ipc::Digest::random().low() >> 2U; }
+
+std::uint64_t count_failed(const Job& job) {
+  return static_cast<std::uint64_t>(std::count_if(
+      job.items.begin(), job.items.end(), [](const JobItem& item) { return item.result != 0; }));
+}
 
 // The answer of a mover that took a job out of its queue because it was told to.
 bool was_never_started(const ipc::MoverJobDone& done) {
@@ -59,6 +66,9 @@ void JobTable::submit(Job job) {
   const ipc::JobId id = job.id;
   Entry& entry = entries_[id];
   entry.job = std::move(job);
+  ports_.transitions.record(
+      Transition::kManagerTake,
+      {.job = id, .peer = entry.job.client, .detail = entry.job.client_job.value});
   by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
   ++unfinished_[entry.job.engine];
   ++counters_[entry.job.engine].queued;
@@ -155,8 +165,11 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     if (message.items.empty()) {
       continue;
     }
-    if (ipc::Status sent = ports_.send(part.target.mover, message); !sent) {
-      fail_items(job, part.items, sent.error().code, sent.error().message);
+    if (ipc::Status sent = send_part(entry, part, message); !sent) {
+      // To a client, kNotFound is about its blocks; here it was about a mover that has gone.
+      const bool gone = sent.error().code == ipc::ErrorCode::kNotFound;
+      fail_items(job, part.items, gone ? ipc::ErrorCode::kPeerDied : sent.error().code,
+                 sent.error().message);
       continue;
     }
     part.open = true;
@@ -166,6 +179,23 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   if (!any_open) {
     finish(entry);
   }
+}
+
+ipc::Status JobTable::send_part(const Entry& entry,
+                                const Part& part,
+                                const ipc::MoverJob& message) const {
+  const ipc::TransitionFields step{.session = message.session,
+                                   .epoch = message.epoch,
+                                   .job = entry.job.id,
+                                   .peer = part.target.mover,
+                                   .detail = message.items.size()};
+  ipc::Status sent = ports_.transitions.attempt(Transition::kManagerSend, step);
+  if (sent) {
+    sent = ports_.send(part.target.mover, message);
+  }
+  // What did not leave is over as if its mover were.
+  ports_.transitions.record(sent ? Transition::kManagerSent : Transition::kManagerWritesOff, step);
+  return sent;
 }
 
 void JobTable::fail_items(Job& job,
@@ -209,6 +239,11 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
   if (!entry.gives_up || !was_never_started(done)) {
     watch_.answered(lane_of(entry, *part), ports_.now());
   }
+  const auto failed = std::count_if(done.results.begin(), done.results.end(),
+                                    [](std::uint8_t result) { return result != 0; });
+  ports_.transitions.record(
+      Transition::kManagerSeesEnd,
+      {.job = done.job, .peer = mover, .detail = static_cast<std::uint64_t>(failed)});
   ipc::Status status;
   if (done.results.size() != part->items.size() ||
       std::any_of(done.results.begin(), done.results.end(),
@@ -268,6 +303,8 @@ void JobTable::fail_parts(const std::function<bool(const RankTarget&)>& over,
   for (auto& [id, entry] : entries_) {
     for (Part& part : entry.parts) {
       if (part.open && over(part.target)) {
+        ports_.transitions.record(Transition::kManagerWritesOff,
+                                  {.job = id, .peer = part.target.mover});
         fail_items(entry.job, part.items, ipc::ErrorCode::kPeerDied, why);
         close_part(entry, part);
       }
@@ -377,6 +414,8 @@ void JobTable::settle() {
       unfinished_.erase(engine);
     }
     ports_.finished(job);
+    ports_.transitions.record(Transition::kManagerEnd,
+                              {.job = id, .peer = job.client, .detail = count_failed(job)});
     std::set<std::uint32_t> touched{engine};
     for (const ipc::JobId next : hazards_.remove(id)) {
       if (Entry& freed = entries_.at(next); !freed.over) {

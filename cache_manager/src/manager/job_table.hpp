@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/finished_jobs.hpp"
 #include "manager/hazard_tracker.hpp"
@@ -113,6 +114,7 @@ class JobTable {
     /// Whether the worker is known to stand still, so that a mover has to wait for it.
     std::function<bool(const ipc::IncarnationId& worker)> is_stopped;
     std::function<ipc::TimePoint()> now = [] { return ipc::MonotonicClock::now(); };
+    ipc::TransitionLog transitions = {};
   };
 
   JobTable(HostPool& pool, Ports ports, const Limits& limits);
@@ -201,6 +203,9 @@ class JobTable {
   void close_part(Entry& entry, Part& part);
   void fail_parts(const std::function<bool(const RankTarget&)>& over, const std::string& why);
   void end_unsent(Entry& entry, const ipc::Error& error);
+  [[nodiscard]] ipc::Status send_part(const Entry& entry,
+                                      const Part& part,
+                                      const ipc::MoverJob& message) const;
   void finish(Entry& entry);
   void send_runnable(std::uint32_t engine);
   void settle();

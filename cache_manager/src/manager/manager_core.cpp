@@ -42,6 +42,8 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                          HostPool& pool,
                          int pool_fd)
     : config_(config),
+      transitions_(ipc::TransitionLog::create_or_warn(
+          dir, {.role = "manager", .incarnation = ipc::IncarnationId::random()})),
       loop_(loop),
       pool_(pool),
       started_(ipc::MonotonicClock::now()),
@@ -70,7 +72,8 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                  [this](const ipc::IncarnationId& worker) {
                    const ipc::ProcessRef* process = server_.process(worker);
                    return process != nullptr && process->is_stopped();
-                 }},
+                 },
+             .transitions = transitions_},
             {.max_jobs_per_engine = config.max_jobs_per_engine,
              .queue_deadline = config.queue_deadline,
              .job_deadline = config.job_deadline}),
@@ -84,6 +87,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                .sequences = sequences_,
                .host = host_,
                .jobs = jobs_,
+               .transitions = transitions_,
                .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); }},
       job_service_(context_),
       clients_(context_, job_service_),
@@ -97,6 +101,9 @@ ManagerCore::~ManagerCore() { loop_.cancel(stop_timer_); }
 // ---- peers ----
 
 void ManagerCore::on_peer(const ipc::Peer& peer) {
+  if (peer.kind != ipc::ProcessKind::kOperator) {
+    transitions_.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
+  }
   directory_.add_peer(peer);
   jobs_.mover_rejoined(peer.id);
   if (EngineRecord* engine = directory_.engine_of(peer.id)) {
@@ -127,6 +134,9 @@ void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
 }
 
 void ManagerCore::on_peer_died(const ipc::Peer& peer) {
+  if (peer.kind != ipc::ProcessKind::kOperator) {
+    transitions_.record(ipc::Transition::kManagerSeesDeath, {.peer = peer.id});
+  }
   EngineRecord* engine = directory_.engine_of(peer.id);
   directory_.remove_peer(peer.id);
   for (const auto& [name, record] : directory_.engines()) {

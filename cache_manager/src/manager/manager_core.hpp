@@ -59,6 +59,7 @@ class ManagerCore : private ipc::ControlHandler {
   void finish_stop();
 
   const ManagerConfig config_;
+  const ipc::TransitionLog transitions_;
   ipc::EventLoop& loop_;
   HostPool& pool_;
   ipc::TimePoint started_;

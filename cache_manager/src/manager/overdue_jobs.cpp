@@ -36,6 +36,7 @@ void OverdueJobs::kill_stuck() {
     }
     ipc::log_warn("mover {} (pid {}) did not give up overdue jobs in {} ms: killed", mover.hex(),
                   process->pid(), context_.config.job_deadline.count());
+    context_.transitions.record(ipc::Transition::kManagerKill, {.peer = mover});
     if (const ipc::Status killed = process->signal(SIGKILL); !killed) {
       ipc::log_warn("mover {} could not be killed: {}", mover.hex(), killed.error().to_string());
     }

@@ -36,7 +36,10 @@ void PeerCalls::send(const ipc::IncarnationId& peer,
   waiting_.emplace(key, std::move(waiting));
   if (ipc::Status sent = server_.send(peer, envelope); !sent) {
     // Answered from the loop, so that the caller never sees its callback before call() returns.
-    loop_.post([this, key, error = sent.error()] { answer(key, error); });
+    ipc::Error error = sent.error();
+    // kNotFound is about names that a caller gave; this is about a peer that has gone.
+    if (error.code == ipc::ErrorCode::kNotFound) error.code = ipc::ErrorCode::kPeerDied;
+    loop_.post([this, key, error = std::move(error)] { answer(key, error); });
   }
 }
 

@@ -76,13 +76,17 @@ void ReinitOperations::reinit_owner(const ReinitRef& reinit,
                                     const ipc::IncarnationId& owner,
                                     const ipc::RankReinit& order) {
   ++reinit->pending;
+  context_.transitions.record(ipc::Transition::kManagerReinit,
+                              {.epoch = order.epoch, .peer = owner});
   context_.calls.call(
       owner, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
-      [this, reinit, rank, order](const ipc::Result<ipc::Envelope>& answer) {
+      [this, reinit, rank, order, peer = owner](const ipc::Result<ipc::Envelope>& answer) {
         if (reinit->answered) {
           return;
         }
         if (answer) {
+          context_.transitions.record(ipc::Transition::kManagerSeesReady,
+                                      {.epoch = order.epoch, .peer = peer});
           // Only now: an attacher that waits for an arena that could not be made
           // would be deaf to everything else until its deadline.
           reinit_attacher(reinit, rank, order);
@@ -104,6 +108,8 @@ void ReinitOperations::reinit_attacher(const ReinitRef& reinit,
   }
   const bool is_mover = engine.config()->cache_owner == ipc::CacheOwner::kWorker;
   ++reinit->pending;
+  context_.transitions.record(ipc::Transition::kManagerReinit,
+                              {.epoch = order.epoch, .peer = engine.attacher(rank)->id});
   context_.calls.call(
       engine.attacher(rank)->id, ipc::MessageKind::kRankReinit, order,
       ipc::Deadline::at(reinit->give_up),

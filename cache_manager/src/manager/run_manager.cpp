@@ -3,6 +3,7 @@
 #include "kvferry/cache_manager/manager.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/descriptors.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
@@ -14,11 +15,22 @@
 namespace kvferry::cache_manager {
 namespace {
 
+// Three for each of 4,096 peers, and room for connections of others that come and go.
+constexpr std::size_t kDescriptors = 65'536;
+
 template <typename T> T value_or_throw(ipc::Result<T> result) {
   if (!result) {
     throw ipc::Exception(std::move(result).error());
   }
   return std::move(result).value();
+}
+
+// Processes that were killed and have no successor leave their names; living ones keep theirs.
+void sweep(const ipc::RuntimeDir& dir) {
+  for (const std::string& name : dir.remove_stale_names()) {
+    ipc::log_info("{}: removed, left behind by a process that is gone",
+                  (dir.path() / name).string());
+  }
 }
 
 void check_config(const ManagerConfig& config) {
@@ -36,15 +48,16 @@ void check_config(const ManagerConfig& config) {
 
 void run_manager(const ManagerConfig& config) {
   check_config(config);
+  if (!ipc::raise_descriptor_limit(kDescriptors)) {
+    ipc::log_info(
+        "this process may open fewer than {} files: with few of them, few peers are served",
+        kDescriptors);
+  }
   ipc::SignalFd signals;
   const auto dir = value_or_throw(ipc::RuntimeDir::open(config.runtime_dir, config.instance));
   // Before the pool: a second manager is refused at once, not after it has taken memory.
   std::optional lock(value_or_throw(ipc::NameLock::acquire(dir.path() / "manager")));
-  // Processes that were killed and have no successor leave theirs; living ones keep theirs.
-  for (const std::string& name : dir.remove_stale_names()) {
-    ipc::log_info("{}: removed, left behind by a process that is gone",
-                  (dir.path() / name).string());
-  }
+  sweep(dir);
   HostPool pool(config.pool_bytes);
   const std::uint64_t pool_bytes = pool.stats().bytes;
   int stop_signal = 0;
@@ -83,6 +96,7 @@ void run_manager(const ManagerConfig& config) {
   // Before the pool: giving a large one back takes the kernel seconds, and whoever loses patience
   // with that must not find names left behind.
   lock.reset();
+  sweep(dir);
   ipc::log_info("manager of instance {} has ended", dir.instance());
 }
 

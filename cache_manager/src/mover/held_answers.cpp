@@ -53,6 +53,8 @@ void HeldAnswers::pursue(int wake_fd) {
 // Nobody listens, or this mover is refused: what is left is the worker's death.
 void HeldAnswers::wait_before_retry(int wake_fd) {
   std::array<pollfd, 2> waited{{{staging_.agent().pidfd(), POLLIN, 0}, {wake_fd, POLLIN, 0}}};
+  // wait: the worker to listen again, or to end; backoff_, at most kLongestBackoff; its pidfd, new
+  // work of the lane
   ::poll(waited.data(), waited.size(), ipc::Deadline::after(backoff_).poll_timeout_ms());
   backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   release_if_proven();

@@ -24,10 +24,12 @@ constexpr auto kResendDelay = std::chrono::milliseconds(1);
 class MoverProcess {
  public:
   explicit MoverProcess(const MoverConfig& config)
-      : device_(ipc::open_device(config.rank.device)),
+      : dir_(open_dir(config)),
+        transitions_(ipc::open_transitions(config.rank, ipc::ProcessKind::kMover, dir_)),
+        device_(ipc::open_device(config.rank.device)),
         engine_(
             *device_,
-            engine_options(config),
+            engine_options(config, dir_, transitions_),
             [this](ipc::MoverJobDone d) { done(std::move(d)); },
             [this](const ipc::Error& e) { device_failed(e); }) {
     ipc::RankService::Hooks hooks;
@@ -48,8 +50,9 @@ class MoverProcess {
       ipc::log_info("signal {}: the mover ends", number);
       loop_.stop();
     });
-    service_ = std::make_unique<ipc::RankService>(loop_, config.rank, ipc::ProcessKind::kMover,
-                                                  *device_, engine_, std::move(hooks));
+    service_ =
+        std::make_unique<ipc::RankService>(loop_, config.rank, ipc::ProcessKind::kMover, *device_,
+                                           transitions_, engine_, std::move(hooks));
   }
 
   void run() {
@@ -59,13 +62,21 @@ class MoverProcess {
   }
 
  private:
-  static TransferEngine::Options engine_options(const MoverConfig& config) {
+  static ipc::RuntimeDir open_dir(const MoverConfig& config) {
     auto dir = ipc::RuntimeDir::open(config.rank.runtime_dir, config.rank.instance);
     if (!dir) throw ipc::Exception(std::move(dir).error());
+    return std::move(dir).value();
+  }
+
+  static TransferEngine::Options engine_options(const MoverConfig& config,
+                                                const ipc::RuntimeDir& dir,
+                                                const ipc::TransitionLog& transitions) {
     TransferEngine::Options options;
     options.strategy = config.strategy;
+    options.transitions = transitions;
+    options.staging.transitions = transitions;
     options.staging.agent_path =
-        dir->rank_socket(config.rank.engine, config.rank.rank.value, "agent");
+        dir.rank_socket(config.rank.engine, config.rank.rank.value, "agent");
     options.staging.engine = config.rank.engine;
     options.staging.rank = config.rank.rank;
     options.staging.mover = config.rank.incarnation;
@@ -139,6 +150,8 @@ class MoverProcess {
 
   ipc::SignalFd signals_;  // first: blocks the signals in all threads
   ipc::EventLoop loop_;
+  ipc::RuntimeDir dir_;
+  ipc::TransitionLog transitions_;
   std::unique_ptr<ipc::Device> device_;
   bool connected_ = false;
   std::deque<ipc::MoverJobDone> unsent_;

@@ -17,13 +17,14 @@ namespace {
 
 using ipc::ErrorCode;
 using ipc::Status;
+using ipc::Transition;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
-constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
 
 // An eventfd's count since the last read; 0 when it was not signalled.
 std::uint64_t take_count(int event_fd) noexcept {
   std::uint64_t count = 0;
+  // wait-none: an eventfd of ours, O_NONBLOCK
   return ::read(event_fd, &count, sizeof(count)) == sizeof(count) ? count : 0;
 }
 
@@ -53,19 +54,24 @@ StagedRun::StagedRun(Context context,
   }
 }
 
-bool StagedRun::run() {
+Status StagedRun::run() {
   prepare();
   while (!finished()) {
     stop_if_asked();
     start_chunks();
-    if (!finished()) wait_for_progress();
+    if (finished()) break;
+    wait_for_progress();
+    if (looked_ >= context_.device_hang) return device_hangs(looked_);
   }
   if (unnotified_) {
-    if (const Status ended = wait_stream_idle(context_.stream); !ended) {
+    if (const Status ended = wait_stream_idle(context_.stream, context_.device_hang); !ended) {
+      if (ended.error().code == ErrorCode::kTimeout) return ended.error();
       ipc::log_error("job {}: {}", job_.job.job.value, ended.error().to_string());
+    } else {
+      context_.transitions.record(Transition::kMoverCopied, step(*unnotified_));
     }
   }
-  return proven_;
+  return ipc::ok();
 }
 
 void StagedRun::prepare() {
@@ -100,8 +106,12 @@ void StagedRun::ask_worker(InFlight work) {
   request.set = chunk.set;
   request.slot = work.slot;
   request.blocks = chunk.blocks;
-  const auto id = context_.staging.request(std::move(request));
+  const std::uint64_t next = context_.staging.next_id();
+  const Status planned = context_.transitions.attempt(Transition::kMoverAsk, step(next));
+  const auto id = planned ? context_.staging.request(std::move(request))
+                          : ipc::Result<std::uint64_t>(planned.error());
   if (!id) {
+    context_.transitions.record(Transition::kMoverSeesHandOver, step(next));  // it never left
     fail_chunk(work.chunk, id.error().code, id.error().message);
     free_slots_.push_back(work.slot);
     abandon_staging(id.error().code, id.error().message);
@@ -111,12 +121,14 @@ void StagedRun::ask_worker(InFlight work) {
 }
 
 void StagedRun::copy(InFlight work) {
-  Status moved =
-      context_.enqueue(chunks_[work.chunk].runs, job_.arena->arena->staging_slot(work.slot));
+  Status moved = context_.transitions.attempt(Transition::kMoverCopy, step(work.chunk));
+  if (moved) {
+    moved = context_.enqueue(chunks_[work.chunk].runs, job_.arena->arena->staging_slot(work.slot));
+  }
   // The notification is enqueued even when the copy was not whole: what went out must be awaited.
   const Status notified = context_.stream.notify(context_.copied.fd());
   if (!notified) {
-    unnotified_ = true;
+    unnotified_ = work.chunk;
     fail_chunk(work.chunk, notified.error().code, notified.error().message);
     abandon_staging(notified.error().code, notified.error().message);
     return;
@@ -126,6 +138,7 @@ void StagedRun::copy(InFlight work) {
     ipc::log_warn("job {}: copy failed: {}", job_.job.job.value, moved.error().to_string());
   }
   copying_.push_back(work);
+  context_.transitions.record(Transition::kMoverCopying, step(work.chunk));
 }
 
 void StagedRun::wait_for_progress() {
@@ -134,6 +147,9 @@ void StagedRun::wait_for_progress() {
                                 {context_.stopped.fd(), POLLIN, 0},
                                 {staging_.empty() ? -1 : context_.staging.fd(), POLLIN, 0},
                                 {staging_.empty() ? -1 : agent.pidfd(), POLLIN, 0}}};
+  // wait: own copies (together at most kDeviceHang without progress) and the worker's hand-overs
+  // (until the manager's job deadline kills this mover); kDeviceCheck; the worker's pidfd, cancel
+  // and revoke
   const int ready =
       ::poll(waited.data(), waited.size(), ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
   // Looked at after every wait: a failed device wakes nobody, and copies that are reported as done
@@ -146,6 +162,7 @@ void StagedRun::wait_for_progress() {
     abandon_staging(state.error().code, state.error().message);
     return;
   }
+  if (ready == 0 && !copying_.empty()) looked_ += kDeviceCheck;
   if (ready <= 0) return;
   if (waited[1].revents != 0) context_.stopped.drain();
   if (waited[0].revents != 0) take_copies(take_count(context_.copied.fd()));
@@ -157,9 +174,11 @@ void StagedRun::wait_for_progress() {
 }
 
 void StagedRun::take_copies(std::uint64_t count) {
+  looked_ = std::chrono::milliseconds::zero();
   for (; count > 0 && !copying_.empty(); --count) {
     const InFlight work = copying_.front();
     copying_.pop_front();
+    context_.transitions.record(Transition::kMoverCopied, step(work.chunk));
     const StagedChunk& chunk = chunks_[work.chunk];
     const bool failed = result_.results[index_[chunk.items.front()]] != 0;
     if (failed) {
@@ -187,6 +206,7 @@ void StagedRun::take_replies() {
     KVFERRY_CHECK(found != staging_.end(), "a reply to a hand-over of another job");
     const InFlight work = found->second;
     staging_.erase(found);
+    context_.transitions.record(Transition::kMoverSeesHandOver, step((*reply)->id));
     if ((*reply)->error) {
       fail_chunk(work.chunk, (*reply)->error->code, (*reply)->error->message);
       free_slots_.push_back(work.slot);
@@ -215,6 +235,7 @@ void StagedRun::abandon_staging(ErrorCode code, std::string_view message) {
   abandoned_ = code;
   if (!staging_.empty()) {
     proven_ = false;
+    context_.transitions.record(Transition::kMoverAbandon, step(context_.lane));
     ipc::log_warn("job {}: {} hand-overs to the worker (pid {}) abandoned: {}", job_.job.job.value,
                   staging_.size(), context_.staging.agent().pid(), message);
   }

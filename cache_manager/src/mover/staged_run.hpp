@@ -35,9 +35,11 @@ class StagedRun {
     const ipc::EventFd& copied;
     const ipc::EventFd& stopped;
     StagingClient& staging;
+    const ipc::TransitionLog& transitions;
     std::function<ipc::Status(std::span<const CopyRun>, ipc::DevicePtr)> enqueue;
     std::function<std::optional<ipc::ErrorCode>()> stop_reason;
     std::function<void()> on_greeted;  ///< The agent serves: what was asked of it before has ended.
+    std::chrono::milliseconds device_hang = kDeviceHang;
   };
 
   StagedRun(Context context,
@@ -45,9 +47,11 @@ class StagedRun {
             std::span<const ipc::MoverItem> items,
             std::span<const std::size_t> index,
             ipc::MoverJobDone& result);
+  /// kTimeout: the device hangs, and copies of the job may still write.
+  [[nodiscard]] ipc::Status run();
   /// False when hand-overs were abandoned: the worker may still touch the blocks and ring slots of
   /// this job, so that its answer must wait for the staging client's debt.
-  [[nodiscard]] bool run();
+  [[nodiscard]] bool proven() const noexcept { return proven_; }
 
  private:
   struct InFlight {
@@ -71,6 +75,10 @@ class StagedRun {
   void stop_if_asked();
   void abandon_staging(ipc::ErrorCode code, std::string_view message);
   void fail_chunk(std::size_t chunk, ipc::ErrorCode code, std::string_view message);
+  /// What a step of this job is about; detail: the chunk, the hand-over or the lane.
+  [[nodiscard]] ipc::TransitionFields step(std::uint64_t detail) const noexcept {
+    return {.job = job_.job.job, .detail = detail};
+  }
 
   Context context_;
   const LaneJob& job_;
@@ -82,8 +90,10 @@ class StagedRun {
   std::map<std::uint64_t, InFlight> staging_;  ///< By request id: the worker has it.
   std::deque<InFlight> copying_;               ///< In stream order: our stream has it.
   std::optional<ipc::ErrorCode> abandoned_;    ///< Why, once hand-overs were given up.
+  std::chrono::milliseconds looked_{0};        ///< At copies, since the last of them ended.
   bool proven_ = true;                         ///< No hand-over was abandoned unanswered.
-  bool unnotified_ = false;  ///< Copies went out whose end the stream will not tell by itself.
+  /// The chunk whose copies went out without that the stream will tell their end by itself.
+  std::optional<std::size_t> unnotified_;
 };
 
 }  // namespace kvferry::cache_manager

@@ -60,7 +60,9 @@ ipc::Status StagingClient::wait_greeting(ipc::Deadline deadline, int wake_fd) {
                              agent_.pid(), reply.id);
       }
       greeted_ = true;
-      in_debt_ = false;
+      if (std::exchange(in_debt_, false)) {
+        options_.transitions.record(ipc::Transition::kMoverProof, {.detail = options_.lane});
+      }
       return ipc::ok();
     }
     if (agent_.has_died()) {
@@ -73,6 +75,8 @@ ipc::Status StagingClient::wait_greeting(ipc::Deadline deadline, int wake_fd) {
     }
     std::array<pollfd, 3> waited{
         {{socket_.fd(), POLLIN, 0}, {agent_.pidfd(), POLLIN, 0}, {wake_fd, POLLIN, 0}}};
+    // wait: the agent's greeting; deadline, of the job (kConnectDeadline) or round (kRound); the
+    // worker's pidfd, cancel, revoke or new work of the lane
     ::poll(waited.data(), waited.size(), deadline.poll_timeout_ms());
     if (waited[2].revents != 0) {
       return KVFERRY_ERROR(kCancelled, "waiting for staging agent (pid {}) was interrupted",
@@ -89,7 +93,11 @@ void StagingClient::disconnect() noexcept {
 }
 
 bool StagingClient::in_debt() noexcept {
-  if (in_debt_ && agent_.has_died()) in_debt_ = false;
+  if (in_debt_ && agent_.has_died()) {
+    options_.transitions.record(ipc::Transition::kMoverSeesDeath,
+                                {.detail = static_cast<std::uint64_t>(agent_.pid())});
+    in_debt_ = false;
+  }
   return in_debt_;
 }
 
@@ -98,7 +106,7 @@ ipc::Result<std::uint64_t> StagingClient::request(ipc::StageRequest request) {
     return KVFERRY_ERROR(kPeerDied, "no connection to the staging agent at {}",
                          options_.agent_path.string());
   }
-  request.id = next_id_++;
+  request.id = std::exchange(next_id_, next_id_ + kLanes);
   KVFERRY_TRY(socket_.send(ipc::encode(request)));
   unanswered_.insert(request.id);
   return request.id;

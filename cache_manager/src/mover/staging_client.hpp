@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/process.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
 #include <cstdint>
@@ -31,9 +32,11 @@ class StagingClient {
     std::string engine;
     ipc::Rank rank;
     ipc::IncarnationId mover;
-    std::uint32_t lane = 0;
+    std::uint32_t lane = 0;  ///< 0 or 1.
+    ipc::TransitionLog transitions = {};
   };
-  explicit StagingClient(Options options) : options_(std::move(options)) {}
+  explicit StagingClient(Options options)
+      : options_(std::move(options)), next_id_(kLanes + options_.lane) {}
 
   /// Connected, greeted by the agent and without a debt. kTimeout: not yet; a greeting that was
   /// asked for stays asked for, so call again. kCancelled: wake_fd became readable (it is not
@@ -47,12 +50,16 @@ class StagingClient {
   /// Whom the last requests went to; for poll(2) and log lines. Not valid before the first one.
   [[nodiscard]] const ipc::ProcessRef& agent() const noexcept { return agent_; }
 
+  /// The id of the next request. Its last bit is the lane: ids are unique in a mover.
+  [[nodiscard]] std::uint64_t next_id() const noexcept { return next_id_; }
   /// Sends with a fresh id and returns it.
   [[nodiscard]] ipc::Result<std::uint64_t> request(ipc::StageRequest request);
   /// kPeerDied when the agent closed the connection, kProtocol for a reply to nothing.
   [[nodiscard]] ipc::Result<std::optional<ipc::StageReply>> try_receive();
 
  private:
+  static constexpr std::uint64_t kLanes = 2;
+
   void drop_if_ended();
   [[nodiscard]] ipc::Status connect(ipc::Deadline deadline);
   [[nodiscard]] ipc::Status wait_greeting(ipc::Deadline deadline, int wake_fd);
@@ -63,7 +70,7 @@ class StagingClient {
   ipc::ProcessRef agent_;
   std::set<std::uint64_t> unanswered_;  ///< Requests of this connection.
   bool in_debt_ = false;
-  std::uint64_t next_id_ = 1;
+  std::uint64_t next_id_;
 };
 
 }  // namespace kvferry::cache_manager

@@ -12,22 +12,33 @@
 namespace kvferry::cache_manager {
 namespace {
 
-// How often a wait looks at the device although nothing woke it: a failed device wakes nobody.
-constexpr auto kDeviceCheck = std::chrono::milliseconds(250);
 // Between two questions to a stream that cannot notify.
-constexpr auto kIdleCheck = std::chrono::milliseconds(2);
+constexpr std::chrono::milliseconds kIdleCheck{2};
 
 }  // namespace
 
-ipc::Status wait_stream(ipc::Stream& stream, const ipc::EventFd& done) {
+ipc::Error device_hangs(std::chrono::milliseconds patience) {
+  return KVFERRY_ERROR(
+      kTimeout,
+      "copies have not ended and none has for {} ms: the device hangs; this process "
+      "has to end",
+      patience.count());
+}
+
+ipc::Status wait_stream(ipc::Stream& stream,
+                        const ipc::EventFd& done,
+                        std::chrono::milliseconds patience) {
   done.drain();
   if (const ipc::Status notified = stream.notify(done.fd()); !notified) {
     // What was enqueued before still runs: its memory may not be given on before it has ended.
-    KVFERRY_TRY(wait_stream_idle(stream));
+    KVFERRY_TRY(wait_stream_idle(stream, patience));
     return notified.error();
   }
-  for (;;) {
+  // Looks are counted, not time: after a stop of this process the device gets all of it again.
+  for (auto looked = std::chrono::milliseconds::zero(); looked < patience;) {
     pollfd waited{done.fd(), POLLIN, 0};
+    // wait: own copies; kDeviceCheck, together patience (kDeviceHang), then this process ends; the
+    // device's failure
     const int ready = ::poll(&waited, 1, ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
     if (ready > 0) {
       done.drain();
@@ -37,18 +48,25 @@ ipc::Status wait_stream(ipc::Stream& stream, const ipc::EventFd& done) {
     }
     KVFERRY_ASSIGN(const bool idle, stream.query());
     if (idle && done.drain()) return ipc::ok();
+    if (ready == 0) looked += kDeviceCheck;
   }
+  return device_hangs(patience);
 }
 
-ipc::Status wait_stream_idle(ipc::Stream& stream) {
-  ipc::log_warn("a stream does not notify; asking it until its copies have ended");
-  for (;;) {
+ipc::Status wait_stream_idle(ipc::Stream& stream, std::chrono::milliseconds patience) {
+  ipc::log_warn("a stream does not notify; asking it until its copies have ended, at most {} ms",
+                patience.count());
+  for (auto looked = std::chrono::milliseconds::zero(); looked < patience; looked += kIdleCheck) {
     KVFERRY_ASSIGN(const bool idle, stream.query());
-    if (idle) break;
+    if (idle) {
+      ipc::log_info("the stream that does not notify is idle");
+      return ipc::ok();
+    }
+    // wait: own copies of a stream that cannot notify; kIdleCheck, together patience (kDeviceHang),
+    // then this process ends; the device's failure
     ::poll(nullptr, 0, ipc::Deadline::after(kIdleCheck).poll_timeout_ms());
   }
-  ipc::log_info("the stream that does not notify is idle");
-  return ipc::ok();
+  return device_hangs(patience);
 }
 
 }  // namespace kvferry::cache_manager

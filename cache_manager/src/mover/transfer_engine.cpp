@@ -45,9 +45,10 @@ bool has_small_slices(const ipc::ArenaLayout& layout) {
 
 TransferLane::Options lane_options(ipc::CopyDirection direction,
                                    std::uint32_t lane,
-                                   StagingClient::Options staging) {
+                                   const TransferEngine::Options& engine) {
+  StagingClient::Options staging = engine.staging;
   staging.lane = lane;
-  return {direction, std::move(staging), lane};
+  return {direction, std::move(staging), lane, engine.transitions, engine.device_hang};
 }
 
 }  // namespace
@@ -106,26 +107,21 @@ TransferEngine::TransferEngine(ipc::Device& device,
       options_(std::move(options)),
       done_(std::move(done)),
       stores_(device,
-              lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_.staging),
+              lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_),
               done_,
               device_failed),
       loads_(device,
-             lane_options(ipc::CopyDirection::kHostToDevice, 1, options_.staging),
+             lane_options(ipc::CopyDirection::kHostToDevice, 1, options_),
              done_,
              device_failed) {}
 
 void TransferEngine::submit(ipc::MoverJob job) {
-  LaneJob admitted;
   {
     const std::lock_guard lock(mutex_);
     if (admitting_ && pool_ && arena_->session == job.session &&
         arena_->arena->epoch() == job.epoch) {
-      admitted = LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now()};
       // Under the lock, so that quiesce finds in the queues whatever was admitted before it.
-      TransferLane& lane =
-          admitted.job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
-      lane.submit(std::move(admitted));
-      return;
+      return admit(std::move(job));
     }
     if (admitting_ && pool_) {
       const auto error = KVFERRY_ERROR(kStaleEpoch,
@@ -141,12 +137,26 @@ void TransferEngine::submit(ipc::MoverJob job) {
                             job.job.value));
 }
 
+void TransferEngine::admit(ipc::MoverJob job) {
+  const ipc::TransitionFields fields{
+      .session = job.session, .epoch = job.epoch, .job = job.job, .detail = job.items.size()};
+  if (const Status planned = options_.transitions.attempt(ipc::Transition::kMoverAdmit, fields);
+      !planned) {
+    refuse(job, planned.error());
+    return;
+  }
+  TransferLane& lane = job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
+  lane.submit(LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now()});
+}
+
 void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
   ipc::log_debug("job refused: {}", error.to_string());
   ipc::MoverJobDone result;
   result.job = job.job;
   result.results.assign(job.items.size(), static_cast<std::uint8_t>(error.code));
   result.message = error.message;
+  options_.transitions.record(ipc::Transition::kMoverAnswer,
+                              {.job = job.job, .detail = job.items.size()});
   done_(std::move(result));
 }
 
@@ -199,6 +209,7 @@ Status TransferEngine::quiesce(ipc::Epoch epoch, ipc::Deadline deadline) {
   stores_.revoke(ipc::ErrorCode::kRevoked);
   loads_.revoke(ipc::ErrorCode::kRevoked);
   for (TransferLane* lane : {&stores_, &loads_}) {
+    // wait: both lanes; deadline, of the drain; the failure of the device
     if (const Status idle = lane->wait_idle(deadline); !idle) {
       return ipc::Error{idle.error().code,
                         fmt::format("epoch {}: {}", epoch.value, idle.error().message)};

@@ -21,6 +21,8 @@ class TransferEngine final : public ipc::ArenaUser {
   struct Options {
     CopyStrategy strategy = CopyStrategy::kAuto;
     StagingClient::Options staging;
+    ipc::TransitionLog transitions = {};
+    std::chrono::milliseconds device_hang = kDeviceHang;  ///< TransferLane::Options.
   };
 
   TransferEngine(ipc::Device& device,
@@ -45,6 +47,7 @@ class TransferEngine final : public ipc::ArenaUser {
   void on_unmapped(ipc::Epoch epoch) override;
 
  private:
+  void admit(ipc::MoverJob job);  ///< @pre mutex_ is held.
   void refuse(const ipc::MoverJob& job, const ipc::Error& error);
 
   ipc::Device& device_;

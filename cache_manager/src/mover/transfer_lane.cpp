@@ -16,6 +16,7 @@ using ipc::ErrorCode;
 using ipc::MoverItem;
 using ipc::MoverJobDone;
 using ipc::Status;
+using ipc::Transition;
 
 }  // namespace
 
@@ -32,7 +33,9 @@ TransferLane::TransferLane(ipc::Device& device,
   auto stream = device.make_stream(ipc::StreamPriority::kNormal);
   if (!stream) throw ipc::Exception(std::move(stream).error());
   stream_ = std::move(stream).value();
-  thread_ = std::thread([this] { run(); });
+  const bool stores = options_.direction == ipc::CopyDirection::kDeviceToHost;
+  thread_.emplace(stores ? "kvf-store" : "kvf-load", ipc::OwnThread::Runs::kOurCode,
+                  [this] { run(); });
 }
 
 TransferLane::~TransferLane() {
@@ -43,7 +46,9 @@ TransferLane::~TransferLane() {
   }
   changed_.notify_all();
   wanted_.signal();
-  thread_.join();
+  // wait-brief: the lane's own thread; it was revoked and told to stop, limit
+  // OwnThread::kEndsWithin
+  thread_->wait_end();
   if (holding_) {
     ipc::log_warn("ending with answers unproven: this mover's death takes their place");
   }
@@ -104,6 +109,8 @@ void TransferLane::revoke(ErrorCode code) {
 
 Status TransferLane::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
+  // wait: running job of the lane, whose hand-overs are abandoned; deadline, of the drain; the
+  // failure of the device
   const bool idle = changed_.wait_until(
       lock, deadline.when(), [this] { return stream_failure_ || (!running_ && queue_.empty()); });
   if (stream_failure_) return *stream_failure_;
@@ -122,6 +129,7 @@ void TransferLane::run() {
     wanted_.drain();
     {
       std::unique_lock lock(mutex_);
+      // wait-idle: jobs; submit() or the end of the lane; thread kvf-store, kvf-load
       if (!holding_) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (stopping_ || stream_failure_) return;
       if (queue_.empty()) {
@@ -175,6 +183,7 @@ void TransferLane::release_held() {
 
 void TransferLane::execute(LaneJob& job) {
   const ipc::TimePoint start = ipc::MonotonicClock::now();
+  options_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   MoverJobDone result;
   result.job = job.job.job;
   result.results.assign(job.job.items.size(), 0);
@@ -194,23 +203,28 @@ void TransferLane::execute(LaneJob& job) {
     index.push_back(i);
   }
   bool proven = true;
+  Status ran;
   if (job.arena->strategy == CopyStrategy::kStaged) {
     StagedRun::Context context{options_.direction, options_.lane, *stream_, copied_, stopped_,
-                               staging_,
+                               staging_, options_.transitions,
                                [this, &job](std::span<const CopyRun> runs, ipc::DevicePtr slot) {
                                  return enqueue(job, runs, slot, true);
                                },
                                [this, &job] { return stop_reason(job.job.job); },
                                // Not at the job's end: that may be long after.
-                               [this] { release_held(); }};
-    proven = StagedRun(std::move(context), job, items, index, result).run();
+                               [this] { release_held(); }, options_.device_hang};
+    StagedRun staged(std::move(context), job, items, index, result);
+    ran = staged.run();
+    proven = staged.proven();
   } else {
-    run_direct(job, items, index, result);
+    ran = run_direct(job, items, index, result);
   }
   result.copied =
       std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() - start);
   if (const auto state = stream_->query(); !state) {
     fail_stream(job.job.job, state.error());
+  } else if (!ran) {
+    fail_stream(job.job.job, ran.error());
   } else if (proven) {
     finish(std::move(result));
   } else {
@@ -230,13 +244,15 @@ void TransferLane::fail_stream(ipc::JobId job, const ipc::Error& error) {
   device_failed_(error);
 }
 
-void TransferLane::run_direct(LaneJob& job,
-                              std::span<const MoverItem> items,
-                              std::span<const std::size_t> index,
-                              MoverJobDone& result) {
+Status TransferLane::run_direct(LaneJob& job,
+                                std::span<const MoverItem> items,
+                                std::span<const std::size_t> index,
+                                MoverJobDone& result) {
   PlanLimits limits;
   limits.pool_piece_bytes = PoolMapping::kPieceBytes;
+  ipc::TransitionFields part{.job = job.job.job};
   for (const CopyChunk& chunk : plan_direct(job.arena->parts, items, limits)) {
+    ++part.detail;
     Status moved;
     if (const auto reason = stop_reason(job.job.job)) {
       moved = KVFERRY_ERROR(kRevoked, "{} while it ran", ipc::to_string(*reason));
@@ -244,9 +260,13 @@ void TransferLane::run_direct(LaneJob& job,
                  moved.error().message);
       continue;
     }
-    moved = enqueue(job, chunk.runs, ipc::DevicePtr{}, false);
+    moved = options_.transitions.attempt(Transition::kMoverCopy, part);
+    if (moved) moved = enqueue(job, chunk.runs, ipc::DevicePtr{}, false);
+    if (moved) options_.transitions.record(Transition::kMoverCopying, part);
     // Even after a failed enqueue: earlier runs of the chunk may be on their way.
-    const Status waited = wait_stream(*stream_, copied_);
+    const Status waited = wait_stream(*stream_, copied_, options_.device_hang);
+    if (!waited && waited.error().code == ErrorCode::kTimeout) return waited.error();
+    if (waited) options_.transitions.record(Transition::kMoverCopied, part);
     if (moved && !waited) moved = waited;
     if (!moved) {
       ipc::log_warn("job {}: copy failed: {}", job.job.job.value, moved.error().to_string());
@@ -256,6 +276,7 @@ void TransferLane::run_direct(LaneJob& job,
     }
     result.bytes += chunk.size_bytes;
   }
+  return ipc::ok();
 }
 
 Status TransferLane::enqueue(const LaneJob& job,
@@ -283,6 +304,10 @@ void TransferLane::finish(MoverJobDone result) {
   ipc::log_debug("job {} done: {} items, {} bytes, queued {} us, copied {} us{}{}",
                  result.job.value, result.results.size(), result.bytes, result.queued.count(),
                  result.copied.count(), result.message.empty() ? "" : ", ", result.message);
+  const auto failed = std::count_if(result.results.begin(), result.results.end(),
+                                    [](std::uint8_t code) { return code != 0; });
+  options_.transitions.record(Transition::kMoverAnswer,
+                              {.job = result.job, .detail = static_cast<std::uint64_t>(failed)});
   done_(std::move(result));
 }
 

@@ -9,12 +9,15 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "mover/copy_plan.hpp"
 #include "mover/held_answers.hpp"
 #include "mover/pool_mapping.hpp"
 #include "mover/staging_client.hpp"
 #include "mover/stop_reason.hpp"
+#include "mover/stream_wait.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -22,7 +25,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -48,8 +51,9 @@ struct LaneJob {
 /// loads and stores run at the same time. Jobs run one after another, higher priority first, but
 /// every kFairShare-th is the oldest. A job whose hand-overs to the worker were abandoned is
 /// answered only once the worker is proven to have ended them; jobs that need no staging run on
-/// meanwhile. A job whose stream fails is never answered: nothing tells any more whether its copies
-/// still write, until this process is dead. The lane runs nothing after it.
+/// meanwhile. A job whose stream fails, or hangs for device_hang, is never answered: nothing tells
+/// any more whether its copies still write, until this process is dead. The lane runs nothing after
+/// it.
 /// @threading all public calls from any thread.
 class TransferLane {
  public:
@@ -60,6 +64,8 @@ class TransferLane {
     ipc::CopyDirection direction = ipc::CopyDirection::kDeviceToHost;
     StagingClient::Options staging;
     std::uint32_t lane = 0;  ///< 0 or 1: which half of the staging ring is ours.
+    ipc::TransitionLog transitions = {};
+    std::chrono::milliseconds device_hang = kDeviceHang;
   };
 
   /// done is called on the lane's thread, or on the caller's for jobs that end while queued.
@@ -90,10 +96,11 @@ class TransferLane {
   void run();
   [[nodiscard]] LaneJob take_next();  ///< @pre mutex_ is held and queue_ not empty.
   void execute(LaneJob& job);
-  void run_direct(LaneJob& job,
-                  std::span<const ipc::MoverItem> items,
-                  std::span<const std::size_t> index,
-                  ipc::MoverJobDone& result);
+  /// kTimeout: the device hangs.
+  [[nodiscard]] ipc::Status run_direct(LaneJob& job,
+                                       std::span<const ipc::MoverItem> items,
+                                       std::span<const std::size_t> index,
+                                       ipc::MoverJobDone& result);
   [[nodiscard]] ipc::Status enqueue(const LaneJob& job,
                                     std::span<const CopyRun> runs,
                                     ipc::DevicePtr slot,
@@ -126,7 +133,7 @@ class TransferLane {
   StopReason stop_running_;
   std::optional<ipc::Error> stream_failure_;
 
-  std::thread thread_;  // last: starts when all above exists
+  std::optional<ipc::OwnThread> thread_;  // last: starts when all above exists
 };
 
 }  // namespace kvferry::cache_manager

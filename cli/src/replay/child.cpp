@@ -4,11 +4,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <deque>
@@ -17,6 +19,11 @@
 
 namespace kvferry::cli {
 namespace {
+
+// It has ended, or is about to: but a tracer of it may keep its end back for a moment.
+constexpr std::chrono::milliseconds kReapTime{2000};
+// There is nothing to wait on for that.
+constexpr std::chrono::milliseconds kReapLook{5};
 
 /// posix_spawn's two option blocks, destroyed on every path.
 class SpawnSetup {
@@ -93,15 +100,23 @@ ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start) {
   if (!process) {
     // Nobody could ever tell its end: it must not run.
     kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
+    (void)reap_child(pid);
   }
   return process;
 }
 
 ChildEnd reap_child(pid_t pid) {
+  const ipc::Deadline deadline = ipc::Deadline::after(kReapTime);
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0) {
-    if (errno != EINTR) return {-1, KVFERRY_ERRNO("lost").message};
+  for (;;) {
+    const pid_t reaped = waitpid(pid, &status, WNOHANG);
+    if (reaped == pid) break;
+    if (reaped < 0 && errno != EINTR) return {-1, KVFERRY_ERRNO("lost").message};
+    if (deadline.expired()) {
+      return {-1, fmt::format("not gone after {} ms", kReapTime.count())};
+    }
+    // wait: a tracer to let go of a child that has ended; kReapLook, together kReapTime; nothing
+    poll(nullptr, 0, ipc::Deadline::after(kReapLook).earlier(deadline).poll_timeout_ms());
   }
   if (WIFSIGNALED(status)) {
     const char* description = sigdescr_np(WTERMSIG(status));

@@ -31,7 +31,7 @@ struct ChildEnd {
   int exit_code = -1;  ///< -1: killed by a signal.
   std::string text;    ///< "exit code 1", "killed by signal 9 (Killed)".
 };
-/// Reaps a child that has ended.
+/// Reaps a child that has ended: known by its pidfd, or by having been killed just now.
 [[nodiscard]] ChildEnd reap_child(pid_t pid);
 
 /// The last lines of a text file, each indented.

@@ -26,6 +26,9 @@ constexpr ipc::Duration kLoopWindow = 10s;
 constexpr std::size_t kLoopDeaths = 5;
 /// A successor that is younger may not have taken over all names of the dead yet.
 constexpr ipc::Duration kSettleTime = 2s;
+/// For one that the kernel still takes down: a terabyte of pinned memory takes it 51 s.
+constexpr ipc::Duration kKilledTime = 60s;
+constexpr ipc::Duration kDestroyedTime = 2s;
 constexpr std::size_t kTailLines = 12;
 
 }  // namespace
@@ -53,7 +56,10 @@ Supervisor::~Supervisor() {
     if (!child->process.valid()) continue;
     loop_.unwatch(child->process.pidfd());
     (void)child->process.signal(SIGKILL);
-    (void)reap_child(child->process.pid());
+    // wait: a killed child; kDestroyedTime; its pidfd
+    if (child->process.wait_death(ipc::Deadline::after(kDestroyedTime))) {
+      (void)reap_child(child->process.pid());
+    }
   }
 }
 
@@ -174,9 +180,13 @@ void Supervisor::stop(ipc::Duration grace) {
     (void)child->process.signal(SIGKILL);
     ended_unreplaced_ = true;
   }
-  // A killed process ends when the kernel has taken its memory down: bounded, but not by us.
-  while (any_running(false) || any_running(true)) {
-    loop_.run_once(ipc::Deadline::after(1s));
+  // A killed process ends when the kernel has taken its memory down.
+  const ipc::Deadline gone = ipc::Deadline::after(kKilledTime);
+  while ((any_running(false) || any_running(true)) && !gone.expired()) loop_.run_once(gone);
+  for (const auto& child : children_) {
+    if (!child->process.valid()) continue;
+    hooks_.say(fmt::format("{} (pid {}) is not gone {} s after SIGKILL; it is left behind",
+                           child->spec.name, child->process.pid(), kKilledTime / 1s));
   }
 }
 

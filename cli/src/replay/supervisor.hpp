@@ -93,6 +93,7 @@ class Supervisor {
   std::vector<ipc::TimerId> timers_;
   std::uint64_t restarts_ = 0;
   std::uint64_t deaths_ = 0;
+  // wait-none: no stop() runs, and the first one sets it to its grace
   ipc::Deadline last_ = ipc::Deadline::at(ipc::TimePoint::max());  ///< Of a stop() that runs.
   bool hurried_ = false;
   bool hopeless_ = false;

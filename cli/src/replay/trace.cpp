@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -25,6 +26,13 @@ using Json = nlohmann::json;
 constexpr std::size_t kMaxLineBytes = 4UL << 20;
 constexpr std::size_t kMaxBlocksPerRequest = 1UL << 16;
 
+/// A value in a complaint. Not what is inside of one: dump() recurses as deep as a line goes.
+std::string shown(const Json& value) {
+  if (value.is_array()) return "a list";
+  if (value.is_object()) return "an object";
+  return value.dump();
+}
+
 /// What is wrong with the field, or nothing; value is set when all is well.
 std::optional<std::string> read_number(const Json& object,
                                        const char* field,
@@ -33,7 +41,7 @@ std::optional<std::string> read_number(const Json& object,
   const auto found = object.find(field);
   if (found == object.end()) return fmt::format("\"{}\" is missing", field);
   if (!found->is_number_unsigned()) {
-    return fmt::format("\"{}\" is {}, not a whole number of at least 0", field, found->dump());
+    return fmt::format("\"{}\" is {}, not a whole number of at least 0", field, shown(*found));
   }
   value = found->get<std::uint64_t>();
   if (value > max) return fmt::format("\"{}\" is {}, more than {}", field, value, max);
@@ -53,7 +61,7 @@ std::optional<std::string> read_ids(const Json& object, std::vector<std::uint64_
   for (const Json& id : *found) {
     if (!id.is_number_unsigned()) {
       return fmt::format("\"hash_ids\"[{}] is {}, not a whole number of at least 0", ids.size(),
-                         id.dump());
+                         shown(id));
     }
     ids.push_back(id.get<std::uint64_t>());
   }
@@ -66,6 +74,8 @@ std::optional<std::string> read_line(std::string_view line, TraceRequest& reques
     object = Json::parse(line);
   } catch (const Json::parse_error& error) {
     return fmt::format("not JSON (at byte {})", error.byte);
+  } catch (const Json::exception&) {
+    return "not JSON that can be read: it has a number beyond all limits";
   }
   if (!object.is_object()) return "not a JSON object";
   std::uint64_t number = 0;
@@ -93,10 +103,11 @@ Result<Trace> read_trace(const std::filesystem::path& path, const TraceOptions& 
 
 Result<Trace> read_trace(std::istream& in, std::string_view name, const TraceOptions& options) {
   Trace trace;
-  std::vector<char> buffer(kMaxLineBytes);
+  // NOLINTNEXTLINE(modernize-avoid-c-arrays): a vector would fill what few lines need.
+  const auto buffer = std::make_unique_for_overwrite<char[]>(kMaxLineBytes);
   std::uint64_t line_number = 0;
   while (options.max_requests == 0 || trace.requests.size() < options.max_requests) {
-    in.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    in.getline(buffer.get(), static_cast<std::streamsize>(kMaxLineBytes));
     const auto extracted = static_cast<std::size_t>(in.gcount());
     if (extracted == 0 && !in) break;
     ++line_number;
@@ -108,7 +119,7 @@ Result<Trace> read_trace(std::istream& in, std::string_view name, const TraceOpt
       in.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     } else {
       // gcount() counts the line's end, which is missing on a last line without one.
-      std::string_view line(buffer.data(), in.eof() ? extracted : extracted - 1);
+      std::string_view line(buffer.get(), in.eof() ? extracted : extracted - 1);
       if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
       if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
       wrong = read_line(line, request);

@@ -26,6 +26,7 @@ Digest Digest::random() {
   Digest digest;
   std::size_t filled = 0;
   while (filled < digest.bytes.size()) {
+    // wait-brief: the kernel's random pool; it is filled once, early in the machine's start
     const ssize_t got = ::getrandom(digest.bytes.data() + filled, digest.bytes.size() - filled, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw Exception(KVFERRY_ERRNO("getrandom"));

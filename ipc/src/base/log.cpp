@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
 
-#include <spdlog/sinks/stdout_sinks.h>
+#include "base/stderr_sink.hpp"
+
 #include <spdlog/spdlog.h>
 
 #include <array>
@@ -27,7 +28,7 @@ spdlog::logger& logger() {
   // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): thread-safe sink
   static spdlog::logger& instance =
       // lint-allow(new): must outlive every static object
-      *new spdlog::logger("kvferry", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+      *new spdlog::logger("kvferry", std::make_shared<StderrSink>());
   return instance;
 }
 

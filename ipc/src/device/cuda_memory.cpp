@@ -96,8 +96,11 @@ class LegacyMemory final : public CudaMemory {
     void* pointer = address().raw();
     address_ = 0;
     if (imported_) {
+      // wait-driver: unmapping; own work on it has ended
       KVFERRY_CUDA_TRY(cudaIpcCloseMemHandle(pointer));
     } else {
+      // wait-driver: the free, which waits for all work of this process on the device; own work on
+      // it has ended
       KVFERRY_CUDA_TRY(cudaFree(pointer));
     }
     return ok();
@@ -139,6 +142,7 @@ class VmmMemory final : public CudaMemory {
     if (address_ == 0) return ok();
     const DeviceGuard guard(*context_);
     const CudaDriver& driver = context_->driver();
+    // wait-driver: unmapping; own work on it has ended
     const CUresult unmapped = driver.mem_unmap(address_, size_bytes_);
     const CUresult released = driver.mem_release(handle_);
     address_ = 0;
@@ -188,6 +192,7 @@ Result<std::unique_ptr<DeviceMemory>> map_handle(ContextPtr context,
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   if (const CUresult error = driver.mem_set_access(address, size_bytes, &access, 1);
       error != CUDA_SUCCESS) {
+    // wait-driver: unmapping; nothing has used it
     driver.mem_unmap(address, size_bytes);
     return drop(driver_error(driver, error, "cuMemSetAccess", __FILE__, __LINE__));
   }

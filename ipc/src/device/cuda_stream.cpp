@@ -37,6 +37,7 @@ class CudaPinnedBuffer final : public PinnedBuffer {
   CudaPinnedBuffer& operator=(const CudaPinnedBuffer&) = delete;
   ~CudaPinnedBuffer() override {
     const DeviceGuard guard(*context_);
+    // wait-driver: unpinning; no copy of ours uses it any more
     if (const cudaError_t error = cudaFreeHost(data_);
         error != cudaSuccess && error != cudaErrorCudartUnloading) {
       log_warn("{}", cuda_error(error, "cudaFreeHost", __FILE__, __LINE__).to_string());
@@ -70,6 +71,7 @@ class CudaStream final : public Stream {
   ~CudaStream() override {
     const DeviceGuard guard(*context_);
     drain_bounded();
+    // wait-driver: nothing, the driver keeps what still runs; it is asynchronous
     if (const cudaError_t error = cudaStreamDestroy(stream_);
         error != cudaSuccess && error != cudaErrorCudartUnloading) {
       log_warn("{}", cuda_error(error, "cudaStreamDestroy", __FILE__, __LINE__).to_string());
@@ -247,6 +249,7 @@ class CudaStream final : public Stream {
     UniqueFd ended(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!ended.valid() || !notify(ended.get())) return;
     pollfd waited{ended.get(), POLLIN, 0};
+    // wait: work of a stream that ends; kDestroyDrain; nothing
     if (::poll(&waited, 1, Deadline::after(kDestroyDrain).poll_timeout_ms()) > 0) return;
     log_error("cuda:{}: a stream still runs after {} s and is abandoned", context_->ordinal(),
               kDestroyDrain.count());
@@ -280,6 +283,7 @@ Result<std::unique_ptr<PinnedBuffer>> make_cuda_pinned_buffer(ContextPtr context
                                                               std::uint64_t size_bytes) {
   const DeviceGuard guard(*context);
   void* data = nullptr;
+  // wait-driver: pinning of a small buffer; about 0.1 s per GiB
   KVFERRY_CUDA_TRY(cudaHostAlloc(&data, size_bytes, cudaHostAllocPortable | cudaHostAllocMapped));
   std::memset(data, 0, size_bytes);
   return std::unique_ptr<PinnedBuffer>(

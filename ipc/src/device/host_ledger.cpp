@@ -63,6 +63,7 @@ Result<std::string> read_all(const char* path, int& reads) {
   std::array<char, 16384> chunk{};
   reads = 0;
   for (;;) {
+    // wait-brief: a file of /proc; the kernel writes it at once
     const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return KVFERRY_ERRNO("read {}", path);

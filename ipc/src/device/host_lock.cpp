@@ -69,14 +69,18 @@ pid_t holder_of(const UniqueFd& socket) {
 /// True once the holder is gone or may be; false at the deadline.
 bool wait_holder_gone(const Address& address, Deadline deadline, pid_t& holder) {
   const UniqueFd waiter = open_socket();
+  // wait-none: the socket is O_NONBLOCK
   if (!waiter.valid() || ::connect(waiter.get(), as_sockaddr(address), address.length) != 0) {
     // Gone already, not yet listening, or more waiters than a socket queues: a matter of
     // microseconds, for which there is nothing to sleep on.
+    // wait-brief: a holder that has just bound or closed its socket; microseconds, and our deadline
     std::this_thread::yield();
     return !deadline.expired();
   }
   holder = holder_of(waiter);
   pollfd entry{waiter.get(), POLLIN, 0};
+  // wait: the lock of the host device; deadline, of the caller (kLockPatience); the death of the
+  // holder, which closes its socket
   const int ready = ::poll(&entry, 1, deadline.poll_timeout_ms());
   return ready > 0 || (ready < 0 && errno == EINTR) || !deadline.expired();
 }

@@ -30,6 +30,7 @@ std::string read_process_file(pid_t pid, std::string_view name) {
   std::string text;
   std::array<char, 16384> chunk{};
   while (file.valid()) {
+    // wait-brief: a file of /proc; the kernel writes it at once
     const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break;

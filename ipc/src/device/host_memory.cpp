@@ -72,6 +72,8 @@ void require_unmapped(const std::string& device_name, int object, std::uint64_t 
                           mapper.command, mapper.mapped_bytes, id->second);
   }
   // Straight to stderr: the report must appear whatever the log level is.
+  // wait-brief: the reader of the last words of a process that aborts; nobody is owed anything by
+  // it any more
   if (::write(STDERR_FILENO, report.data(), report.size()) < 0) log_error("{}", report);
   std::abort();
 }

@@ -9,12 +9,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -103,25 +101,20 @@ void HostStream::NotifyWork::run() const {
   const std::uint64_t one = 1;
   ssize_t count = 0;
   do {
+    // wait-none: an eventfd of ours, O_NONBLOCK
     count = ::write(event_fd.get(), &one, sizeof(one));
   } while (count < 0 && errno == EINTR);
   if (count < 0) log_error("host stream: notify: {}", KVFERRY_ERRNO("write eventfd").message);
 }
 
 HostStream::HostStream(std::string device_name) : device_name_(std::move(device_name)) {
-  // Signals are for the threads that expect them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_.native_handle(), "kvf-stream");
+  thread_.emplace("kvf-stream", OwnThread::Runs::kOurCode, [this] { run(); });
 }
 
 HostStream::~HostStream() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
+    // wait: work of a stream that ends; kDrainPatience; nothing
     const bool drained = has_room_.wait_until(lock, Deadline::after(kDrainPatience).when(),
                                               [&] { return queue_.empty() && !running_; });
     if (!drained) {
@@ -132,12 +125,14 @@ HostStream::~HostStream() {
     stopping_ = true;
   }
   has_work_.notify_all();
-  thread_.join();
+  // wait: the stream's own thread; wait_end() gives it kEndsWithin; it runs one copy at most
+  thread_->wait_end();
 }
 
 void HostStream::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
+    // wait-idle: work; enqueue() or the end of the stream; thread kvf-stream
     has_work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     {
@@ -166,6 +161,7 @@ void HostStream::run() {
 Status HostStream::enqueue(Work work) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
+    // wait: room in the queue of the stream; kRoomPatience; nothing
     if (!has_room_.wait_until(lock, Deadline::after(kRoomPatience).when(),
                               [&] { return queue_.size() < kQueueLimit; })) {
       return KVFERRY_ERROR(kBusy, "{}: a stream holds {} items of work and none ended in {} s",

@@ -4,13 +4,14 @@
 
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <variant>
 #include <vector>
 
@@ -102,7 +103,7 @@ class HostStream final : public Stream {
   bool stopping_ = false;
   std::condition_variable has_work_;
   std::condition_variable has_room_;  ///< Also: everything is done.
-  std::thread thread_;
+  std::optional<OwnThread> thread_;
 };
 
 }  // namespace kvferry::ipc

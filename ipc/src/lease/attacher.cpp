@@ -54,12 +54,15 @@ LeaseAttacher::Impl::Impl(LeaseOptions options,
     }
   });
   loop_.post([this] { try_connect(); });
-  thread_ = std::thread([this] { run_thread(); });
+  const auto runs = is_mover() ? OwnThread::Runs::kOurCode : OwnThread::Runs::kEngineCode;
+  thread_.emplace("kvf-lease", runs, [this] { run_thread(); });
 }
 
 LeaseAttacher::Impl::~Impl() {
   loop_.post([this] { shut_down(); });
-  thread_.join();
+  // wait-brief: the lease's own thread; it drains (drain), says bye (kBye) and ends, limit
+  // OwnThread::kEndsWithin
+  thread_->wait_end();
   if (held_) {
     log_error("{}: epoch {} stays mapped until this process ends", tag_,
               held_->arena.epoch().value);
@@ -95,6 +98,8 @@ void LeaseAttacher::Impl::say_bye() {
   const Deadline deadline = Deadline::after(kBye);
   // An owner that keeps sending something else is not waited for any longer than a silent one.
   while (!deadline.expired()) {
+    // wait: the owner's answer to bye, with nothing mapped; deadline (kBye); the end of the
+    // connection
     auto packet = socket_->receive(deadline);
     if (!packet) {
       log_info("{}: the owner did not answer our goodbye: {}", tag_, packet.error().message);
@@ -139,6 +144,7 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach(Epoch epoch, Deadline deadline)
     changed();  // before the answer: the caller finds the new view
     answer.set(std::move(result));
   });
+  // wait: own lease thread, which drains within drain; deadline, of the caller; nothing
   auto result = answer.wait(deadline);
   if (result) return std::move(*result);
   return KVFERRY_ERROR(
@@ -186,6 +192,10 @@ Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline) {
   for (;;) {
     if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady) return ok();
     if (view_.refused) return *view_.refused;
+    if (waits_cancelled_) {
+      return KVFERRY_ERROR(kCancelled, "{}: this process ends; epoch {} is not waited for any more",
+                           tag_, at_least.value);
+    }
     if (deaths_ != deaths) {
       return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
                            at_least.value);
@@ -198,8 +208,18 @@ Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline) {
       return KVFERRY_ERROR(kTimeout, "{}: epoch {} is not mapped: epoch {} {}; {}", tag_,
                            at_least.value, view_.epoch.value, to_string(view_.phase), view_.note);
     }
+    // wait: an epoch to be mapped; deadline, of the caller; the owner's pidfd, revoke, refusal, the
+    // end of this process
     (void)view_changed_.wait_until(lock, deadline.when());
   }
+}
+
+void LeaseAttacher::Impl::cancel_waits() noexcept {
+  {
+    const std::lock_guard lock(view_mutex_);
+    waits_cancelled_ = true;
+  }
+  view_changed_.notify_all();
 }
 
 LeaseView LeaseAttacher::Impl::view() const {
@@ -265,6 +285,8 @@ Result<ClearOutcome> LeaseAttacher::detach(Epoch epoch, Deadline deadline) {
 Status LeaseAttacher::wait_mapped(Epoch at_least, Deadline deadline) {
   return impl_->wait_mapped(at_least, deadline);
 }
+
+void LeaseAttacher::cancel_waits() noexcept { impl_->cancel_waits(); }
 
 LeaseView LeaseAttacher::view() const { return impl_->view(); }
 

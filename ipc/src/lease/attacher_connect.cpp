@@ -130,6 +130,10 @@ Status LeaseAttacher::Impl::on_message(Incoming incoming) {
     case LeaseMessage::kGrant: {
       if (stage_ != Stage::kWaiting && stage_ != Stage::kIdle) break;
       KVFERRY_ASSIGN(std::optional<lease::Grant> grant, assembly_.add(std::move(incoming)));
+      if (grant && grant->lease <= words_->released()) {
+        return KVFERRY_ERROR(kProtocol, "lease {} is granted, all up to {} are released",
+                             grant->lease.value, words_->released().value);
+      }
       if (grant && is_mover() && !grant->prepared) {
         // Movers run no kernels: the worker that owns the memory has zeroed it before it grants.
         return KVFERRY_ERROR(kProtocol, "lease {} grants a mover epoch {}, which nobody has zeroed",

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/name_watch.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "lease/grant_assembly.hpp"
 #include "lease/lease_messages.hpp"
@@ -18,7 +19,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 namespace kvferry::ipc {
 
@@ -41,6 +41,7 @@ class LeaseAttacher::Impl {
   // From any thread.
   Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
   Status wait_mapped(Epoch at_least, Deadline deadline);
+  void cancel_waits() noexcept;
   LeaseView view() const;
 
  private:
@@ -152,15 +153,16 @@ class LeaseAttacher::Impl {
   bool shut_ = false;
   LeaseView view_draft_;
 
-  mutable std::mutex view_mutex_;  ///< Guards view_, deaths_ and revokes_.
+  mutable std::mutex view_mutex_;  ///< Guards the next five.
   std::condition_variable view_changed_;
   LeaseView view_;
+  bool waits_cancelled_ = false;
   std::uint64_t deaths_ = 0;  ///< Of owners.
   Epoch last_revoked_;        ///< Highest epoch seen revoked.
 
   EventLoop loop_;
   lease::Rendezvous rendezvous_;
-  std::thread thread_;
+  std::optional<OwnThread> thread_;
 };
 
 }  // namespace kvferry::ipc

@@ -150,6 +150,7 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   if (lease::is_mutant("release_before_drain")) release_up_to(held_->lease);
   while (lease::is_mutant("both_sides_wait") && owner_words_->load() &&
          owner_words_->load()->phase == LeasePhase::kRevoking) {
+    // wait-none: a mistake that is built into a copy of this file for its tests
     ::poll(nullptr, 0, 1);
   }
   Status idle = attempt(Transition::kAttacherDrain, epoch, held_->lease);

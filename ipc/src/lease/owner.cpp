@@ -90,7 +90,8 @@ LeaseOwner::Impl::Impl(LeaseOptions options,
                                Error error) { refuse(socket, std::move(error)); }});
   log_info("{}: session {} owned by {} pid {}, handles {}", tag_, session_.hex(),
            to_string(options_.identity.self), ::getpid(), to_string(options_.identity.handles));
-  thread_ = std::thread([this] { run_thread(); });
+  const auto runs = is_mover() ? OwnThread::Runs::kOurCode : OwnThread::Runs::kEngineCode;
+  thread_.emplace("kvf-lease", runs, [this] { run_thread(); });
 }
 
 // The living owner is told who came, so that both sides know of the conflict.
@@ -105,6 +106,7 @@ void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
   if (!lease::send(*socket, lease::LeaseMessage::kHello, lease::HelloBody{me}, {&fd, 1})) {
     throw Exception(std::move(error));
   }
+  // wait: the living owner's refusal; deadline (hello); the end of the connection
   auto packet = socket->receive(deadline);
   if (!packet) throw Exception(std::move(error));
   const auto incoming = lease::read_header(std::move(packet).value());
@@ -122,7 +124,9 @@ LeaseOwner::Impl::~Impl() {
     if (!ended) log_error("{}: shutdown: {}", tag_, ended.error().to_string());
   }
   loop_.post([this] { shut_down(); });
-  thread_.join();
+  // wait-brief: the lease's own thread, after the last clear; it closes and ends, limit
+  // OwnThread::kEndsWithin
+  thread_->wait_end();
   if (arena_) {
     // Our own user did not let go: unmapping under it would fault. The driver takes the memory back
     // when this process ends.
@@ -159,6 +163,8 @@ Result<Epoch> LeaseOwner::Impl::init(const ArenaLayout& layout, Deadline deadlin
     tick();  // before the answer: the caller finds the new view
     answer.set(std::move(result));
   });
+  // wait: own lease thread, which allocates, and zeroes within its user's limit; deadline, of the
+  // caller; nothing
   auto result = answer.wait(deadline);
   if (result) return std::move(*result);
   return KVFERRY_ERROR(kTimeout, "{}: init still runs at its deadline; it may yet succeed", tag_);
@@ -248,6 +254,7 @@ Status LeaseOwner::Impl::prepare_arena() {
 void LeaseOwner::Impl::abandon_arena(Epoch epoch) {
   const Status idle = quiesce_own(epoch, Deadline::after(options_.timeouts.drain));
   if (!idle) {
+    record(Transition::kOwnerKeep, epoch, arena_->total_bytes());
     quarantine_.add({.epoch = epoch,
                      .bytes = arena_->total_bytes(),
                      .holder = fmt::format("our own user: {}", idle.error().message),
@@ -270,10 +277,11 @@ void LeaseOwner::Impl::abandon_arena(Epoch epoch) {
 
 Result<ClearOutcome> LeaseOwner::Impl::clear(Epoch epoch, Deadline deadline) {
   const lease::Answer<ClearOutcome> answer;
-  loop_.post([this, answer, epoch, deadline] {
+  loop_.post([this, answer, epoch] {
     start_clear(epoch, answer);
     tick();
   });
+  // wait: own lease thread, whose clear ends by its stages; deadline, of the caller; nothing
   auto result = answer.wait(deadline);
   if (result) return std::move(*result);
   return KVFERRY_ERROR(kTimeout,

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/log_gate.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "lease/borrowed_remains.hpp"
 #include "lease/lease_messages.hpp"
@@ -21,7 +23,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -172,6 +173,7 @@ class LeaseOwner::Impl {
   std::deque<ClearOutcome> outcomes_;  ///< Of the last clears, for repeated requests.
   std::string note_;
   std::optional<Error> peer_refused_;
+  LogGate log_gate_;  ///< Of refusals.
   TimerId belt_ = 0;
   bool shut_ = false;
 
@@ -180,7 +182,7 @@ class LeaseOwner::Impl {
 
   EventLoop loop_;
   std::optional<lease::Strangers> strangers_;  ///< Until the shutdown.
-  std::thread thread_;
+  std::optional<OwnThread> thread_;
 };
 
 }  // namespace kvferry::ipc

@@ -30,7 +30,10 @@ void LeaseOwner::Impl::on_stranger(PacketSocket socket, const Packet& packet) {
 }
 
 void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error) {
-  log_warn("{}: peer refused: {}", tag_, error.to_string());
+  std::uint64_t suppressed = 0;
+  if (log_gate_.open(suppressed)) {
+    log_warn("{}: peer refused: {} ({} more like it)", tag_, error.to_string(), suppressed);
+  }
   note(error.to_string());
   if (const Status sent = lease::send(socket, LeaseMessage::kRefused, lease::RefusedBody{error});
       !sent) {

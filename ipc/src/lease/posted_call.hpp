@@ -28,6 +28,7 @@ template <typename T> class Answer {
   /// Nothing when the deadline passed first.
   [[nodiscard]] std::optional<Result<T>> wait(Deadline deadline) const {
     std::unique_lock lock(state_->mutex);
+    // wait: own lease thread; deadline, of the caller; nothing
     if (!state_->changed.wait_until(lock, deadline.when(),
                                     [&] { return state_->result.has_value(); })) {
       return std::nullopt;

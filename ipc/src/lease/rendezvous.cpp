@@ -15,6 +15,7 @@ namespace kvferry::ipc::lease {
 namespace {
 constexpr std::size_t kMaxPeers = 8;
 constexpr auto kConnect = std::chrono::milliseconds(100);
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 }  // namespace
 
 Rendezvous::Rendezvous(EventLoop& loop,
@@ -30,10 +31,7 @@ void Rendezvous::open(const std::filesystem::path& path) {
   auto listening = PacketListener::listen(path);
   if (listening) {
     listener_.emplace(std::move(listening).value());
-    loop_.watch(listener_->fd(), [this] {
-      auto accepted = listener_->try_accept();
-      if (accepted && *accepted && peers_.size() < kMaxPeers) add(std::move(**accepted), false);
-    });
+    loop_.watch(listener_->fd(), [this] { accept(); });
     return;
   }
   // Somebody waits here already. When it cannot be reached it is on its way out: next time.
@@ -43,9 +41,25 @@ void Rendezvous::open(const std::filesystem::path& path) {
   add(std::move(socket).value(), true);
 }
 
+void Rendezvous::accept() {
+  auto accepted = listener_->try_accept();
+  if (accepted) {
+    if (*accepted && peers_.size() < kMaxPeers) add(std::move(**accepted), false);
+    return;
+  }
+  // No descriptors left, say: the listener stays readable, so it is left alone for a while.
+  log_warn("lease: rendezvous: accept: {}", accepted.error().to_string());
+  loop_.unwatch(listener_->fd());
+  pause_timer_ = loop_.after(kAcceptPause, [this] {
+    pause_timer_ = 0;
+    loop_.watch(listener_->fd(), [this] { accept(); });
+  });
+}
+
 void Rendezvous::close() {
   while (!peers_.empty()) drop(peers_.front().socket.fd());
   if (!listener_) return;
+  loop_.cancel(std::exchange(pause_timer_, 0));
   loop_.unwatch(listener_->fd());
   listener_.reset();
 }

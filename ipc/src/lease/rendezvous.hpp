@@ -41,6 +41,7 @@ class Rendezvous {
     TimerId timer = 0;
     bool ours = false;  ///< We connected and said hello.
   };
+  void accept();
   void add(PacketSocket socket, bool ours);
   void drop(int fd);
   void on_packet(int fd);
@@ -51,6 +52,7 @@ class Rendezvous {
   const std::chrono::milliseconds timeout_;
   const OnConflict on_conflict_;
   std::optional<PacketListener> listener_;
+  TimerId pause_timer_ = 0;  ///< Armed while the listener is not watched.
   std::list<Peer> peers_;
 };
 

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,6 +13,9 @@ namespace kvferry::ipc::lease {
 namespace {
 
 constexpr std::size_t kMaxStrangers = 32;
+constexpr std::ptrdiff_t kMaxOfProcess = 8;
+// Connections taken in one go, so that a flood of them does not hold up grants and clears.
+constexpr int kAcceptsPerRound = 16;
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -36,7 +40,7 @@ Strangers::~Strangers() {
 }
 
 void Strangers::accept() {
-  for (;;) {
+  for (int i = 0; i < kAcceptsPerRound; ++i) {
     auto accepted = listener_.try_accept();
     if (!accepted) {
       log_warn("{}: accept: {}", tag_, accepted.error().to_string());
@@ -45,9 +49,8 @@ void Strangers::accept() {
     }
     if (!accepted->has_value()) return;
     PacketSocket socket = std::move(**accepted);
-    if (waiting_.size() >= kMaxStrangers) {
-      hooks_.on_surplus(socket, KVFERRY_ERROR(kBusy, "{}: {} connections have not said hello yet",
-                                              tag_, waiting_.size()));
+    if (Status room = check_room(socket); !room) {
+      hooks_.on_surplus(socket, std::move(room).error());
       continue;
     }
     const int fd = socket.fd();
@@ -58,6 +61,17 @@ void Strangers::accept() {
     waiting_.emplace(fd, Stranger{std::move(socket), timer});
     loop_.watch(fd, [this, fd] { on_event(fd); });
   }
+}
+
+// One process alone cannot keep the others out.
+Status Strangers::check_room(const PacketSocket& socket) const {
+  const pid_t pid = socket.peer_pid();
+  const auto of_process = std::count_if(waiting_.begin(), waiting_.end(), [pid](const auto& entry) {
+    return entry.second.socket.peer_pid() == pid;
+  });
+  if (waiting_.size() < kMaxStrangers && of_process < kMaxOfProcess) return ok();
+  return KVFERRY_ERROR(kBusy, "{}: {} connections have not said hello yet, {} of them of pid {}",
+                       tag_, waiting_.size(), of_process, pid);
 }
 
 // No descriptors left, say: the listener stays readable, so it is left alone for a while.

@@ -41,6 +41,7 @@ class Strangers {
   };
 
   void accept();
+  [[nodiscard]] Status check_room(const PacketSocket& socket) const;
   void pause_accepting();
   void on_event(int fd);
   PacketSocket take(int fd);

@@ -32,11 +32,13 @@ EventFd::EventFd() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 void EventFd::signal() const noexcept {
   const std::uint64_t one = 1;
   // EAGAIN: the counter is at its maximum and so readable already.
+  // wait-none: an eventfd of ours, O_NONBLOCK
   (void)retry_interrupted([&] { return ::write(fd_.get(), &one, sizeof(one)); });
 }
 
 bool EventFd::drain() const noexcept {
   std::uint64_t count = 0;
+  // wait-none: an eventfd of ours, O_NONBLOCK
   return retry_interrupted([&] { return ::read(fd_.get(), &count, sizeof(count)); }) ==
          static_cast<ssize_t>(sizeof(count));
 }
@@ -191,6 +193,8 @@ void EventLoop::run_once(Deadline deadline) {
   }
   constexpr int kMaxEvents = 64;
   std::array<epoll_event, kMaxEvents> events{};
+  // wait: descriptors and timers of the loop; deadline, at most until its next timer, which every
+  // call that is owed an answer has set; stop() and post(), and the pidfds among its descriptors
   const int count =
       ::epoll_wait(state_->epoll.get(), events.data(), kMaxEvents, deadline.poll_timeout_ms());
   if (count < 0 && errno != EINTR) {
@@ -241,6 +245,7 @@ SignalFd::SignalFd() {
 
 int SignalFd::take() noexcept {
   signalfd_siginfo info{};
+  // wait-none: a signalfd, SFD_NONBLOCK
   const ssize_t size = retry_interrupted([&] { return ::read(fd_.get(), &info, sizeof(info)); });
   return size == static_cast<ssize_t>(sizeof(info)) ? static_cast<int>(info.ssi_signo) : 0;
 }

@@ -164,6 +164,7 @@ Result<UniqueFd> open_lock(const std::filesystem::path& path, int flags) {
 /// number of rounds this bounds how long we put up with one that was stopped in between.
 void pause_while_removed() {
   constexpr int kPauseMs = 10;
+  // wait: another process to remove a stale name; kPauseMs, kMaxRounds times; nothing
   ::poll(nullptr, 0, kPauseMs);
 }
 
@@ -233,9 +234,13 @@ NameLock::~NameLock() {
 }
 
 bool NameLock::remove_if_stale(const std::filesystem::path& name) {
+  return remove_left(name, /*alone=*/false);
+}
+
+bool NameLock::remove_left(const std::filesystem::path& name, bool alone) {
   const auto fd = open_lock(lock_path(name), 0);
   // Empty: somebody is just starting, between open and lock.
-  if (!fd || is_empty(fd->get())) return false;
+  if (!fd || (is_empty(fd->get()) && !alone)) return false;
   if (!is_free(fd->get(), kHeld)) {
     const std::optional<Holder> holder = read_holder(fd->get());
     if (!holder || !is_dead(*holder)) return false;
@@ -245,17 +250,21 @@ bool NameLock::remove_if_stale(const std::filesystem::path& name) {
 }
 
 std::vector<std::string> RuntimeDir::remove_stale_names() const {
+  return NameLock::sweep(path_, /*alone=*/false);
+}
+
+std::vector<std::string> NameLock::sweep(const std::filesystem::path& folder, bool alone) {
   constexpr std::string_view kSuffix = ".lock";
   std::vector<std::string> removed;
   std::error_code error;
-  std::filesystem::directory_iterator entry(path_, error);
+  std::filesystem::directory_iterator entry(folder, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     std::string name = entry->path().filename().native();
     if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) continue;
     name.resize(name.size() - kSuffix.size());
-    if (NameLock::remove_if_stale(path_ / name)) removed.push_back(std::move(name));
+    if (remove_left(folder / name, alone)) removed.push_back(std::move(name));
   }
-  if (error) log_warn("{}: cannot be read: {}", path_.native(), error.message());
+  if (error) log_warn("{}: cannot be read: {}", folder.native(), error.message());
   return removed;
 }
 

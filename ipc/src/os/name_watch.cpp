@@ -29,6 +29,7 @@ bool NameWatch::drain() {
   bool seen = false;
   alignas(inotify_event) std::array<std::byte, 4096> buffer{};
   for (;;) {
+    // wait-none: inotify, IN_NONBLOCK
     const ssize_t size = ::read(fd_.get(), buffer.data(), buffer.size());
     if (size <= 0) return seen;
     std::size_t at = 0;

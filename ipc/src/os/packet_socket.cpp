@@ -71,6 +71,8 @@ Result<PacketSocket> PacketSocket::connect(const std::filesystem::path& path, De
   if (!fd.valid()) return KVFERRY_ERRNO("socket for {}", path.native());
   for (;;) {
     KVFERRY_TRY(set_send_timeout(fd.get(), deadline));
+    // wait: room in a listener's backlog; deadline, of the caller, by SO_SNDTIMEO; the end of the
+    // listener
     if (::connect(fd.get(), as_sockaddr(address), sizeof(address)) == 0) break;
     switch (errno) {
       case EINTR:
@@ -175,6 +177,7 @@ Result<Packet> PacketSocket::receive(Deadline deadline) {
   for (;;) {
     KVFERRY_ASSIGN(std::optional<Packet> packet, try_receive());
     if (packet) return std::move(*packet);
+    // wait: a packet; deadline, of the caller; the end of the connection
     const int events = poll_until(fd_.get(), POLLIN, deadline);
     if (events < 0) return KVFERRY_ERRNO("poll socket {}", fd_.get());
     if (events == 0) return KVFERRY_ERROR(kTimeout, "no packet on socket {} in time", fd_.get());
@@ -183,7 +186,15 @@ Result<Packet> PacketSocket::receive(Deadline deadline) {
 
 bool PacketSocket::peer_closed() const noexcept {
   pollfd entry{fd_.get(), 0, 0};
+  // wait-none: looks only
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+pid_t PacketSocket::peer_pid() const noexcept {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  const int got = ::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size);
+  return got == 0 ? credentials.pid : 0;
 }
 
 Status PacketSocket::check_peer_uid() const {
@@ -208,6 +219,7 @@ Result<PacketListener> PacketListener::listen(const std::filesystem::path& path)
 
 Result<std::optional<PacketSocket>> PacketListener::try_accept() {
   for (;;) {
+    // wait-none: the listener is O_NONBLOCK
     UniqueFd fd(retry_interrupted(
         [&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
     if (!fd.valid()) {

@@ -41,6 +41,7 @@ Result<ProcessStat> read_stat(pid_t pid) {
     return KVFERRY_ERRNO("open {}", path);
   }
   std::array<char, 1024> buffer{};
+  // wait-brief: a file of /proc; the kernel writes it at once
   const ssize_t size =
       retry_interrupted([&] { return ::read(fd.get(), buffer.data(), buffer.size()); });
   if (size < 0) {
@@ -129,10 +130,12 @@ Result<ProcessRef> ProcessRef::of_peer(int socket_fd) {
       peer.pidfd_ = UniqueFd(raw);
       auto start_time = read_start_time(peer.pid_);
       // Alive after the read: the pid was the peer's own while /proc was read.
-      if (is_dead(raw) || !start_time) {
+      if (is_dead(raw)) {
         return KVFERRY_ERROR(kPeerDied, "peer process {} of socket {} is dead", peer.pid_,
                              socket_fd);
       }
+      // That it could not be read, for lack of a descriptor say, is no death.
+      if (!start_time) return std::move(start_time).error();
       peer.start_time_ = *start_time;
       return peer;
     }
@@ -170,6 +173,7 @@ Result<ProcessRef> ProcessRef::of_pid(pid_t pid) {
 bool ProcessRef::has_died() const noexcept { return valid() && is_dead(pidfd_.get()); }
 
 bool ProcessRef::wait_death(Deadline deadline) const noexcept {
+  // wait: the death of a process; deadline, of the caller; its pidfd
   return valid() && poll_until(pidfd_.get(), POLLIN, deadline) > 0;
 }
 

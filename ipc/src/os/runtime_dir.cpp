@@ -169,6 +169,7 @@ class RuntimeDir::Hold {
         return KVFERRY_ERROR(kBusy, "{} is being removed by another process, for over {} ms now",
                              path.native(), kLeaving / kLookAgain);
       }
+      // wait: another process to remove the directory; kLookAgain, together kLeaving; nothing
       ::poll(nullptr, 0, Deadline::after(kLookAgain).poll_timeout_ms());
     }
   }
@@ -182,11 +183,15 @@ class RuntimeDir::Hold {
     if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 || !is_named(fd_.get(), path_)) return;
     try {
       // Whoever wrote there has ended. Not deep, and never through a link.
+      const std::filesystem::path folder = path_ / "transitions";
       std::error_code ignored;
-      for (const auto& ring : std::filesystem::directory_iterator(path_ / "transitions", ignored)) {
-        (void)::unlink(ring.path().c_str());
+      if (std::filesystem::is_directory(std::filesystem::symlink_status(folder, ignored))) {
+        for (const auto& ring : std::filesystem::directory_iterator(folder, ignored)) {
+          (void)::unlink(ring.path().c_str());
+        }
+        (void)::rmdir(folder.c_str());
       }
-      (void)::rmdir((path_ / "transitions").c_str());
+      (void)NameLock::sweep(path_, /*alone=*/true);
       if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
       log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
     } catch (...) {

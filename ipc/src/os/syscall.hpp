@@ -22,6 +22,7 @@ template <typename Call> auto retry_interrupted(Call call) {
 inline int poll_until(int fd, short events, Deadline deadline) noexcept {
   for (;;) {
     pollfd entry{fd, events, 0};
+    // wait: one descriptor; deadline, of the caller; its end
     const int ready = ::poll(&entry, 1, deadline.poll_timeout_ms());
     if (ready > 0) return entry.revents;
     if (ready == 0 && deadline.expired()) return 0;
@@ -31,6 +32,7 @@ inline int poll_until(int fd, short events, Deadline deadline) noexcept {
 
 /// What poll(2) says right now.
 inline int poll_now(int fd, short events) noexcept {
+  // wait-none: looks only
   return poll_until(fd, events, Deadline::at(TimePoint{}));
 }
 

@@ -9,7 +9,9 @@
 
 namespace kvferry::ipc {
 
-LifecycleThread::LifecycleThread() : thread_([this] { run(); }) {}
+// It empties the caching allocator of an engine.
+LifecycleThread::LifecycleThread()
+    : thread_("kvf-lifecycle", OwnThread::Runs::kEngineCode, [this] { run(); }) {}
 
 LifecycleThread::~LifecycleThread() {
   {
@@ -18,7 +20,9 @@ LifecycleThread::~LifecycleThread() {
     tasks_.clear();
   }
   changed_.notify_one();
-  thread_.join();
+  // wait: its running clear or re-init, whose waits are cancelled or have deadlines of their own;
+  // wait_end() gives it kEndsWithin; its end
+  thread_.wait_end();  // tasks_ and changed_ are still there
 }
 
 void LifecycleThread::post(std::function<void()> task) {
@@ -34,6 +38,7 @@ void LifecycleThread::run() {
     std::function<void()> task;
     {
       std::unique_lock lock(mutex_);
+      // wait-idle: clears and re-inits; post() or the end of this object; thread kvf-lifecycle
       changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (stopping_) return;
       task = std::move(tasks_.front());

@@ -2,11 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/os/own_thread.hpp"
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 
 namespace kvferry::ipc {
 
@@ -30,7 +31,7 @@ class LifecycleThread {
   std::condition_variable changed_;
   bool stopping_ = false;
   std::deque<std::function<void()>> tasks_;
-  std::thread thread_;  // last: starts when all above exists
+  OwnThread thread_;  // last: starts when all above exists
 };
 
 }  // namespace kvferry::ipc

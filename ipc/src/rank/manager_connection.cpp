@@ -22,10 +22,14 @@ constexpr auto kSuccession = std::chrono::seconds(3);
 }  // namespace
 
 ManagerConnection::ManagerConnection(EventLoop& loop,
-                                     const RankSelf& self,
+                                     RankSelf self,
                                      const RuntimeDir& dir,
                                      Hooks hooks)
-    : loop_(loop), self_(self), dir_(dir), hooks_(std::move(hooks)), retry_(kFirstRetry) {}
+    : loop_(loop),
+      self_(std::move(self)),
+      dir_(dir),
+      hooks_(std::move(hooks)),
+      retry_(kFirstRetry) {}
 
 ManagerConnection::~ManagerConnection() { close(); }
 
@@ -100,7 +104,9 @@ Result<std::unique_ptr<ControlLink>> ManagerConnection::connect_and_register() {
   hello.order = config.arena.order;
   hello.geometry = config.geometry;
   hello.device = self_.device.spec().to_string();
+  KVFERRY_TRY(self_.transitions.attempt(Transition::kPeerRegister, {}));
   KVFERRY_TRY(link->call<Empty>(MessageKind::kRankHello, hello, deadline));
+  self_.transitions.record(Transition::kPeerRegistered, {});
   return link;
 }
 

@@ -33,7 +33,7 @@ class ManagerConnection {
   };
 
   /// The rank, its device and dir outlive it.
-  ManagerConnection(EventLoop& loop, const RankSelf& self, const RuntimeDir& dir, Hooks hooks);
+  ManagerConnection(EventLoop& loop, RankSelf self, const RuntimeDir& dir, Hooks hooks);
   ManagerConnection(const ManagerConnection&) = delete;
   ManagerConnection& operator=(const ManagerConnection&) = delete;
   ~ManagerConnection();

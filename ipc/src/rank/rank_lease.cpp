@@ -7,22 +7,20 @@
 namespace kvferry::ipc {
 namespace {
 
-LeaseOptions lease_options(const RankConfig& config, ProcessKind kind, const RuntimeDir& dir) {
+LeaseOptions lease_options(const RankSelf& self) {
+  const RankConfig& config = self.config;
   LeaseOptions options;
   options.identity.instance = config.instance;
   options.identity.engine = config.engine;
   options.identity.rank = config.rank;
   options.identity.ranks = config.geometry.ranks;
-  options.identity.self = kind;
+  options.identity.self = self.kind;
   options.identity.cache_owner = config.cache_owner;
   options.identity.handles = config.handles;
   options.identity.fingerprint = config.geometry.fingerprint(config.arena.order);
   options.identity.incarnation = config.incarnation;
   options.timeouts = config.timeouts;
-  options.transitions = TransitionLog::create_or_warn(dir, {.role = std::string(to_string(kind)),
-                                                            .engine = config.engine,
-                                                            .rank = config.rank,
-                                                            .incarnation = config.incarnation});
+  options.transitions = self.transitions;
   return options;
 }
 
@@ -35,7 +33,7 @@ RankLease::RankLease(const RankSelf& self,
                      std::function<void(const LeaseView&)> on_change)
     : self_(self), arena_(self.config.arena) {
   const RankConfig& config = self.config;
-  const LeaseOptions options = lease_options(config, self.kind, dir);
+  const LeaseOptions options = lease_options(self);
   if (options.identity.is_owner()) {
     auto layout = plan_arena(config.geometry, arena_);
     if (!layout) throw Exception(std::move(layout).error());

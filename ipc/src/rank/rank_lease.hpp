@@ -42,6 +42,10 @@ class RankLease {
   [[nodiscard]] Result<ClearOutcome> clear(const RankClear& clear);
   /// The owner's next epoch; the attacher waits for it.
   [[nodiscard]] Result<Epoch> reinit(const RankReinit& reinit);
+  /// This process ends: reinit() waits for no owner any more. @threading any.
+  void cancel_waits() noexcept {
+    if (attacher_) attacher_->cancel_waits();
+  }
 
  private:
   const RankSelf self_;

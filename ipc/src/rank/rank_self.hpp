@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
 namespace kvferry::ipc {
@@ -13,6 +14,7 @@ struct RankSelf {
   const RankConfig& config;
   ProcessKind kind;
   Device& device;
+  TransitionLog transitions;
 };
 
 }  // namespace kvferry::ipc

@@ -28,12 +28,20 @@ RuntimeDir open_dir(const RankConfig& config) {
 
 }  // namespace
 
+TransitionLog open_transitions(const RankConfig& config, ProcessKind kind, const RuntimeDir& dir) {
+  return TransitionLog::create_or_warn(dir, {.role = std::string(to_string(kind)),
+                                             .engine = config.engine,
+                                             .rank = config.rank,
+                                             .incarnation = config.incarnation});
+}
+
 class RankService::Impl {
  public:
   Impl(EventLoop& loop,
        const RankConfig& config,
        ProcessKind kind,
        Device& device,
+       TransitionLog transitions,
        ArenaUser& user,
        Hooks hooks,
        ArenaSource* source)
@@ -43,8 +51,8 @@ class RankService::Impl {
         dir_(open_dir(config)),
         calls_(loop),
         report_(device),
-        connection_(loop, {config_, kind, device}, dir_, connection_hooks()),
-        lease_({config_, kind, device},
+        connection_(loop, {config_, kind, device, transitions}, dir_, connection_hooks()),
+        lease_({config_, kind, device, std::move(transitions)},
                dir_,
                user_,
                source,
@@ -64,7 +72,8 @@ class RankService::Impl {
 
   ~Impl() {
     connection_.close();
-    lifecycle_.reset();  // a running clear ends within its deadline
+    lease_.cancel_waits();
+    lifecycle_.reset();  // a running clear ends within its deadlines
   }
 
   Status send(const Envelope& envelope) { return connection_.send(envelope); }
@@ -158,10 +167,12 @@ RankService::RankService(EventLoop& loop,
                          const RankConfig& config,
                          ProcessKind kind,
                          Device& device,
+                         TransitionLog transitions,
                          ArenaUser& user,
                          Hooks hooks,
                          ArenaSource* source)
-    : impl_(std::make_unique<Impl>(loop, config, kind, device, user, std::move(hooks), source)) {}
+    : impl_(std::make_unique<Impl>(
+          loop, config, kind, device, std::move(transitions), user, std::move(hooks), source)) {}
 
 RankService::~RankService() = default;
 

@@ -2,53 +2,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/transitions/transition_trace.hpp"
+#include "transitions/job_rules.hpp"
+#include "transitions/relation.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
 namespace kvferry::ipc {
 namespace {
 
-enum class AttacherState : std::uint8_t {
-  kIdle,
-  kAsked,
-  kGranted,
-  kOpening,
-  kMapped,
-  kDraining,
-  kStuck,
-  kDrained,
-  kClosing,
-  kClosed,
-  kReleasing
-};
+using relation::Machine;
+using relation::State;
+using relation::Walk;
 
-struct AttacherMove {
-  AttacherState from;
-  Transition transition;
-  AttacherState to;
-};
-
-constexpr auto kAttacherMoves = std::to_array<AttacherMove>({
-#define KVFERRY_ATTACHER_MOVE(from, transition, to) \
-  {AttacherState::k##from, Transition::k##transition, AttacherState::k##to},
-#include "transitions/attacher_moves.inc"
-#undef KVFERRY_ATTACHER_MOVE
-});
-
-constexpr bool is_open(AttacherState state) noexcept {
-  return state >= AttacherState::kOpening && state <= AttacherState::kClosing;
+bool is_open(std::optional<State> state) noexcept {
+  return state >= State::kAttacherOpening && state <= State::kAttacherClosing;
 }
 
-bool is_attacher_transition(Transition transition) noexcept {
-  return std::any_of(
-      kAttacherMoves.begin(), kAttacherMoves.end(),
-      [transition](const AttacherMove& move) { return move.transition == transition; });
+bool is_owner_transition(Transition transition) noexcept {
+  return transition >= Transition::kOwnerAllocate && transition <= Transition::kOwnerShutdown;
+}
+
+bool is_drained(Transition transition) noexcept {
+  return transition == Transition::kOwnerDrained || transition == Transition::kAttacherDrained;
 }
 
 struct Lease {
@@ -60,10 +40,13 @@ struct Lease {
 /// One owner's life, as its records tell it.
 struct Owner {
   std::size_t writer = 0;
+  Walk walk{State::kOwnerIdle};
   LeasePhase phase = LeasePhase::kVacant;
   Epoch epoch;
   LeaseId last_lease;
   std::map<std::uint64_t, Lease> leases;
+  std::map<std::uint64_t, Walk> lease_walks;
+  Epoch allocated;                  ///< The latest one.
   std::set<std::uint64_t> drained;  ///< Epochs.
   std::set<std::uint64_t> freed;
   std::set<std::uint64_t> kept;
@@ -71,7 +54,7 @@ struct Owner {
 
 /// One attacher under one session.
 struct Attacher {
-  AttacherState state = AttacherState::kIdle;
+  Walk walk{State::kAttacherIdle};
   Epoch epoch;
   LeaseId lease;
   std::set<std::uint64_t> released;
@@ -79,7 +62,17 @@ struct Attacher {
 
 class Checker {
  public:
-  explicit Checker(const TransitionTrace& trace) : trace_(trace) {
+  Checker(const TransitionTrace& trace, std::set<const relation::Move*>* taken)
+      : trace_(trace),
+        taken_(taken),
+        jobs_(trace,
+              {.breach = [this](std::string_view rule,
+                                std::string what) { breach(rule, std::move(what)); },
+               .is_dead = [this](std::size_t writer) { return is_dead(writer); },
+               .may_use =
+                   [this](std::size_t writer, const TransitionRecord& record) {
+                     return may_use(writer, record);
+                   }}) {
     for (std::size_t i = 0; i < trace.writers.size(); ++i) {
       writer_of_.emplace(trace.writers[i].who.incarnation.low(), i);
     }
@@ -89,9 +82,13 @@ class Checker {
     for (at_ = 0; at_ < trace_.records.size(); ++at_) {
       const TransitionRecord& record = trace_.records[at_];
       check_alive(record);
-      if (is_attacher_transition(record.transition)) {
+      if (record.transition == Transition::kManagerSeesDeath) dead_.insert(record.peer);
+      if (is_drained(record.transition)) jobs_.drained(record);
+      if (is_of_jobs(record.transition)) {
+        jobs_.take(record);
+      } else if (relation::machine_of(record.transition) == Machine::kAttacher) {
         attacher_transition(record);
-      } else if (record.session != 0) {
+      } else if (is_owner_transition(record.transition) && record.session != 0) {
         owner_transition(record);
       }
     }
@@ -106,6 +103,33 @@ class Checker {
     return trace_.writers[writer].lost > 0;
   }
 
+  [[nodiscard]] bool is_dead(std::size_t writer) const {
+    return dead_.contains(trace_.writers[writer].who.incarnation.low());
+  }
+
+  /// Whether a process may touch the record's epoch: it owns it or has it open, and has not said
+  /// that its work on it is over.
+  [[nodiscard]] bool may_use(std::size_t writer, const TransitionRecord& record) const {
+    if (is_partial(writer)) return true;
+    if (const auto owner = owners_.find(record.session);
+        owner != owners_.end() && owner->second.writer == writer) {
+      return owner->second.allocated == record.epoch &&
+             !owner->second.drained.contains(record.epoch.value);
+    }
+    const auto attacher = attachers_.find({writer, record.session});
+    return attacher != attachers_.end() && attacher->second.epoch == record.epoch &&
+           is_open(attacher->second.walk.state()) &&
+           attacher->second.walk.state() < State::kAttacherDrained;
+  }
+
+  [[nodiscard]] bool is_worker(std::uint64_t incarnation) const {
+    const auto writer = writer_of_.find(incarnation);
+    return writer != writer_of_.end() && trace_.writers[writer->second].who.role == "worker";
+  }
+  [[nodiscard]] Walk start_at(State state, std::size_t writer) const {
+    return Walk(is_partial(writer) ? std::nullopt : std::optional(state));
+  }
+
   // A proven death is one: nothing comes from there any more.
   void check_alive(const TransitionRecord& record) {
     const std::uint64_t self = trace_.writers[record.writer].who.incarnation.low();
@@ -114,7 +138,10 @@ class Checker {
 
   Owner& owner_of(const TransitionRecord& record) {
     const auto [place, fresh] = owners_.try_emplace(record.session);
-    if (fresh) place->second.writer = record.writer;
+    if (fresh) {
+      place->second.writer = record.writer;
+      place->second.walk = start_at(State::kOwnerIdle, record.writer);
+    }
     return place->second;
   }
 
@@ -125,7 +152,9 @@ class Checker {
     if (owner.writer != record.writer) {
       return breach("OneWriter", "another process writes this session's owner transitions");
     }
+    follow(owner, record);
     switch (record.transition) {
+      case Transition::kOwnerAllocate: owner.allocated = record.epoch; return;
       case Transition::kOwnerReady: return move(owner, record, LeasePhase::kReady);
       case Transition::kOwnerRevoke: return move(owner, record, LeasePhase::kRevoking);
       case Transition::kOwnerCleared: return cleared(owner, record);
@@ -140,7 +169,28 @@ class Checker {
       case Transition::kOwnerFree: return free(owner, record);
       case Transition::kOwnerReap: return reap(owner, record);
       case Transition::kOwnerKeep: owner.kept.insert(record.epoch.value); return;
+      case Transition::kOwnerKill:
+        if (is_worker(record.peer)) breach("WorkersNeverKilled", "no deadline ends a worker");
+        return;
       default: return;  // of no consequence to the rules
+    }
+  }
+
+  // The two machines of relation.inc that an owner's records move.
+  void follow(Owner& owner, const TransitionRecord& record) {
+    const auto machine = relation::machine_of(record.transition);
+    if (machine == Machine::kOwner) {
+      const std::string_view from = owner.walk.state_name();
+      if (owner.walk.take(record.transition, taken_)) return;
+      breach("OwnerRelation", fmt::format("{} in state {}", to_string(record.transition), from));
+    } else if (machine == Machine::kLease && record.lease.value != 0) {
+      Walk& walk = owner.lease_walks
+                       .try_emplace(record.lease.value, start_at(State::kLeaseNone, record.writer))
+                       .first->second;
+      const std::string_view from = walk.state_name();
+      if (walk.take(record.transition, taken_)) return;
+      breach("LeaseRelation", fmt::format("{} of lease {} in state {}",
+                                          to_string(record.transition), record.lease.value, from));
     }
   }
 
@@ -166,6 +216,13 @@ class Checker {
     if (record.lease <= owner.last_lease) {
       breach("LeasesGrow",
              fmt::format("lease {} after lease {}", record.lease.value, owner.last_lease.value));
+    }
+    if (is_worker(record.peer)) {
+      for (const auto& [id, lease] : owner.leases) {
+        if (lease.epoch != record.epoch || lease.ended) continue;
+        breach("OneWorkerAtATime",
+               fmt::format("a worker has epoch {} under lease {}", record.epoch.value, id));
+      }
     }
     owner.last_lease = record.lease;
     owner.leases[record.lease.value] = {record.epoch, record.peer, false};
@@ -207,13 +264,15 @@ class Checker {
   }
 
   // Whatever the owner believes: nobody who lives may have it open.
-  void check_nobody_maps(const TransitionRecord& record) {
+  void check_nobody_maps(const Owner& owner, const TransitionRecord& record) {
     for (const auto& [key, attacher] : attachers_) {
       const TransitionWriter& who = trace_.writers[key.first].who;
       if (key.second != record.session || attacher.epoch != record.epoch ||
-          !is_open(attacher.state) || dead_.contains(who.incarnation.low())) {
+          !is_open(attacher.walk.state()) || dead_.contains(who.incarnation.low())) {
         continue;
       }
+      // Its lease was recorded among what the owner has lost; and so, perhaps, was its death.
+      if (is_partial(record.writer) && !owner.leases.contains(attacher.lease.value)) continue;
       breach("FreedWhileMapped",
              fmt::format("{} pid {} has epoch {} mapped under lease {}", who.role, who.pid,
                          record.epoch.value, attacher.lease.value));
@@ -221,7 +280,7 @@ class Checker {
   }
 
   void free(Owner& owner, const TransitionRecord& record) {
-    check_nobody_maps(record);
+    check_nobody_maps(owner, record);
     check_all_ended(owner, record.epoch, "FreedWhileLeased");
     if (!owner.drained.contains(record.epoch.value) && !is_partial(record.writer)) {
       breach("FreedMeansDrained",
@@ -233,7 +292,7 @@ class Checker {
   }
 
   void reap(Owner& owner, const TransitionRecord& record) {
-    check_nobody_maps(record);
+    check_nobody_maps(owner, record);
     check_all_ended(owner, record.epoch, "FreedWhileLeased");
     if (!owner.kept.contains(record.epoch.value) && !is_partial(record.writer)) {
       breach("ReapedOutOfQuarantine",
@@ -260,33 +319,39 @@ class Checker {
   // ---- attacher ----
 
   void attacher_transition(const TransitionRecord& record) {
-    const bool fresh = !attachers_.contains({record.writer, record.session});
-    Attacher& attacher = attachers_[{record.writer, record.session}];
-    const auto* found =
-        std::find_if(kAttacherMoves.begin(), kAttacherMoves.end(), [&](const AttacherMove& move) {
-          return move.from == attacher.state && move.transition == record.transition;
-        });
-    if (found == kAttacherMoves.end() && fresh && is_partial(record.writer)) {
-      // Its earlier transitions are lost: it comes from wherever this one is allowed.
-      found = std::find_if(
-          kAttacherMoves.begin(), kAttacherMoves.end(),
-          [&](const AttacherMove& move) { return move.transition == record.transition; });
-    }
-    if (found == kAttacherMoves.end()) {
+    const auto [place, fresh] = attachers_.try_emplace({record.writer, record.session});
+    Attacher& attacher = place->second;
+    if (fresh) attacher.walk = start_at(State::kAttacherIdle, record.writer);
+    const std::string_view from = attacher.walk.state_name();
+    if (!attacher.walk.take(record.transition, taken_)) {
       breach(rule_of(record.transition),
-             fmt::format("{} in state {} (lease {})", to_string(record.transition),
-                         static_cast<int>(attacher.state), attacher.lease.value));
-      found = std::find_if(
-          kAttacherMoves.begin(), kAttacherMoves.end(),
-          [&](const AttacherMove& move) { return move.transition == record.transition; });
+             fmt::format("{} in state {} (lease {})", to_string(record.transition), from,
+                         attacher.lease.value));
     }
-    attacher.state = found->to;
+    if (record.transition == Transition::kAttacherAsk) check_holds_nothing(record, attacher);
     if (record.transition == Transition::kAttacherImport) check_granted(record);
     if (record.transition == Transition::kAttacherRelease) {
       attacher.released.insert(record.lease.value);
     }
     if (record.lease.value != 0) attacher.lease = record.lease;
     attacher.epoch = record.epoch;
+  }
+
+  // Who asks has let go of all that it had, here and under owners before.
+  void check_holds_nothing(const TransitionRecord& record, const Attacher& attacher) {
+    for (const auto& [key, other] : attachers_) {
+      if (key.first != record.writer || key.second == record.session) continue;
+      if (!is_open(other.walk.state())) continue;
+      breach("HoldsNothingWhileSearching",
+             fmt::format("epoch {} of another owner is open", other.epoch.value));
+    }
+    const auto owner = owners_.find(record.session);
+    if (owner == owners_.end() || is_partial(record.writer)) return;
+    const std::uint64_t self = trace_.writers[record.writer].who.incarnation.low();
+    for (const auto& [id, lease] : owner->second.leases) {
+      if (lease.holder != self || lease.ended || attacher.released.contains(id)) continue;
+      breach("AsksWithNoLease", fmt::format("lease {} was not released", id));
+    }
   }
 
   static std::string_view rule_of(Transition transition) noexcept {
@@ -306,18 +371,25 @@ class Checker {
   }
 
   const TransitionTrace& trace_;
+  std::set<const relation::Move*>* taken_;
   std::size_t at_ = 0;
   std::map<std::uint64_t, std::size_t> writer_of_;                       ///< By incarnation.
   std::map<std::uint64_t, Owner> owners_;                                ///< By session.
   std::map<std::pair<std::size_t, std::uint64_t>, Attacher> attachers_;  ///< By writer, session.
   std::set<std::uint64_t> dead_;                                         ///< Incarnations.
+  JobRules jobs_;
   std::vector<TransitionBreach> violations_;
 };
 
 }  // namespace
 
 std::vector<TransitionBreach> check_transitions(const TransitionTrace& trace) {
-  return Checker(trace).run();
+  return Checker(trace, nullptr).run();
+}
+
+std::vector<TransitionBreach> relation::check(const TransitionTrace& trace,
+                                              std::set<const Move*>& taken) {
+  return Checker(trace, &taken).run();
 }
 
 }  // namespace kvferry::ipc

@@ -21,7 +21,12 @@ pid_t leave_child_behind() noexcept {
   // lint-allow(fork): that is the fault
   const pid_t child = ::fork();
   if (child != 0) return child;
+  // Our threads have it blocked.
+  sigset_t none{};
+  ::sigemptyset(&none);
+  ::pthread_sigmask(SIG_SETMASK, &none, nullptr);
   ::alarm(kOrphanSeconds);
+  // wait-none: a child that a planned fault leaves behind, SIGALRM ends it
   for (;;) ::pause();
 }
 
@@ -48,6 +53,7 @@ bool PlannedFaults::strike(Transition transition, const Told& told) noexcept {
         break;
       case FaultKind::kDelay:
         told(kind);
+        // wait: nothing, it is a planned fault; delay, of the plan; nothing
         ::poll(nullptr, 0, Deadline::after(planned.fault.delay).poll_timeout_ms());
         break;
       case FaultKind::kFail:

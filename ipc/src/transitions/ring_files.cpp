@@ -22,6 +22,14 @@ Result<std::filesystem::path> make_ring_folder(const RuntimeDir& dir) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return KVFERRY_ERRNO("mkdir {}", folder.native());
   }
+  // What is there may be a slip of this very user: files of old rings are removed in it.
+  struct stat info {};
+  if (::lstat(folder.c_str(), &info) != 0) return KVFERRY_ERRNO("stat {}", folder.native());
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid()) {
+    return KVFERRY_ERROR(kPermission,
+                         "{} is no directory of uid {} (owner {}, mode {:o}); remove it",
+                         folder.native(), ::geteuid(), info.st_uid, info.st_mode);
+  }
   return folder;
 }
 

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/process.hpp"
 #include "os/syscall.hpp"
 #include "transitions/planned_faults.hpp"
 #include "transitions/ring_files.hpp"
@@ -15,12 +16,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <ctime>
 #include <utility>
 
 namespace kvferry::ipc {
 namespace {
 
+using transitions::RecordCounts;
 using transitions::RecordWords;
 using transitions::RingHeader;
 using transitions::RingRecord;
@@ -36,6 +39,17 @@ template <std::size_t N> void copy_text(std::string_view text, std::array<char, 
   const std::size_t count = std::min(text.size(), N - 1);
   std::copy_n(text.begin(), count, out.begin());
   out[count] = '\0';
+}
+
+// Tests plan faults for processes that they start with the program's own command line. The first
+// log takes them: a client that connects anew has another one, in which nothing strikes again.
+FaultPlan take_plan_of_this_process() {
+  static std::atomic<bool> taken{false};
+  if (!FaultPlan::is_supported() || taken.exchange(true)) return {};
+  auto plan = FaultPlan::parse(environment("KVFERRY_FAULTS"));
+  if (plan) return std::move(plan).value();
+  log_warn("KVFERRY_FAULTS is ignored: {}", plan.error().to_string());
+  return {};
 }
 
 }  // namespace
@@ -56,25 +70,26 @@ class TransitionLog::Ring {
     return ring;
   }
 
-  Ring(UniqueFd fd, void* memory, std::size_t records, const FaultPlan& faults)
+  Ring(UniqueFd fd, void* memory, const RecordCounts& counts, const FaultPlan& faults)
       : fd_(std::move(fd)),
         memory_(static_cast<std::byte*>(memory)),
-        records_(reinterpret_cast<RingRecord*>(memory_ + transitions::kHeaderBytes)),
-        count_(records),
+        counts_(counts),
         faults_(faults) {}
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
-  ~Ring() { (void)::munmap(memory_, transitions::ring_bytes(count_)); }
+  ~Ring() { (void)::munmap(memory_, transitions::file_bytes(counts_)); }
 
   void record(Transition transition, const TransitionFields& fields) noexcept {
-    const std::uint64_t number = header().next.fetch_add(1, std::memory_order_relaxed) + 1;
-    RingRecord& place = records_[(number - 1) & (count_ - 1)];
+    const bool of_jobs = is_of_jobs(transition);
+    const std::size_t ring = of_jobs ? transitions::kJobRing : transitions::kHandshakeRing;
+    const std::uint64_t number = header().next[ring].fetch_add(1, std::memory_order_relaxed) + 1;
+    RingRecord& place = records_of(ring)[(number - 1) & (counts_[ring] - 1)];
     const RecordWords words{monotonic_ns(),
                             static_cast<std::uint64_t>(transition) |
                                 (static_cast<std::uint64_t>(thread_number()) << 32U),
                             fields.session.low(),
                             fields.epoch.value,
-                            fields.lease.value,
+                            of_jobs ? fields.job.value : fields.lease.value,
                             fields.peer.low(),
                             fields.detail};
     // Each member is written after the record was marked as unfinished.
@@ -84,7 +99,7 @@ class TransitionLog::Ring {
     place.transition_and_thread.store(words[1], kAfter);
     place.session.store(words[2], kAfter);
     place.epoch.store(words[3], kAfter);
-    place.lease.store(words[4], kAfter);
+    place.lease_or_job.store(words[4], kAfter);
     place.peer.store(words[5], kAfter);
     place.detail.store(words[6], kAfter);
     place.number_and_check.store(transitions::seal(number, words), std::memory_order_release);
@@ -105,7 +120,8 @@ class TransitionLog::Ring {
                                             const FaultPlan& faults) {
     // Before anybody can take it for that of an ended process.
     KVFERRY_TRY(transitions::lock_ring(fd.get()));
-    const std::size_t bytes = transitions::ring_bytes(records);
+    const RecordCounts counts{records, records * kJobRecordsEach};
+    const std::size_t bytes = transitions::file_bytes(counts);
     // Really there: a full file system must not fault a later write.
     if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
       errno = error;
@@ -113,11 +129,11 @@ class TransitionLog::Ring {
     }
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (memory == MAP_FAILED) return KVFERRY_ERRNO("map {}", path.native());
-    auto ring = std::make_shared<Ring>(std::move(fd), memory, records, faults);
+    auto ring = std::make_shared<Ring>(std::move(fd), memory, counts, faults);
     RingHeader& header = ring->header();
     header.version = transitions::kRingVersion;
     header.pid = static_cast<std::uint32_t>(::getpid());
-    header.record_count = records;
+    header.record_counts = counts;
     header.incarnation = {writer.incarnation.high(), writer.incarnation.low()};
     header.rank = writer.rank.value;
     copy_text(writer.role, header.role);
@@ -128,6 +144,9 @@ class TransitionLog::Ring {
 
   // The file begins with zeros, which every member may hold.
   [[nodiscard]] RingHeader& header() noexcept { return *reinterpret_cast<RingHeader*>(memory_); }
+  [[nodiscard]] RingRecord* records_of(std::size_t ring) noexcept {
+    return reinterpret_cast<RingRecord*>(memory_ + transitions::ring_offset(counts_, ring));
+  }
 
   static std::uint32_t thread_number() noexcept {
     thread_local const auto kNumber = static_cast<std::uint32_t>(::syscall(SYS_gettid));
@@ -136,8 +155,7 @@ class TransitionLog::Ring {
 
   UniqueFd fd_;
   std::byte* memory_;
-  RingRecord* records_;
-  std::size_t count_;
+  RecordCounts counts_;
   transitions::PlannedFaults faults_;
 };
 
@@ -145,11 +163,10 @@ Result<TransitionLog> TransitionLog::create(const RuntimeDir& dir,
                                             TransitionWriter writer,
                                             std::size_t records,
                                             FaultPlan faults) {
-  if (records < transitions::kMinRecords || records > transitions::kMaxRecords ||
-      (records & (records - 1)) != 0) {
+  if (transitions::is_bad_count(records) || transitions::is_bad_count(records * kJobRecordsEach)) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "a ring of {} transitions: give a power of two from {} to {}", records,
-                         transitions::kMinRecords, transitions::kMaxRecords);
+                         transitions::kMinRecords, transitions::kMaxRecords / kJobRecordsEach);
   }
   KVFERRY_ASSIGN(const std::filesystem::path folder, transitions::make_ring_folder(dir));
   transitions::remove_ended_rings(folder, kEndedKept);
@@ -162,7 +179,7 @@ Result<TransitionLog> TransitionLog::create(const RuntimeDir& dir,
 }
 
 TransitionLog TransitionLog::create_or_warn(const RuntimeDir& dir, TransitionWriter writer) {
-  auto created = create(dir, std::move(writer));
+  auto created = create(dir, std::move(writer), kDefaultRecords, take_plan_of_this_process());
   if (created) return std::move(created).value();
   log_warn("transitions are not recorded: {}", created.error().to_string());
   return {};

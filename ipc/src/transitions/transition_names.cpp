@@ -11,10 +11,12 @@ namespace {
 struct Names {
   std::string_view name;
   std::string_view words;
+  bool of_jobs;
 };
 
 constexpr auto kNames = std::to_array<Names>({
-#define KVFERRY_TRANSITION(identifier, name, words) {name, words},
+#define KVFERRY_TRANSITION(identifier, name, words) {name, words, false},
+#define KVFERRY_JOB_TRANSITION(identifier, name, words) {name, words, true},
 #include "kvferry/ipc/transitions/transitions.inc"
 });
 static_assert(kNames.size() + 1 == static_cast<std::size_t>(Transition::kEnd));
@@ -36,6 +38,11 @@ std::optional<Transition> parse_transition(std::string_view name) noexcept {
                                    [name](const Names& names) { return names.name == name; });
   if (found == kNames.end()) return std::nullopt;
   return static_cast<Transition>(found - kNames.begin() + 1);
+}
+
+bool is_of_jobs(Transition transition) noexcept {
+  const Names* names = find(transition);
+  return names != nullptr && names->of_jobs;
 }
 
 std::string_view transitions::words_of(Transition transition) noexcept {

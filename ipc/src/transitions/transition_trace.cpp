@@ -23,9 +23,14 @@
 namespace kvferry::ipc {
 namespace {
 
+using transitions::RecordCounts;
 using transitions::RecordWords;
 using transitions::RingHeader;
 using transitions::RingRecord;
+
+// The clock counts from the machine's start: later times (146 years) were never recorded, and
+// sums with them could overflow.
+constexpr std::uint64_t kMaxTimeNs = std::uint64_t{1} << 62U;
 
 // Plain copies of what is read from a file that somebody may write at the same time.
 struct HeaderCopy {
@@ -78,10 +83,41 @@ TransitionRecord to_record(std::uint64_t number, const RecordWords& words, std::
   record.thread = static_cast<std::uint32_t>(words[1] >> 32U);
   record.session = words[2];
   record.epoch = Epoch{words[3]};
-  record.lease = LeaseId{words[4]};
+  if (is_of_jobs(record.transition)) {
+    record.job = JobId{words[4]};
+  } else {
+    record.lease = LeaseId{words[4]};
+  }
   record.peer = words[5];
   record.detail = words[6];
   return record;
+}
+
+/// Appends a ring's whole records, of the writer that comes next; returns how many are lost.
+Result<std::uint64_t> read_records(int fd,
+                                   const RecordCounts& counts,
+                                   std::size_t ring,
+                                   TransitionTrace& trace) {
+  const std::size_t count = counts[ring];
+  std::vector<RecordCopy> copies(count);
+  KVFERRY_TRY(read_at(fd, copies.data(), count * sizeof(RecordCopy),
+                      transitions::ring_offset(counts, ring)));
+  std::uint64_t newest = 0;
+  std::uint64_t whole = 0;
+  for (std::size_t place = 0; place < copies.size(); ++place) {
+    const RecordCopy& copy = copies[place];
+    // The half number that is stored, completed by its place, must give the same seal again.
+    const std::uint64_t number = copy.number_and_check & 0xffff'ffffU;
+    if (number == 0 || ((number - 1) & (count - 1)) != place ||
+        transitions::seal(number, copy.words) != copy.number_and_check ||
+        copy.words[0] > kMaxTimeNs) {
+      continue;
+    }
+    trace.records.push_back(to_record(number, copy.words, trace.writers.size()));
+    newest = std::max(newest, number);
+    ++whole;
+  }
+  return newest - whole;
 }
 
 /// Appends the writer and its records.
@@ -96,7 +132,7 @@ Status read_ring(const std::filesystem::path& path, TransitionTrace& trace) {
   KVFERRY_TRY(read_at(fd.get(), &header, sizeof(header), 0));
   const auto magic = read_member<std::uint64_t>(header, offsetof(RingHeader, magic));
   const auto version = read_member<std::uint32_t>(header, offsetof(RingHeader, version));
-  const auto count = read_member<std::uint64_t>(header, offsetof(RingHeader, record_count));
+  const auto counts = read_member<RecordCounts>(header, offsetof(RingHeader, record_counts));
   if (magic != transitions::kRingMagic) {
     return KVFERRY_ERROR(kProtocol, "it is not a ring of transitions");
   }
@@ -104,10 +140,11 @@ Status read_ring(const std::filesystem::path& path, TransitionTrace& trace) {
     return KVFERRY_ERROR(kVersionMismatch, "it has version {}, this program reads {}", version,
                          transitions::kRingVersion);
   }
-  if (count < transitions::kMinRecords || count > transitions::kMaxRecords ||
-      (count & (count - 1)) != 0 ||
-      static_cast<std::uint64_t>(info.st_size) != transitions::ring_bytes(count)) {
-    return KVFERRY_ERROR(kProtocol, "it says {} transitions and has {} bytes", count, info.st_size);
+  if (std::any_of(counts.begin(), counts.end(), transitions::is_bad_count) ||
+      static_cast<std::uint64_t>(info.st_size) != transitions::file_bytes(counts)) {
+    return KVFERRY_ERROR(kProtocol, "it says {} and {} transitions and has {} bytes",
+                         counts[transitions::kHandshakeRing], counts[transitions::kJobRing],
+                         info.st_size);
   }
 
   TransitionTrace::Writer writer;
@@ -123,25 +160,8 @@ Status read_ring(const std::filesystem::path& path, TransitionTrace& trace) {
   writer.who.incarnation = Digest::from_words(incarnation[0], incarnation[1]);
   writer.who.ended = !transitions::is_written(fd.get());
 
-  std::vector<RecordCopy> copies(count);
-  KVFERRY_TRY(
-      read_at(fd.get(), copies.data(), count * sizeof(RecordCopy), transitions::kHeaderBytes));
-  const std::size_t index = trace.writers.size();
-  std::uint64_t newest = 0;
-  std::uint64_t whole = 0;
-  for (std::size_t place = 0; place < copies.size(); ++place) {
-    const RecordCopy& copy = copies[place];
-    // The half number that is stored, completed by its place, must give the same seal again.
-    const std::uint64_t number = copy.number_and_check & 0xffff'ffffU;
-    if (number == 0 || ((number - 1) & (count - 1)) != place ||
-        transitions::seal(number, copy.words) != copy.number_and_check) {
-      continue;
-    }
-    trace.records.push_back(to_record(number, copy.words, index));
-    newest = std::max(newest, number);
-    ++whole;
-  }
-  writer.lost = newest - whole;
+  KVFERRY_ASSIGN(writer.lost, read_records(fd.get(), counts, transitions::kHandshakeRing, trace));
+  KVFERRY_ASSIGN(writer.lost_jobs, read_records(fd.get(), counts, transitions::kJobRing, trace));
   trace.writers.push_back(std::move(writer));
   return ok();
 }
@@ -173,7 +193,9 @@ Result<TransitionTrace> read_transitions(const RuntimeDir& dir) {
     return KVFERRY_ERROR(kSystem, "{}: {}", dir.transitions_folder().native(), error.message());
   }
   for (const auto& entry : entries) {
+    const std::size_t whole = trace.records.size();
     if (const Status read = read_ring(entry.path(), trace); !read) {
+      trace.records.resize(whole);
       log_warn("{} left out: {}", entry.path().native(), read.error().to_string());
     }
   }
@@ -193,6 +215,7 @@ std::string describe(const TransitionTrace& trace, const TransitionRecord& recor
   };
   put("{epoch}", fmt::format("{}", record.epoch.value));
   put("{lease}", fmt::format("{}", record.lease.value));
+  put("{job}", fmt::format("{}", record.job.value));
   put("{peer}", name_of(trace, record.peer));
   put("{detail}", fmt::format("{}", record.detail));
   const TransitionWriter& who = trace.writers[record.writer].who;

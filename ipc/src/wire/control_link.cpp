@@ -99,6 +99,7 @@ class ControlLink::Impl {
   [[nodiscard]] bool server_lost() const noexcept {
     std::array<pollfd, 2> fds{pollfd{registered_.registry.fd(), POLLRDHUP, 0},
                               pollfd{registered_.server.pidfd(), POLLIN, 0}};
+    // wait-none: looks only
     return retry_interrupted([&] { return ::poll(fds.data(), fds.size(), 0); }) > 0;
   }
 
@@ -172,6 +173,7 @@ class ControlLink::Impl {
       std::array<pollfd, 3> fds{pollfd{socket_.fd(), POLLIN, 0},
                                 pollfd{registered_.registry.fd(), POLLRDHUP, 0},
                                 pollfd{registered_.server.pidfd(), POLLIN, 0}};
+      // wait: a message of the server; deadline, of the caller; the server's pidfd and connection
       if (::poll(fds.data(), fds.size(), deadline.poll_timeout_ms()) < 0 && errno != EINTR) {
         KVFERRY_CHECK(false, KVFERRY_ERRNO("poll of a control link").to_string());
       }
@@ -227,12 +229,7 @@ class ControlLink::Impl {
 
   static Result<Envelope> read(const ZmqMessage& message) {
     if (!message.single) return KVFERRY_ERROR(kProtocol, "envelope in several frames");
-    const auto version = peek_wire_version(message.bytes());
-    if (version && *version != kWireVersion) {
-      return KVFERRY_ERROR(kVersionMismatch, "the server sent wire version {}, we speak {}",
-                           *version, kWireVersion);
-    }
-    return decode<Envelope>(message.bytes(), "envelope");
+    return decode_versioned<Envelope>(message.bytes(), "envelope", "the server");
   }
 
   Result<std::optional<Envelope>> next_envelope() {
@@ -307,10 +304,17 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
   hello.kind = options.kind;
   hello.incarnation = options.incarnation;
   hello.name = options.name;
-  if (Status sent = result.registry.send(encode(hello)); !sent) {
-    return as_no_manager(std::move(sent).error());
-  }
+  // A server with too many peers says so and closes, which may come before our hello.
+  Status sent = result.registry.send(encode(hello));
+  if (!sent && sent.error().code != ErrorCode::kPeerDied) return std::move(sent).error();
+  // wait: the server's welcome; deadline, of the caller; the end of the connection
   auto packet = result.registry.receive(deadline);
+  if (!packet && packet.error().code == ErrorCode::kPeerDied) {
+    // The end is told before what came before it when our hello was never read.
+    if (auto last = result.registry.try_receive(); last && last->has_value()) {
+      packet = std::move(**last);
+    }
+  }
   if (!packet) {
     if (packet.error().code == ErrorCode::kTimeout) {
       return KVFERRY_ERROR(kTimeout, "the server of {} (process {}) did not answer our hello", path,
@@ -318,14 +322,10 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
     }
     return as_no_manager(std::move(packet).error());
   }
-  const auto version = peek_wire_version(packet->bytes);
-  if (version && *version != kWireVersion) {
-    return KVFERRY_ERROR(kVersionMismatch,
-                         "the server of {} (process {}) speaks wire version {}, this process {}; "
-                         "update the older side",
-                         path, result.server.pid(), *version, kWireVersion);
-  }
-  KVFERRY_ASSIGN(result.welcome, decode<RegistryWelcome>(packet->bytes, "registry welcome"));
+  KVFERRY_ASSIGN(result.welcome,
+                 decode_versioned<RegistryWelcome>(
+                     packet->bytes, "registry welcome",
+                     fmt::format("the server of {} (process {})", path, result.server.pid())));
   if (result.welcome.refused) return std::move(*result.welcome.refused);
   if (packet->fds.size() > 1) {
     return KVFERRY_ERROR(kProtocol, "the server of {} sent {} descriptors, expected at most one",

@@ -4,7 +4,7 @@
 
 #include "kvferry/ipc/base/error.hpp"
 #include "kvferry/ipc/base/log.hpp"
-#include "wire/log_gate.hpp"
+#include "kvferry/ipc/base/log_gate.hpp"
 
 #include <cstdint>
 

@@ -2,8 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/registered_peers.hpp"
 
+#include "kvferry/ipc/os/descriptors.hpp"
+
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 #include <utility>
@@ -12,6 +15,10 @@ namespace kvferry::ipc {
 namespace {
 
 constexpr std::size_t kMaxPeers = 4096;
+constexpr std::size_t kMaxConnectedOfProcess = 256;
+// With those that have closed their connection, whose process's death is still waited for: a client
+// for each round of a training is no flood, and the other half is for others.
+constexpr std::size_t kMaxPeersOfProcess = kMaxPeers / 2;
 constexpr std::size_t kMaxDeparted = 1024;
 constexpr auto kPresenceTime = std::chrono::seconds(10);
 // A dying process closes its sockets a moment before its death is announced.
@@ -80,10 +87,30 @@ std::optional<Error> RegisteredPeers::check_duplicate(const IncarnationId& id,
     replies = old->outbox.take_replies();
     remove(id);
   }
+  if (Status room = check_room(process); !room) return std::move(room).error();
+  return std::nullopt;
+}
+
+Status RegisteredPeers::check_room(const ProcessRef& process) const {
   if (peers_.size() >= kMaxPeers) {
     return KVFERRY_ERROR(kBusy, "{} peers are registered already", peers_.size());
   }
-  return std::nullopt;
+  std::size_t absent = 0;
+  std::size_t of_process = 0;
+  std::size_t connected = 0;
+  for (const auto& [id, entry] : peers_) {
+    if (!entry->present) ++absent;
+    if (entry->peer.pid == process.pid() && entry->process.start_time() == process.start_time()) {
+      ++of_process;
+      if (entry->registry.valid()) ++connected;
+    }
+  }
+  if (connected >= kMaxConnectedOfProcess || of_process >= kMaxPeersOfProcess) {
+    return KVFERRY_ERROR(kBusy, "process {} is {} peers already, {} of them connected",
+                         process.pid(), of_process, connected);
+  }
+  // Each one that is welcome makes another connection, to the control socket.
+  return need_descriptors(absent + 1);
 }
 
 void RegisteredPeers::set_present(RegisteredPeer& peer) {

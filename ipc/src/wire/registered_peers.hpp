@@ -75,6 +75,7 @@ class RegisteredPeers {
   [[nodiscard]] std::optional<Error> check_duplicate(const IncarnationId& id,
                                                      const ProcessRef& process,
                                                      ReplyCache& replies);
+  [[nodiscard]] Status check_room(const ProcessRef& process) const;
   void on_registry(const IncarnationId& id);
   void on_silence(const IncarnationId& id);
   void on_absent(const IncarnationId& id);

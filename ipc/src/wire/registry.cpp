@@ -3,10 +3,12 @@
 #include "wire/registry.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/descriptors.hpp"
 #include "wire/wire_version.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -14,6 +16,9 @@ namespace kvferry::ipc {
 namespace {
 
 constexpr std::size_t kMaxWaiting = 64;
+constexpr std::ptrdiff_t kMaxWaitingOfProcess = 32;
+// Connections taken in one go, so that a flood of them does not hold up what else the loop does.
+constexpr int kAcceptsPerRound = 32;
 constexpr std::size_t kMaxNameBytes = 256;
 constexpr auto kHelloTime = std::chrono::seconds(5);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
@@ -24,14 +29,11 @@ PacketListener listen_or_throw(const std::filesystem::path& path) {
   return std::move(listener).value();
 }
 
-Result<RegistryHello> read_hello(const Packet& packet) {
-  const auto version = peek_wire_version(packet.bytes);
-  if (version && *version != kWireVersion) {
-    return KVFERRY_ERROR(kVersionMismatch,
-                         "peer speaks wire version {}, this process {}; update the older side",
-                         *version, kWireVersion);
-  }
-  KVFERRY_ASSIGN(RegistryHello hello, decode<RegistryHello>(packet.bytes, "registry hello"));
+}  // namespace
+
+Result<RegistryHello> read_registry_hello(std::span<const std::uint8_t> bytes) {
+  KVFERRY_ASSIGN(RegistryHello hello,
+                 decode_versioned<RegistryHello>(bytes, "registry hello", "the peer"));
   if (hello.incarnation.is_zero()) {
     return KVFERRY_ERROR(kProtocol, "registry hello of \"{}\" has no incarnation", hello.name);
   }
@@ -41,8 +43,6 @@ Result<RegistryHello> read_hello(const Packet& packet) {
   }
   return hello;
 }
-
-}  // namespace
 
 void refuse_candidate(PacketSocket& socket, Error error) {
   RegistryWelcome welcome;
@@ -70,7 +70,7 @@ Registry::~Registry() {
 }
 
 void Registry::accept() {
-  for (;;) {
+  for (int i = 0; i < kAcceptsPerRound; ++i) {
     auto socket = listener_.try_accept();
     if (!socket) {
       pause_accepting(socket.error());
@@ -81,12 +81,25 @@ void Registry::accept() {
   }
 }
 
-void Registry::add(PacketSocket socket) {
+Status Registry::check_room(const PacketSocket& socket) const {
   if (waiting_.size() >= kMaxWaiting) {
-    const Error error =
-        KVFERRY_ERROR(kBusy, "{} connections have not said hello yet", waiting_.size());
-    warn(error);
-    refuse_candidate(socket, error);
+    return KVFERRY_ERROR(kBusy, "{} connections have not said hello yet", waiting_.size());
+  }
+  const pid_t pid = socket.peer_pid();
+  const auto of_process = std::count_if(waiting_.begin(), waiting_.end(), [pid](const auto& entry) {
+    return entry.second.process.pid() == pid;
+  });
+  if (of_process >= kMaxWaitingOfProcess) {
+    return KVFERRY_ERROR(kBusy, "{} connections of process {} have not said hello yet", of_process,
+                         pid);
+  }
+  return need_descriptors(1);
+}
+
+void Registry::add(PacketSocket socket) {
+  if (Status room = check_room(socket); !room) {
+    warn(room.error());
+    refuse_candidate(socket, std::move(room).error());
     return;
   }
   auto process = socket.peer();
@@ -104,6 +117,7 @@ void Registry::add(PacketSocket socket) {
   });
   waiting_.emplace(fd, Waiting{std::move(socket), std::move(process).value(), timer});
   loop_.watch(fd, [this, fd] { on_packet(fd); });
+  on_packet(fd);  // Who said hello at once does not count as waiting.
 }
 
 void Registry::on_packet(int fd) {
@@ -117,7 +131,7 @@ void Registry::on_packet(int fd) {
     warn(packet.error());
     return;
   }
-  auto hello = read_hello(**packet);
+  auto hello = read_registry_hello((*packet)->bytes);
   if (!hello) {
     ++protocol_errors_;
     warn(hello.error());

@@ -2,15 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/log_gate.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
-#include "wire/log_gate.hpp"
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <unordered_map>
 
 namespace kvferry::ipc {
@@ -21,6 +22,10 @@ struct RegistryCandidate {
   ProcessRef process;
   RegistryHello hello;
 };
+
+/// The first packet of a connection: kVersionMismatch, or kProtocol for what is no well-formed
+/// hello of a process.
+[[nodiscard]] Result<RegistryHello> read_registry_hello(std::span<const std::uint8_t> bytes);
 
 /// Tells a candidate why not. The connection is then of no use any more.
 void refuse_candidate(PacketSocket& socket, Error error);
@@ -47,6 +52,7 @@ class Registry {
   };
 
   void accept();
+  [[nodiscard]] Status check_room(const PacketSocket& socket) const;
   void add(PacketSocket socket);
   void on_packet(int fd);
   Waiting take(int fd);

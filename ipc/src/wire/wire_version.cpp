@@ -20,4 +20,11 @@ std::optional<std::uint32_t> peek_wire_version(std::span<const std::uint8_t> byt
   return version;
 }
 
+Status check_wire_version(std::uint32_t version, std::string_view speaker) {
+  if (version == kWireVersion) return ok();
+  return KVFERRY_ERROR(kVersionMismatch,
+                       "{} speaks wire version {}, this process {}; update the older side", speaker,
+                       version, kWireVersion);
+}
+
 }  // namespace kvferry::ipc

@@ -4,9 +4,11 @@
 
 #include "base/message_order.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/os/descriptors.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include <cerrno>
@@ -19,6 +21,8 @@ namespace {
 constexpr int kHandshakeMs = 5000;
 constexpr int kReconnectFirstMs = 20;
 constexpr int kReconnectMostMs = 1000;
+// A context with its threads and a socket, with some for what others open meanwhile.
+constexpr std::size_t kContextDescriptors = 16;
 
 /// A message on its way out, and whose it is.
 struct Leaving {
@@ -37,13 +41,22 @@ Exception zmq_exception(const zmq::error_t& error, const std::string& what) {
       KVFERRY_ERROR(kSystem, "{}: {} (ZeroMQ error {})", what, error.what(), error.num()));
 }
 
+// ZeroMQ ends the process when it finds no descriptor for one of its threads.
+zmq::context_t make_context() {
+  if (Status enough = need_descriptors(kContextDescriptors); !enough) {
+    throw Exception(std::move(enough).error());
+  }
+  return {};
+}
+
 }  // namespace
 
 // No heartbeats: on a Unix socket the connection ends exactly when the peer closes it or dies, and
 // pidfds tell which. A heartbeat would only find stopped processes, cut their connections, and so
 // lose what is sent to them until they go on.
 ZmqSocket::ZmqSocket(zmq::socket_type type, int max_unsent, int max_unread)
-    : socket_(context_, type),
+    : context_(make_context()),
+      socket_(context_, type),
       is_router_(type == zmq::socket_type::router),
       fd_(socket_.get(zmq::sockopt::fd)) {
   socket_.set(zmq::sockopt::linger, 0);
@@ -60,6 +73,11 @@ ZmqSocket ZmqSocket::serve(const std::filesystem::path& path, UniqueFd listening
     socket.socket_.set(zmq::sockopt::router_mandatory, true);
     // A process that connects again under its name takes the name over from its old connection.
     socket.socket_.set(zmq::sockopt::router_handover, true);
+    // The directory keeps other users out; should it ever be opened, this still does.
+    const uid_t self = ::geteuid();
+    if (zmq_setsockopt(socket.socket_.handle(), ZMQ_IPC_FILTER_UID, &self, sizeof(self)) != 0) {
+      throw zmq::error_t();
+    }
     // ZeroMQ's own bind would take the path from a living server, and unlink it late.
     socket.socket_.set(zmq::sockopt::use_fd, listening.get());
     socket.socket_.bind("ipc://" + path.native());

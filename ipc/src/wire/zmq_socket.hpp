@@ -62,6 +62,8 @@ class ZmqSocket {
 
   [[nodiscard]] int send_frame(std::span<const std::uint8_t> bytes, int flags) noexcept;
 
+  // wait-brief: its destructor waits until ZeroMQ's threads have closed the socket; linger is 0, or
+  // kFarewell
   zmq::context_t context_;
   zmq::socket_t socket_;  // ends before its context
   bool is_router_;

@@ -156,7 +156,7 @@ TEST_F(EngineRecordTest, GenerationGrowsWithEveryOtherArenaAndOnlyThen) {
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.generation(), first);
   report(worker_, 1, 1, false);
-  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
   EXPECT_EQ(engine_.generation(), first) << "nothing else is mapped yet";
   report(worker_, 1, 2, true);
   EXPECT_GT(engine_.generation(), first);
@@ -273,8 +273,8 @@ TEST_F(EngineRecordTest, ClearedIsSaidOnlyWhenAllRanksAre) {
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.phase(), CachePhase::kClearing);
   EXPECT_EQ(engine_.targets(engine_.generation()).error().code, ErrorCode::kNotReady);
-  report(worker_, 1, 1, false);
   engine_.end_operation(/*succeeded=*/false);
+  engine_.set_connected(worker_.id, false);
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
   engine_.begin(EngineOperation::kClear);
@@ -345,6 +345,30 @@ TEST_F(EngineRecordTest, ProcessMayServeOneRankOnly) {
   ASSERT_TRUE(engine_.admit(worker_, hello).has_value());
   hello.rank = ipc::Rank{1};
   EXPECT_EQ(engine_.admit(worker_, hello).error().code, ErrorCode::kProtocol);
+}
+
+TEST_F(EngineRecordTest, AnEpochThatEndedBeforeThisManagerCameWaitsForAReinit) {
+  ASSERT_TRUE(admit(worker_).has_value());
+  ASSERT_TRUE(admit(mover_).has_value());
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+  report(worker_, 1, 1, false);
+  report(mover_, 1, 1, false);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  report(worker_, 1, 2, true);
+  report(mover_, 1, 2, true);
+  EXPECT_EQ(engine_.phase(), CachePhase::kReady);
+}
+
+TEST_F(EngineRecordTest, AnOwnerThatClearedOnlyAfterTheClearHadFailedLeavesItCleared) {
+  start();
+  engine_.begin(EngineOperation::kClear);
+  engine_.end_operation(/*succeeded=*/false);
+  (void)engine_.refresh(generation_);
+  report(worker_, 1, 1, false);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  engine_.remove(worker_.id);
+  (void)engine_.refresh(generation_);
+  EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
 }
 
 }  // namespace

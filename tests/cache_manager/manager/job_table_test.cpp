@@ -329,7 +329,7 @@ TEST_F(JobTableTest, UnreachableMoverFailsItsShareAndTheOthersAreDrained) {
   EXPECT_TRUE(finished_.empty());
   answer(table, sent_[0]);
   ASSERT_EQ(finished_.size(), 1U);
-  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kNotFound)));
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kPeerDied))) << "not kNotFound";
 }
 
 TEST_F(JobTableTest, ItemsThatWereRefusedKeepTheirResult) {

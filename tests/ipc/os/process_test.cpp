@@ -270,6 +270,21 @@ TEST(NameLockProcessTest, StaleNamesAreSweptAndOthersAreNot) {
   EXPECT_TRUE(PacketSocket::connect(dir->path() / "living", soon()).has_value());
 }
 
+TEST(NameLockProcessTest, TheLastOneToLeaveTakesTheNamesOfKilledProcessesAlong) {
+  const test::ShortTempDir base;
+  auto dir = RuntimeDir::open(base.path().native(), "one");
+  ASSERT_TRUE(dir.has_value());
+  const std::filesystem::path path = dir->path();
+  ChildProcess killed = start({"listen", (path / "killed").native()});
+  ASSERT_TRUE(killed.wait_line("ok", soon()));
+  killed.kill();
+  ASSERT_TRUE(killed.wait(soon()).has_value());
+  std::ofstream(path / "starting.lock") << "";  // of one that died between two system calls
+  EXPECT_TRUE(std::filesystem::exists(path / "killed"));
+  dir = KVFERRY_ERROR(kCancelled, "let go");
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 TEST(PacketListenerProcessTest, AForkedChildOfADeadListenerKeepsNoConnection) {
   const test::ShortTempDir dir;
   const std::string path = (dir / "socket").native();

@@ -44,9 +44,12 @@ class Story {
     return add(who, transition, epoch, lease, 0);
   }
 
-  Story& ready(std::uint64_t epoch) { return owner(Transition::kOwnerReady, epoch); }
+  Story& ready(std::uint64_t epoch) {
+    return owner(Transition::kOwnerAllocate, epoch).publishes(Transition::kOwnerReady, epoch);
+  }
   Story& grants(std::uint64_t epoch, std::uint64_t id, std::size_t to) {
     return lease(Transition::kOwnerRecord, epoch, id, to)
+        .lease(Transition::kOwnerSend, epoch, id, to)
         .lease(Transition::kOwnerGranted, epoch, id, to);
   }
   Story& maps(std::size_t who, std::uint64_t epoch, std::uint64_t lease) {
@@ -71,13 +74,30 @@ class Story {
   Story& revokes(std::uint64_t epoch) {
     return owner(Transition::kOwnerDrain, epoch)
         .owner(Transition::kOwnerDrained, epoch)
-        .owner(Transition::kOwnerRevoke, epoch);
+        .publishes(Transition::kOwnerRevoke, epoch);
   }
   Story& frees(std::uint64_t epoch) {
     return owner(Transition::kOwnerFree, epoch).owner(Transition::kOwnerFreed, epoch);
   }
-  Story& cleared(std::uint64_t epoch) { return owner(Transition::kOwnerCleared, epoch); }
+  Story& cleared(std::uint64_t epoch) { return publishes(Transition::kOwnerCleared, epoch); }
+  Story& quarantined(std::uint64_t epoch) {
+    return owner(Transition::kOwnerKeep, epoch).publishes(Transition::kOwnerQuarantined, epoch);
+  }
+  Story& publishes(Transition transition, std::uint64_t epoch) {
+    return owner(transition, epoch).owner(Transition::kOwnerPublished, epoch);
+  }
 
+  /// What is told from here on.
+  Story& of_session(std::uint64_t session) {
+    session_ = session;
+    return *this;
+  }
+  /// The attachers are workers.
+  Story& of_workers() {
+    for (auto& writer : trace_.writers) writer.who.role = "worker";
+    trace_.writers[kOwner].who.role = "mover";
+    return *this;
+  }
   Story& without(Transition transition) {
     std::erase_if(trace_.records,
                   [transition](const TransitionRecord& r) { return r.transition == transition; });
@@ -114,7 +134,7 @@ class Story {
     record.time = std::chrono::nanoseconds(trace_.records.size());
     record.writer = writer;
     record.transition = transition;
-    record.session = kSession;
+    record.session = session_;
     record.epoch = Epoch{epoch};
     record.lease = LeaseId{lease};
     record.peer = peer;
@@ -123,9 +143,11 @@ class Story {
   }
 
   TransitionTrace trace_;
+  std::uint64_t session_ = kSession;
 };
 
 using testing::Contains;
+using testing::ElementsAre;
 using testing::IsEmpty;
 
 Story one_clear() {
@@ -153,9 +175,8 @@ TEST(CheckTransitionsTest, ADeathEndsALease) {
 
 TEST(CheckTransitionsTest, QuarantineEndsWhenItsHolderLetsGo) {
   Story story;
-  story.ready(1).maps(kFirst, 1, 1).revokes(1).owner(Transition::kOwnerKeep, 1);
-  story.owner(Transition::kOwnerQuarantined, 1).ready(2).drains(kFirst, 1, 1);
-  story.unmaps(kFirst, 1, 1).releases(kFirst, 1);
+  story.ready(1).maps(kFirst, 1, 1).revokes(1).quarantined(1).ready(2);
+  story.drains(kFirst, 1, 1).unmaps(kFirst, 1, 1).releases(kFirst, 1);
   story.lease(Transition::kOwnerSeesRelease, 1, 1, kFirst).owner(Transition::kOwnerReap, 1);
   EXPECT_THAT(story.breaches(), IsEmpty());
 }
@@ -262,8 +283,8 @@ TEST(CheckTransitionsTest, SayingQuarantinedWithNothingInQuarantine) {
 
 TEST(CheckTransitionsTest, ReapingUnderALivingMapping) {
   Story story;
-  story.ready(1).maps(kFirst, 1, 1).revokes(1).owner(Transition::kOwnerKeep, 1);
-  story.owner(Transition::kOwnerQuarantined, 1).owner(Transition::kOwnerReap, 1);
+  story.ready(1).maps(kFirst, 1, 1).revokes(1).quarantined(1);
+  story.owner(Transition::kOwnerReap, 1);
   EXPECT_THAT(story.breaches(), Contains("FreedWhileMapped"));
 }
 
@@ -278,13 +299,94 @@ TEST(CheckTransitionsTest, TwoOwnersOfOneSession) {
   EXPECT_THAT(story.breaches(), Contains("OneWriter"));
 }
 
+TEST(CheckTransitionsTest, AskingUnderALease) {
+  Story story;
+  story.ready(1).maps(kFirst, 1, 1).attacher(kFirst, Transition::kAttacherAsk, 1);
+  EXPECT_THAT(story.breaches(), Contains("AsksWithNoLease"));
+}
+
+TEST(CheckTransitionsTest, AskingTheNextOwnerBeforeLettingGo) {
+  Story story;
+  story.ready(1).maps(kFirst, 1, 1).of_session(kSession + 1);
+  story.attacher(kFirst, Transition::kAttacherAsk, 1);
+  EXPECT_THAT(story.breaches(), ElementsAre("HoldsNothingWhileSearching"));
+}
+
+TEST(CheckTransitionsTest, KillingAWorker) {
+  Story story;
+  story.ready(1).maps(kFirst, 1, 1).revokes(1).lease(Transition::kOwnerKill, 1, 1, kFirst);
+  EXPECT_THAT(story.breaches(), IsEmpty()) << "it is a mover";
+  EXPECT_THAT(story.of_workers().breaches(), ElementsAre("WorkersNeverKilled"));
+}
+
+TEST(CheckTransitionsTest, TwoWorkersAtOnce) {
+  Story story;
+  story.ready(1).maps(kFirst, 1, 1).maps(kSecond, 1, 2);
+  EXPECT_THAT(story.breaches(), IsEmpty()) << "they are movers";
+  EXPECT_THAT(story.of_workers().breaches(), ElementsAre("OneWorkerAtATime"));
+}
+
+TEST(CheckTransitionsTest, AnInitThatFailedIsAllowed) {
+  Story story;
+  story.owner(Transition::kOwnerAllocate, 1).owner(Transition::kOwnerAllocate, 1);
+  story.owner(Transition::kOwnerDrain, 1).owner(Transition::kOwnerDrained, 1).ready(1);
+  EXPECT_THAT(story.breaches(), IsEmpty());
+}
+
+TEST(CheckTransitionsTest, AnEpochOfNoAllocation) {
+  Story story = one_clear();
+  story.publishes(Transition::kOwnerReady, 2);
+  EXPECT_THAT(story.breaches(), Contains("OwnerRelation"));
+}
+
+TEST(CheckTransitionsTest, FreeingBeforeTheRevokeIsPublished) {
+  Story story;
+  story.ready(1).owner(Transition::kOwnerDrain, 1).owner(Transition::kOwnerDrained, 1);
+  story.owner(Transition::kOwnerRevoke, 1).frees(1);
+  EXPECT_THAT(story.breaches(), Contains("OwnerRelation"));
+}
+
+TEST(CheckTransitionsTest, EndingALeaseTwice) {
+  Story story = one_clear();
+  story.lease(Transition::kOwnerSeesDeath, 1, 1, kFirst);
+  EXPECT_THAT(story.breaches(), Contains("LeaseRelation"));
+}
+
+// A worker that cannot let go keeps the session of its dead owner.
+TEST(CheckTransitionsTest, SeeingAnOwnersDeathIsNoTransitionOfTheOwner) {
+  Story story;
+  story.ready(1).maps(kFirst, 1, 1).attacher(kFirst, Transition::kAttacherDrain, 1, 1);
+  story.attacher(kFirst, Transition::kAttacherStuck, 1, 1);
+  story.attacher(kFirst, Transition::kAttacherSeesDeath, 0);
+  EXPECT_THAT(story.breaches(), IsEmpty());
+}
+
 TEST(CheckTransitionsTest, LostBeginningsAreGivenTheBenefitOfTheDoubt) {
-  for (std::size_t count = 1; count <= 9; ++count) {
+  for (std::size_t count = 1; count <= 12; ++count) {
     EXPECT_THAT(one_clear().losing(kOwner, count).breaches(), IsEmpty())
         << count << " of the owner";
     EXPECT_THAT(one_clear().losing(kFirst, count).breaches(), IsEmpty())
         << count << " of the attacher";
   }
+}
+
+TEST(CheckTransitionsTest, ADeathThatTheOwnerHasLostCountsAmongItsLostBeginnings) {
+  const auto one_dies = [] {
+    Story story;
+    story.ready(1).maps(kFirst, 1, 1).lease(Transition::kOwnerSeesDeath, 1, 1, kFirst);
+    story.maps(kSecond, 1, 2).revokes(1).drains(kSecond, 1, 2).unmaps(kSecond, 1, 2);
+    story.releases(kSecond, 2).lease(Transition::kOwnerSeesRelease, 1, 2, kSecond);
+    story.frees(1).cleared(1);
+    return story;
+  };
+  EXPECT_THAT(one_dies().breaches(), IsEmpty());
+  constexpr std::size_t kUpToTheDeath = 7;
+  EXPECT_THAT(one_dies().losing(kOwner, kUpToTheDeath).breaches(), IsEmpty());
+  // An owner that never saw it is told, also when what came before the lease is lost.
+  EXPECT_THAT(one_dies().without(Transition::kOwnerSeesDeath).breaches(),
+              Contains("FreedWhileMapped"));
+  EXPECT_THAT(one_dies().without(Transition::kOwnerSeesDeath).losing(kOwner, 1).breaches(),
+              Contains("FreedWhileMapped"));
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/transitions/transition_trace.hpp"
+#include "transitions/ring_format.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <fstream>
 #include <random>
 #include <thread>
@@ -181,6 +184,29 @@ TEST_F(TransitionLogTest, BrokenBytesAreLeftOut) {
     (void)check_transitions(trace);
     for (const TransitionRecord& record : trace.records) (void)describe(trace, record);
   }
+}
+
+TEST_F(TransitionLogTest, ATimeThatNoClockShowsIsLeftOut) {
+  using transitions::RingRecord;
+  const TransitionLog log = make();
+  log.record(Transition::kOwnerReady, {.epoch = Epoch{1}});
+  log.record(Transition::kOwnerRevoke, {.epoch = Epoch{1}});
+  std::fstream ring(rings().at(0), std::ios::binary | std::ios::in | std::ios::out);
+  std::array<std::uint64_t, sizeof(RingRecord) / sizeof(std::uint64_t)> record{};
+  ring.seekg(transitions::kHeaderBytes);
+  ring.read(reinterpret_cast<char*>(record.data()), sizeof(record));
+  transitions::RecordWords words{};
+  std::copy(record.begin() + 1, record.end(), words.begin());
+  words[0] = UINT64_MAX / 2;
+  record[0] = transitions::seal(1, words);
+  record[1] = words[0];
+  ring.seekp(transitions::kHeaderBytes);
+  ring.write(reinterpret_cast<const char*>(record.data()), sizeof(record));
+  ring.close();
+  const TransitionTrace trace = read();
+  ASSERT_THAT(trace.records, SizeIs(1));
+  EXPECT_EQ(trace.records[0].transition, Transition::kOwnerRevoke);
+  EXPECT_EQ(trace.writers[0].lost, 1U);
 }
 
 TEST_F(TransitionLogTest, FilesThatAreNoRingsAreLeftOut) {

@@ -4,6 +4,7 @@
 
 #include "ipc/wire/message_filler.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "support/wire_messages.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,57 +25,7 @@ template <typename T> T filled(std::uint64_t seed) {
 
 template <typename T> class MessageTest : public ::testing::Test {};
 
-using AllMessages = ::testing::Types<Envelope,
-                                     RegistryHello,
-                                     RegistryWelcome,
-                                     RankHello,
-                                     RankState,
-                                     RankClear,
-                                     RankClearReply,
-                                     RankReinit,
-                                     RankReinitReply,
-                                     QuiesceStaging,
-                                     MoverItem,
-                                     MoverJob,
-                                     MoverCancel,
-                                     MoverJobDone,
-                                     EngineHello,
-                                     RankArena,
-                                     EngineState,
-                                     Lookup,
-                                     LookupReply,
-                                     PinRequest,
-                                     PinReply,
-                                     StoreKey,
-                                     ReserveStore,
-                                     ReservedSlot,
-                                     ReserveStoreReply,
-                                     AbandonStore,
-                                     StoreItem,
-                                     SubmitStore,
-                                     LoadItem,
-                                     SubmitLoad,
-                                     CancelJob,
-                                     SequenceBlock,
-                                     SwapSequence,
-                                     DropSequence,
-                                     JobDone,
-                                     ClearRequest,
-                                     RankOutcome,
-                                     ClearReply,
-                                     ReinitRequest,
-                                     ReinitReply,
-                                     StatusReply,
-                                     Empty,
-                                     SeededItem,
-                                     StepBlock,
-                                     Step,
-                                     StepReply,
-                                     AgentHello,
-                                     StageRequest,
-                                     StageReply,
-                                     Geometry>;
-TYPED_TEST_SUITE(MessageTest, AllMessages);
+TYPED_TEST_SUITE(MessageTest, test::WireMessages<::testing::Types>);
 
 TYPED_TEST(MessageTest, RoundTripsWithRandomAndEdgeValues) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {

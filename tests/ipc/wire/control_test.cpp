@@ -351,6 +351,15 @@ TEST_F(ControlTest, AClosedLinkOfALivingProcessIsSilenceAndMayComeAgain) {
   EXPECT_EQ(server.handler.count("died peer"), 0);
 }
 
+// Such as an engine that makes a client for each round of its training.
+TEST_F(ControlTest, AProcessConnectsUnderNewNamesMoreOftenThanItMayBeConnectedAtOnce) {
+  ServerThread server(server_options(dir_.path()));
+  for (int round = 0; round < 300; ++round) {
+    const auto link = connect(fmt::format("round {}", round));
+    ASSERT_TRUE(link) << "round " << round;
+  }
+}
+
 TEST_F(ControlTest, AnIncarnationThatIsConnectedIsRefusedASecondTime) {
   ServerThread server(server_options(dir_.path()));
   const ControlLink::Options options = link_options(dir_.path(), "peer");
@@ -420,12 +429,18 @@ TEST_F(ControlTest, GarbageOnTheRegistryLeavesTheServerServing) {
   other_version.version = kWireVersion + 1;
   other_version.incarnation = Digest::random();
   RegistryHello nobody;
+  // The same, with the version written as a number of 64 bits.
+  Bytes long_version = encode(other_version);
+  long_version.erase(long_version.begin() + 1);
+  const Bytes number{0xcf, 0, 0, 0, 0, 0, 0, 0, static_cast<std::uint8_t>(kWireVersion + 1)};
+  long_version.insert(long_version.begin() + 1, number.begin(), number.end());
   const std::pair<Bytes, ErrorCode> cases[] = {
       {Bytes{0xc1}, ErrorCode::kProtocol},
       {Bytes(100'000, 0x91), ErrorCode::kProtocol},
       {encode(nobody), ErrorCode::kProtocol},
       {encode(other_version), ErrorCode::kVersionMismatch},
       {Bytes{0x91, 0x7f}, ErrorCode::kVersionMismatch},
+      {long_version, ErrorCode::kVersionMismatch},
   };
   for (const auto& [bytes, code] : cases) {
     PacketSocket socket = *PacketSocket::connect(dir_ / "registry", soon());

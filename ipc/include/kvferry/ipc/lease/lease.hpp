@@ -182,6 +182,8 @@ class LeaseAttacher {
   [[nodiscard]] Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
   /// Ok once the epoch (or a later one) is mapped; wakes on death, revoke and the deadline.
   [[nodiscard]] Status wait_mapped(Epoch at_least, Deadline deadline);
+  /// Ends every wait_mapped(), those to come as well, with kCancelled: this process ends.
+  void cancel_waits() noexcept;
   [[nodiscard]] LeaseView view() const;
 
  private:

@@ -50,6 +50,8 @@ class PacketSocket {
   /// The peer has closed its end, whatever may still lie unread in ours.
   [[nodiscard]] bool peer_closed() const noexcept;
   [[nodiscard]] Result<ProcessRef> peer() const { return ProcessRef::of_peer(fd_.get()); }
+  /// To count the connections of a process; 0 when it cannot be told. A pid alone proves nothing.
+  [[nodiscard]] pid_t peer_pid() const noexcept;
   /// kPermission unless the peer runs under our uid.
   [[nodiscard]] Status check_peer_uid() const;
 

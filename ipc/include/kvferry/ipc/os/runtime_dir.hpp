@@ -19,8 +19,8 @@ namespace kvferry::ipc {
 /// --runtime-dir option, else $KVFERRY_RUNTIME_DIR, else $XDG_RUNTIME_DIR/kvferry, else
 /// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
 /// @lifetime whoever opened it holds a shared lock on DIR/INSTANCE; the last one on this host to
-/// let go removes it if nothing but recorded transitions is in it. So keep this object longer than
-/// the names made in it.
+/// let go removes it, with recorded transitions and the names of processes that were killed, if
+/// nothing else is in it. So keep this object longer than the names made in it.
 class RuntimeDir {
  public:
   /// Creates what is missing. Errors: kInvalidArgument for a bad instance name
@@ -79,8 +79,12 @@ class NameLock {
   ~NameLock();
   /// True when the name was stale and is gone.
   static bool remove_if_stale(const std::filesystem::path& name);
+  /// Removes the stale names in a folder and returns them. alone: nobody else is in there, so that
+  /// a lock without a holder belongs to a process that died while it took it.
+  static std::vector<std::string> sweep(const std::filesystem::path& folder, bool alone);
 
  private:
+  static bool remove_left(const std::filesystem::path& name, bool alone);
   NameLock(UniqueFd fd, std::filesystem::path name);
   UniqueFd fd_;
   std::filesystem::path name_;

@@ -5,7 +5,9 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
@@ -13,6 +15,12 @@
 #include <memory>
 
 namespace kvferry::ipc {
+
+/// Where a worker or a mover records its transitions; an empty log, with a warning, when there can
+/// be none.
+[[nodiscard]] TransitionLog open_transitions(const RankConfig& config,
+                                             ProcessKind kind,
+                                             const RuntimeDir& dir);
 
 /// What worker and mover have in common, whatever their role: the lease (owner or attacher), the
 /// link to the manager with reconnects, the one clear and the one re-init, state reports.
@@ -54,6 +62,7 @@ class RankService {
               const RankConfig& config,
               ProcessKind kind,
               Device& device,
+              TransitionLog transitions,
               ArenaUser& user,
               Hooks hooks,
               ArenaSource* source = nullptr);

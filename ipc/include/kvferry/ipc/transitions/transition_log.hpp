@@ -30,12 +30,15 @@ enum class Transition : std::uint32_t {
 /// "owner.ready"; "unknown" for anything that is no transition.
 [[nodiscard]] std::string_view to_string(Transition transition) noexcept;
 [[nodiscard]] std::optional<Transition> parse_transition(std::string_view name) noexcept;
+/// Whether it is a step of a job (TransitionFields::job), not one of the handshake.
+[[nodiscard]] bool is_of_jobs(Transition transition) noexcept;
 
 /// What a transition is about. Zero: says nothing.
 struct TransitionFields {
   SessionId session = {};
   Epoch epoch = {};
-  LeaseId lease = {};
+  LeaseId lease = {};  ///< Of the handshake.
+  JobId job = {};      ///< Of jobs.
   IncarnationId peer = {};
   std::uint64_t detail = 0;
 };
@@ -50,14 +53,16 @@ struct TransitionWriter {
   bool ended = false;  ///< Read only: the process is gone.
 };
 
-/// The ring of one process; copies write to the same one. Recording takes tens of nanoseconds,
-/// never waits and never fails. When the ring is full, the oldest transitions are overwritten.
+/// The rings of one process, one for the handshake and one for jobs; copies write to the same ones.
+/// Recording takes tens of nanoseconds, never waits and never fails. When a ring is full, its
+/// oldest transitions are overwritten.
 /// @threading record() from any thread. @lifetime the ring's file stays when the last copy goes, as
 /// it does when the process is killed: later processes of the instance remove old ones, the last
 /// one to leave the instance removes all.
 class TransitionLog {
  public:
-  static constexpr std::size_t kDefaultRecords = 4096;
+  static constexpr std::size_t kDefaultRecords = 4096;  ///< Of the handshake.
+  static constexpr std::size_t kJobRecordsEach = 2;     ///< Of jobs, for each of the handshake.
   /// Rings of ended processes that are kept for a look at what happened.
   static constexpr std::size_t kEndedKept = 32;
 
@@ -69,7 +74,9 @@ class TransitionLog {
                                                     TransitionWriter writer,
                                                     std::size_t records = kDefaultRecords,
                                                     FaultPlan faults = {});
-  /// As create(); a process that cannot have a ring warns and works without.
+  /// As create(); a process that cannot have a ring warns and works without. In a build with fault
+  /// points, the environment's KVFERRY_FAULTS plans those of the process's first log
+  /// (FaultPlan::parse).
   [[nodiscard]] static TransitionLog create_or_warn(const RuntimeDir& dir, TransitionWriter writer);
 
   void record(Transition transition, const TransitionFields& fields) const noexcept;

@@ -15,14 +15,15 @@ namespace kvferry::ipc {
 
 /// One recorded transition. Sessions and incarnations are told by their low 64 bits.
 struct TransitionRecord {
-  std::chrono::nanoseconds time{};  ///< CLOCK_MONOTONIC.
+  std::chrono::nanoseconds time{};  ///< CLOCK_MONOTONIC; far from overflow.
   std::size_t writer = 0;           ///< Index into TransitionTrace::writers.
-  std::uint64_t number = 0;         ///< Counts the writer's transitions, from 1.
+  std::uint64_t number = 0;         ///< Counts the writer's transitions of its ring, from 1.
   std::uint32_t thread = 0;
   Transition transition = Transition::kNone;
   std::uint64_t session = 0;
   Epoch epoch;
-  LeaseId lease;
+  LeaseId lease;  ///< Of the handshake.
+  JobId job;      ///< Of jobs.
   std::uint64_t peer = 0;
   std::uint64_t detail = 0;
 };
@@ -31,7 +32,9 @@ struct TransitionRecord {
 struct TransitionTrace {
   struct Writer {
     TransitionWriter who;
-    std::uint64_t lost = 0;  ///< Its oldest transitions, overwritten; and those torn by its death.
+    /// Its oldest transitions, overwritten; and those torn by its death.
+    std::uint64_t lost = 0;       ///< Of the handshake.
+    std::uint64_t lost_jobs = 0;  ///< Of jobs.
   };
   std::vector<Writer> writers;
   std::vector<TransitionRecord> records;
