@@ -3,22 +3,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/matrix.sh [--only REGEX] [--jobs N] [--preset NAME]
 #
-# Strikes every transition of the unlink handshake with every fault, in both ownership roles and with
-# both kinds of handles, on real processes (tests/matrix/, described in docs/reliability.md). Prints a
-# table of what survivors reached and in which time, the cells that do not apply with the reason, and
-# the cells that failed. A cell counts only when its fault has struck at its point.
+# Strikes every transition of the unlink handshake and of copy jobs with every fault, in both ownership
+# roles and with both kinds of handles, on real processes (tests/matrix/, described in
+# docs/reliability.md). Prints a table of what survivors reached and in which time, the cells that do
+# not apply with the reason, and the cells that failed. A cell counts only when its fault has struck at
+# its point. Without --only, the code has to make every move of ipc/src/transitions/relation.inc here or
+# in lease_moves_test, but for those that tests/matrix/moves.txt lists with a reason.
 #
-#   --only REGEX   cells whose name matches, for example attacher_import.*orphan
+#   --only REGEX   cells whose name matches, for example attacher_import.*orphan or ^mover_mover_copy
+#   --every N      only every N-th cell of the copy jobs (default: all)
 #   --jobs N       cells at a time (default: twice the processors; most of the time they wait)
 #   --preset NAME  which build (default: dev)
 #   --help         this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-only='' preset=dev jobs=$((2 * $(job_count)))
+only='' every=1 preset=dev jobs=$((2 * $(job_count)))
 while (($#)); do
   case $1 in
     --help | -h) print_help && exit ;;
-    --only | --jobs | --preset)
+    --only | --every | --jobs | --preset)
       (($# > 1)) || die "$1 needs a value"
       declare "${1#--}=$2"
       shift 2
@@ -29,37 +32,48 @@ done
 
 out=$root/build/matrix
 cmake --preset "$preset" > /dev/null
-cmake --build --preset "$preset" --target lease_matrix --parallel "$(job_count)" > "$root/build/matrix-build.log" ||
+cmake --build --preset "$preset" --target lease_matrix job_matrix lease_moves_test lease_source_test --parallel "$(job_count)" > "$root/build/matrix-build.log" ||
   die "the build failed; see build/matrix-build.log"
 rm -rf "$out"
 mkdir -p "$out"
 cd "$root/build/$preset/tests/multiproc"
-filter=$(./lease_matrix --gtest_list_tests | sed -n 's/^  \([^ ]*\).*/\1/p' | grep -E -- "${only:-.}" |
-  sed 's:^:Cells/LeaseMatrix.:' | paste -sd:)
-[[ -n $filter ]] || die "no cell matches '$only'"
+# cells PROGRAM STEP: the names of its tests that are asked for, every STEP-th of them.
+cells() {
+  "./$1" --gtest_list_tests | awk '/^[^ ]/ { suite = $1 } /^  / { print suite $1 }' |
+    awk -F/ -v only="${only:-.}" '$NF ~ only' | awk -v step="$2" 'NR % step == 1 || step == 1' | paste -sd:
+}
 
-started=$SECONDS pids=()
-for ((shard = 0; shard < jobs; ++shard)); do
-  GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard KVFERRY_MATRIX_REPORT=$out/$shard.jsonl \
-    ./lease_matrix --gtest_filter="$filter" > "$out/$shard.log" 2>&1 &
-  pids+=($!)
+started=$SECONDS pids=() listed=0
+for program in lease_matrix job_matrix; do
+  step=1
+  [[ $program == job_matrix ]] && step=$every
+  filter=$(cells "$program" "$step")
+  [[ -n $filter ]] || continue
+  listed=$((listed + 1 + $(tr -cd : <<< "$filter" | wc -c)))
+  for ((shard = 0; shard < jobs; ++shard)); do
+    GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard KVFERRY_MATRIX_REPORT=$out/$program.$shard.jsonl \
+      KVFERRY_MOVES_REPORT=$out/$program.$shard.moves \
+      "./$program" --gtest_filter="$filter" > "$out/$program.$shard.log" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do
+    wait "$pid" || true # the logs tell
+  done
+  pids=()
 done
+[[ -n $(find "$out" -name '*.log' -print -quit) ]] || die "no cell matches '$only'"
+
 failed=0
-for pid in "${pids[@]}"; do
-  wait "$pid" || failed=1
-done
-
-python3 - "$out" $((SECONDS - started)) << 'END' || failed=1
+python3 - "$out" $((SECONDS - started)) "$listed" << 'END' || failed=1
 import collections
 import glob
 import json
 import re
 import sys
 
-out, seconds = sys.argv[1], sys.argv[2]
+out, seconds, listed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 cells = [json.loads(line) for path in glob.glob(out + "/*.jsonl") for line in open(path)]
 log = "".join(open(path, errors="replace").read() for path in sorted(glob.glob(out + "/*.log")))
-runs = set(re.findall(r"\[ RUN      \] \S*\.(\S+)|$", log)) - {""}
 passed = set(re.findall(r"\[       OK \] \S*/(\S+) \(", log))
 reasons = collections.Counter(re.findall(r"Skipped\n(.+)\n", log))
 skipped = set(re.findall(r"\[  SKIPPED \] \S*/(\S+) \(", log))
@@ -67,14 +81,10 @@ failures = sorted(set(re.findall(r"\[  FAILED  \] \S*/(\S+?), where", log)))
 started = set(re.findall(r"\[ RUN      \] \S*/(\S+)", log))
 unfinished = sorted(started - passed - skipped - set(failures))
 
-words = {
-    "cleared": "cleared", "quarantined": "quarantined", "let_go": "let go",
-    "victim_goes_on": "goes on", "both_dead": "both dead",
-}
 blows = ["kill", "stop", "stop_for_good", "delay", "fail", "orphan"]
 table = collections.defaultdict(list)
 for cell in cells:
-    point = cell["point"] + ("" if cell["occurrence"] == 1 else " #%d" % cell["occurrence"])
+    point = (cell["victim"] + ": " if "victim" in cell else "") + cell["point"] + ("" if cell["occurrence"] == 1 else " #%d" % cell["occurrence"])
     table[(point, cell["blow"])].append(cell)
 print("| point | " + " | ".join(blow.replace("_", " ") for blow in blows) + " |")
 print("|---" * (len(blows) + 1) + "|")
@@ -85,9 +95,24 @@ for point in sorted({point for point, _ in table}):
         if not here:
             row.append("–")
             continue
-        outcomes = sorted({words[cell["outcome"]] for cell in here})
+        outcomes = sorted({cell["outcome"].replace("_", " ") for cell in here})
         row.append("%d: %s, %d ms" % (len(here), " or ".join(outcomes), max(cell["ms"] for cell in here)))
     print("| %s | %s |" % (point, " | ".join(row)))
+print()
+print("| owns | struck | " + " | ".join(blow.replace("_", " ") for blow in blows) + " |")
+print("|---" * (len(blows) + 2) + "|")
+for owner in ("worker", "mover"):
+    for struck, is_owner in (("owner", True), ("attacher", False)):
+        other = "mover" if owner == "worker" else "worker"
+        row = ["the " + owner, "the " + (owner if is_owner else other) + ", " + struck]
+        for blow in blows:
+            here = [cell for cell in cells if "victim" not in cell and cell["owner"] == owner
+                    and cell["blow"] == blow and cell["point"].startswith("owner.") == is_owner]
+            outcomes = collections.Counter(cell["outcome"].replace("_", " ") for cell in here)
+            slowest = max((cell["ms"] for cell in here), default=0)
+            row.append(", ".join("%d %s" % (count, name) for name, count in outcomes.most_common())
+                       + "; %d ms" % slowest if here else "–")
+        print("| " + " | ".join(row) + " |")
 print()
 for reason, count in reasons.most_common():
     print("not applicable (%d cells): %s" % (count, reason))
@@ -95,6 +120,45 @@ for name in failures + unfinished:
     print("FAILED", name)
 print("%d cells counted, %d passed, %d failed, %d not applicable, %s s; logs in %s"
       % (len(cells), len(passed), len(failures) + len(unfinished), len(skipped), seconds, out))
-sys.exit(bool(failures or unfinished or len(passed) != len(cells)))
+missing = listed - len(passed) - len(skipped) - len(failures) - len(unfinished)
+if missing:
+    print("FAILED: %d cells never began; a shard ended early" % missing)
+sys.exit(bool(failures or unfinished or missing or len(passed) != len(cells)))
 END
+
+# Every move of the relation is made by the code, or has a reason why it is not made here.
+compare_moves() {
+  local wrong=0 what reason
+  sed -nE 's/^KVFERRY_MOVE\(([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+)\).*/move \1 \2 \3 \4/p' \
+    "$root/ipc/src/transitions/relation.inc" | LC_ALL=C sort > "$out/all"
+  cat "$out"/*.moves | LC_ALL=C sort -u > "$out/taken"
+  sed '/^#/d; /^$/d; s/ *|.*//' "$root/tests/matrix/moves.txt" | LC_ALL=C sort > "$out/listed"
+  while read -r what; do
+    echo "only the code makes: $what"
+    wrong=1
+  done < <(LC_ALL=C comm -13 "$out/all" "$out/taken")
+  while read -r what; do
+    echo "the code never makes: $what"
+    wrong=1
+  done < <(LC_ALL=C comm -23 "$out/all" "$out/taken" | LC_ALL=C comm -23 - "$out/listed")
+  while read -r what; do
+    echo "moves.txt: made, or no move: $what"
+    wrong=1
+  done < <(LC_ALL=C comm -23 "$out/all" "$out/taken" | LC_ALL=C comm -13 - "$out/listed")
+  while IFS='|' read -r what reason; do
+    if [[ -z ${reason// /} ]]; then
+      echo "moves.txt: no reason: $what"
+      wrong=1
+    fi
+  done < <(grep -vE '^(#|$)' "$root/tests/matrix/moves.txt")
+  echo "$(grep -c . "$out/taken") of $(grep -c . "$out/all") moves made by the code, $(wc -l < "$out/listed") listed with a reason"
+  return "$wrong"
+}
+
+if [[ -z $only ]]; then
+  KVFERRY_MOVES_REPORT=$out/moves.moves ./lease_moves_test > "$out/moves.log" 2>&1 || failed=1
+  KVFERRY_MOVES_REPORT=$out/source.moves ./lease_source_test --gtest_filter='*CannotBeLentAgain*' \
+    > "$out/source.log" 2>&1 || failed=1
+  compare_moves || failed=1
+fi
 exit "$failed"

@@ -12,9 +12,6 @@ namespace {
 
 using ipc::Transition;
 
-constexpr auto kBlows = std::to_array(
-    {Blow::kKill, Blow::kStop, Blow::kStopForGood, Blow::kDelay, Blow::kFail, Blow::kOrphan});
-
 struct Point {
   Transition transition;
   bool can_fail = false;
@@ -94,34 +91,17 @@ void add_cells(const Points& points, bool at_owner, std::vector<Cell>& cells) {
 
 }  // namespace
 
-const char* to_string(Blow blow) noexcept {
-  switch (blow) {
-    case Blow::kKill: return "kill";
-    case Blow::kStop: return "stop";
-    case Blow::kStopForGood: return "stop_for_good";
-    case Blow::kDelay: return "delay";
-    case Blow::kFail: return "fail";
-    case Blow::kOrphan: return "orphan";
-  }
-  return "unknown";
-}
-
 std::string Cell::victim_kind() const {
   if (at_owner) return owner;
   return owner == "worker" ? "mover" : "worker";
 }
 
 std::string Cell::plan() const {
-  const char* kind = blow == Blow::kStopForGood ? "stop" : to_string(blow);
-  return fmt::format("{}{}{}#{}={}{}", before, before.empty() ? "" : ",", ipc::to_string(point),
-                     occurrence, kind, blow == Blow::kDelay ? ":300" : "");
+  return fmt::format("{}{}{}", before, before.empty() ? "" : ",", plan_of(point, occurrence, blow));
 }
 
 std::string Cell::name() const {
-  std::string text = fmt::format("{}_{}_{}_{}_owns_{}", ipc::to_string(point), occurrence,
-                                 to_string(blow), owner, handles);
-  std::replace(text.begin(), text.end(), '.', '_');
-  return text;
+  return fmt::format("{}_{}_owns_{}", name_of(point, occurrence, blow), owner, handles);
 }
 
 std::optional<std::string> Cell::inapplicable() const {

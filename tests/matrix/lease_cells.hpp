@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/transitions/transition_log.hpp"
+#include "matrix/blow.hpp"
 
 #include <optional>
 #include <ostream>
@@ -10,10 +11,6 @@
 #include <vector>
 
 namespace kvferry::test {
-
-/// What happens to the victim at a point. kStopForGood: stopped, until an operator ends it.
-enum class Blow { kKill, kStop, kStopForGood, kDelay, kFail, kOrphan };
-[[nodiscard]] const char* to_string(Blow blow) noexcept;
 
 /// How the point is reached.
 enum class Scene {
