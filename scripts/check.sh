@@ -11,6 +11,7 @@
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
 #   model     scripts/model.sh: the protocols, model-checked, and their mutants
+#   relation  scripts/relation.sh: the model, its relation and the checker of the code, held to each other
 #   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
 #             the code makes every move of the relation
 #   asan      suites under address and undefined-behaviour sanitizers
@@ -19,7 +20,7 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering model build labels headers tests matrix tidy asan tsan
+stages=(format shell layering model build labels headers relation tests matrix tidy asan tsan
   install)
 
 stage_format() {
@@ -40,6 +41,10 @@ stage_model() {
 
 stage_build() {
   build_preset dev
+}
+
+stage_relation() {
+  scripts/relation.sh
 }
 
 stage_matrix() {

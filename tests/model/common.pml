@@ -11,8 +11,21 @@
                scripts/model.sh demands them. The marks are outside of the state: they cost nothing.
    FLAGS, IF(flag)  a knob or a mutant, set for one run through the variable KNOBS ("LEGACY FAULTS=2 M_no_wait"), so
                that one compiled checker serves many runs. */
+#ifndef STEPS
 #define HOLD(property, condition) assert(property || c_expr { skip_##property } || (condition))
 #define REACHED(name)             c_code { reach(#name); }
+#define STEP_PROPERTIES
+#define STEP_FLAGS
+#else                        /* see steps.pml */
+#define HOLD(property, condition)                                                                                   \
+  if                                                                                                                \
+  :: property || c_expr { skip_##property } || (condition)                                                          \
+  :: else -> assert(property || c_expr { AFTER }); c_code { if (!now.after) now.after = 1; }                        \
+  fi
+#define REACHED(name)             c_code { reach(#name); if (is_goal(#name) && !now.after) now.after = 1; }
+#define STEP_PROPERTIES           PROPERTY(KnownMove)
+#define STEP_FLAGS                FLAG(WALK) FLAG(AFTER) FLAG(TELL)
+#endif
 #define IF(flag)                  c_expr { flag }
 
 /* Never written, and no part of the state: names for the text of assertions. */
@@ -39,6 +52,7 @@ c_decl {
 #undef PROPERTY
   enum { MOST_MARKS = 128 };
   static const char* marks[MOST_MARKS];
+  static const char* goal = NULL;
   static int mark_count = 0;
 
   static void fail(const char* what, const char* name) {
@@ -55,6 +69,10 @@ c_decl {
     marks[mark_count++] = name;
   }
 
+  static int is_goal(const char* name) {
+    return goal && strcmp(goal, name) == 0;
+  }
+
   static void report(void) {
     int k;
     for (k = 0; k < mark_count; k++) printf("reached: %s\n", marks[k]);
@@ -66,6 +84,10 @@ c_decl {
     if (value) *value++ = 0;
     if (strcmp(word, "ONLY") == 0 && value) {
       for (at = skips; at->name; at++) *at->value = strcmp(at->name, value) != 0;
+      return;
+    }
+    if (strcmp(word, "GOAL") == 0 && value) {
+      goal = strdup(value);
       return;
     }
     for (at = knobs; at->name && strcmp(at->name, word) != 0; at++) {}

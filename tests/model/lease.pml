@@ -34,7 +34,7 @@
      NO_DEADLINE the owner's deadlines never pass
      REST        the environment may rest for ever, so that weak fairness forces no crash: one that has to come
                  would hide a hang
-   and one M_ flag per mutant. */
+   and one M_ flag per mutant; with STEPS also WALK, AFTER, TELL and GOAL (steps.pml). */
 #define FLAGS                                                                                                       \
   FLAG(MOVER_OWNS) FLAG(LEGACY) FLAG(FAULTS) FLAG(STOPS) FLAG(CUTS) FLAG(HANGS) FLAG(FAILS) FLAG(CHILDREN)          \
   FLAG(CRASHES_A) FLAG(CRASHES_O) FLAG(BYES) FLAG(NO_DEADLINE) FLAG(REST)                                           \
@@ -45,7 +45,7 @@
   FLAG(M_epoch_of_the_word) FLAG(M_own_use_ignored) FLAG(M_next_epoch_in_own_use) FLAG(M_worker_killed)             \
   FLAG(M_search_first) FLAG(M_parked_forgotten) FLAG(M_unprepared_served) FLAG(M_prepared_not_read)                 \
   FLAG(M_two_workers) FLAG(M_child_writes_on) FLAG(M_same_epoch_again) FLAG(M_bye_gives_up)                         \
-  FLAG(M_owner_loss_unnoticed) FLAG(M_word_not_read) FLAG(M_detached_epoch_taken)
+  FLAG(M_owner_loss_unnoticed) FLAG(M_word_not_read) FLAG(M_detached_epoch_taken) STEP_FLAGS
 #define PROPERTIES                                                                                                  \
   PROPERTY(FreedWhileMapped) PROPERTY(GrantedEpoch) PROPERTY(NoGrantAfterRevoke)                                    \
   PROPERTY(AckedMeansUnmapped) PROPERTY(ClearedMeansEnded) PROPERTY(ClearedMeansBack)                               \
@@ -53,7 +53,7 @@
   PROPERTY(GrantNotAckedYet) PROPERTY(SlotOfTheDead) PROPERTY(WordMoves)                                            \
   PROPERTY(HoldsNothingWhileSearching) PROPERTY(WorkersNeverKilled) PROPERTY(ServedZeroed)                          \
   PROPERTY(KeptOnceServed) PROPERTY(OneWorkerAtATime) PROPERTY(AsksWithNoLease)                                     \
-  PROPERTY(ByeLeavesNoLease) PROPERTY(NothingBelowTheAsked)
+  PROPERTY(ByeLeavesNoLease) PROPERTY(NothingBelowTheAsked) STEP_PROPERTIES
 #include "common.pml"
 
 /* Phases of the owner word. */
@@ -184,6 +184,8 @@ byte faults;
 #define HOLDS_NOT(i, e)     (!LIVES(i) || ases[i] != ses || gep[i] != (e))
 #define OTHER_MAPS_NOT(i, me) ((i) == (me) || MAPS_NOT(i, GMEM(me)))
 
+#include "steps.pml"
+
 inline publish(phase, epoch) {
 #define MOVE(from, to, epoch_step) || (owp[ses] == from && phase == to && epoch == owe[ses] + epoch_step)
   assert(WordMoves || c_expr { skip_WordMoves } || false
@@ -202,9 +204,17 @@ inline free_now(epoch) {
   om = om & ~MEM(ses, epoch)
 }
 
+inline free_epoch() {
+  OWNER(OwnerFree, owe[ses])
+  free_now(owe[ses]);
+  OWNER(OwnerFreed, owe[ses])
+  skip
+}
+
 inline end_clear(phase) {
   if
   :: phase == Cleared ->
+       OWNER(OwnerCleared, owe[ses])
        HOLD(ClearedMeansEnded, ENDED(owe[ses]) && ALL_OF(HOLDS_NOT, owe[ses]));
        HOLD(ClearedMeansBack, BACK(OMEM));
        if
@@ -212,13 +222,30 @@ inline end_clear(phase) {
        :: else -> REACHED(cleared)
        fi;
        deaths = deaths & ~EP(owe[ses])
-  :: else -> REACHED(quarantined)
+  :: else -> OWNER(OwnerQuarantined, owe[ses]) REACHED(quarantined)
   fi;
   stage = NONE; mark = UNPREPARED;
-  publish(phase, owe[ses])
+  publish(phase, owe[ses]);
+  OWNER(OwnerPublished, owe[ses])
+  skip
+}
+
+/* What outlived its drain has ended after all, and the owner has asked once more. */
+inline see_own_end() {
+#ifdef STEPS
+  if
+  :: own_late && !ownstuck -> own_late = 0; OWNER(OwnerDrained, owe[ses])
+  :: else
+  fi
+#else
+  skip
+#endif
 }
 
 inline quarantine() {
+  see_own_end();
+  OWNER(OwnerKeep, owe[ses])
+  IN_STEPS(own_late = 0;)
   quar = quar | EP(owe[ses]);
   if
   :: ownstuck -> quar_own = quar_own | EP(owe[ses]); ownstuck = 0; REACHED(quarantined_own_use)
@@ -233,12 +260,13 @@ inline free_arena() {
   if
   :: ownstuck && !IF(M_own_use_ignored) -> quarantine()
   :: else ->
+       see_own_end();
        if
-       :: !(deaths & EP(owe[ses])) || IF(M_pidfd_is_enough) -> free_now(owe[ses]); end_clear(Cleared)
+       :: !(deaths & EP(owe[ses])) || IF(M_pidfd_is_enough) -> free_epoch(); end_clear(Cleared)
        :: else ->
             if
             :: IF(LEGACY) && (cm & OMEM) -> stage = UNMAPPING
-            :: else -> free_now(owe[ses]); stage = SETTLING
+            :: else -> free_epoch(); stage = SETTLING
             fi
        fi
   fi
@@ -247,14 +275,32 @@ inline free_arena() {
 /* ================================================================= attacher */
 
 inline acknowledge(i) {
+  ATTACHER(i, AttacherRelease, 0, gid[i])
   HOLD(AckedMeansUnmapped, am[i] == 0);
   if
   :: ases[i] == ses && oalive -> rel[i] = (IF(M_ack_by_epoch) -> gep[i] : gid[i])
   :: else                                              /* the words of a dead session are nobody's */
-  fi
+  fi;
+  ATTACHER(i, AttacherReleased, 0, gid[i])
+  skip
+}
+
+/* A lease whose grant never came. */
+inline return_unopened(i, lease) {
+  ATTACHER(i, AttacherReturn, 0, lease)
+  ATTACHER(i, AttacherRelease, 0, lease)
+  rel[i] = lease;
+  ATTACHER(i, AttacherReleased, 0, lease)
+  skip
 }
 
 inline disconnect(i) {
+#ifdef STEPS
+  if
+  :: !oalive || ases[i] != ses -> ATTACHER_NOTES(i, AttacherSeesDeath)
+  :: else
+  fi;
+#endif
   conn[i] = 0; want[i] = 0; gep[i] = 0; gid[i] = 0; cut = cut & ~BIT(i); gprep = gprep & ~BIT(i);
   ast[i] = SEARCH
 }
@@ -272,6 +318,7 @@ inline die(i, leaves_child) {
   :: leaves_child -> cm = cm | am[i]
   :: else
   fi;
+  IN_STEPS(attacher_at[i] = 0;)
   am[i] = 0; ast[i] = DEAD; ases[i] = 0; minep[i] = 0; conn[i] = 0; want[i] = 0; gep[i] = 0; gid[i] = 0;
   cut = cut & ~BIT(i); astop = astop & ~BIT(i); akill = akill & ~BIT(i); gprep = gprep & ~BIT(i)
 }
@@ -291,13 +338,31 @@ inline begin_to_use(i) {
   fi
 }
 
+#ifdef STEPS
+/* An import that fails closes what it had opened, and says so at the end. */
+inline close_begins(i) {
+  s_at = i;
+  if
+  :: c_expr { now.attacher_at[s_at] == AttacherOpening }
+  :: else -> ATTACHER(i, AttacherUnmap, gep[i], gid[i]) skip
+  fi
+}
+inline close_ended(i) {
+  s_at = i;
+  if
+  :: c_expr { now.attacher_at[s_at] == AttacherOpening } -> ATTACHER(i, AttacherFailed, gep[i], gid[i]) skip
+  :: else -> ATTACHER(i, AttacherUnmapped, gep[i], gid[i]) skip
+  fi
+}
+#endif
+
 active [NINC] proctype Attacher() {
 end:
   do
   :: d_step { RUNS(_pid) && ast[_pid] == SEARCH && oalive && owp[ses] != Shutdown ->
        HOLD(HoldsNothingWhileSearching, am[_pid] == 0);
        if
-       :: ases[_pid] != ses -> minep[_pid] = 1
+       :: ases[_pid] != ses -> minep[_pid] = 1; IN_STEPS(attacher_at[_pid] = 0)
        :: else
        fi;
        ases[_pid] = ses; conn[_pid] = 1; ast[_pid] = HELLO }
@@ -308,8 +373,10 @@ end:
        :: IF(M_lost_grant_kept)
        :: else ->
             if
-            :: IN(0, _pid) && sl_last[0] > rel[_pid] -> rel[_pid] = sl_last[0]; REACHED(lost_grant_acknowledged)
-            :: IN(1, _pid) && sl_last[1] > rel[_pid] -> rel[_pid] = sl_last[1]; REACHED(lost_grant_acknowledged)
+            :: IN(0, _pid) && sl_last[0] > rel[_pid] ->
+                 return_unopened(_pid, sl_last[0]); REACHED(lost_grant_acknowledged)
+            :: IN(1, _pid) && sl_last[1] > rel[_pid] ->
+                 return_unopened(_pid, sl_last[1]); REACHED(lost_grant_acknowledged)
             :: else
             fi
        fi;
@@ -317,9 +384,13 @@ end:
 
   :: d_step { RUNS(_pid) && ast[_pid] == IDLE && minep[_pid] <= NEP && !LOST(_pid) ->
        HOLD(AsksWithNoLease, !LEASE_OF(_pid));         /* the owner would end the connection */
-       want[_pid] = minep[_pid]; ast[_pid] = WAITING }
+       ATTACHER(_pid, AttacherAsk, minep[_pid], 0)
+       want[_pid] = minep[_pid]; ast[_pid] = WAITING;
+       ATTACHER(_pid, AttacherAsked, minep[_pid], 0)
+       skip }
 
   :: d_step { RUNS(_pid) && ast[_pid] == WAITING && gep[_pid] != 0 ->
+       ATTACHER(_pid, AttacherGrant, gep[_pid], gid[_pid])
        if
        :: CURRENT(_pid) && (gep[_pid] >= minep[_pid] || IF(M_detached_epoch_taken)) -> ast[_pid] = IMPORTING
        :: else ->
@@ -331,6 +402,7 @@ end:
             :: !CURRENT(_pid) && minep[_pid] <= gep[_pid] -> minep[_pid] = gep[_pid] + 1
             :: else
             fi;
+            ATTACHER(_pid, AttacherReturn, gep[_pid], gid[_pid])
             acknowledge(_pid); gep[_pid] = 0; gid[_pid] = 0; gprep = gprep & ~BIT(_pid); ast[_pid] = IDLE
        fi }
 
@@ -339,6 +411,7 @@ end:
        :: IF(M_epoch_of_the_word) -> gep[_pid] = owe[ases[_pid]]
        :: else
        fi;
+       ATTACHER(_pid, AttacherImport, gep[_pid], gid[_pid])
        HOLD(GrantedEpoch, LOST(_pid) || (IN(0, _pid) && sl_id[0] == gid[_pid] && sl_ep[0] == gep[_pid]) ||
                               (IN(1, _pid) && sl_id[1] == gid[_pid] && sl_ep[1] == gep[_pid]));
        HOLD(NothingBelowTheAsked, gep[_pid] >= minep[_pid]);
@@ -347,6 +420,7 @@ end:
        am[_pid] = am[_pid] | GMEM(_pid); ast[_pid] = HALF }
 
   :: d_step { RUNS(_pid) && ast[_pid] == HALF ->
+       ATTACHER(_pid, AttacherMapped, gep[_pid], gid[_pid])
        if
        :: IF(MOVER_OWNS) && !(gprep & BIT(_pid)) ->
             HOLD(KeptOnceServed, !(zeroed & GMEM(_pid))); ast[_pid] = ZEROING
@@ -365,6 +439,16 @@ end:
   :: d_step { RUNS(_pid) && (ast[_pid] == HALF || ast[_pid] == ZEROING) && IF(FAILS) && MAY_FAULT ->
        faults++;
        REACHED(half_import_failed);
+#ifdef STEPS
+       if
+       :: ast[_pid] == ZEROING ->                      /* its user refuses it */
+            ATTACHER(_pid, AttacherDrain, gep[_pid], gid[_pid])
+            ATTACHER(_pid, AttacherDrained, gep[_pid], gid[_pid])
+            skip
+       :: ast[_pid] == HALF && IF(M_half_import_leaked) -> ATTACHER(_pid, AttacherFailed, gep[_pid], gid[_pid]) skip
+       :: else
+       fi;
+#endif
        ast[_pid] = (IF(M_half_import_leaked) -> CLOSED : CLOSING) }
 
   :: d_step { RUNS(_pid) && ast[_pid] == MAPPED &&
@@ -384,17 +468,24 @@ end:
        fi;
        if
        :: IF(M_search_first) && LOST(_pid) -> disconnect(_pid)
-       :: else -> ast[_pid] = DRAINING
+       :: else -> ATTACHER(_pid, AttacherDrain, gep[_pid], gid[_pid]) ast[_pid] = DRAINING
        fi }
 
   :: d_step { RUNS(_pid) && ast[_pid] == DRAINING && !(IF(M_both_wait) && owp[ases[_pid]] == Revoking) ->
+       ATTACHER(_pid, AttacherDrained, gep[_pid], gid[_pid])
        ast[_pid] = CLOSING }
   :: d_step { RUNS(_pid) && ast[_pid] == DRAINING && IF(HANGS) && MAY_FAULT -> faults++; ast[_pid] = HUNG }
-  :: d_step { RUNS(_pid) && ast[_pid] == HUNG && IF(MOVER_OWNS) -> ast[_pid] = STUCK }
+  :: d_step { RUNS(_pid) && ast[_pid] == HUNG && IF(MOVER_OWNS) ->
+       ATTACHER(_pid, AttacherStuck, gep[_pid], gid[_pid])
+       ast[_pid] = STUCK }
   :: d_step { RUNS(_pid) && ast[_pid] == HUNG && !IF(MOVER_OWNS) && !IF(M_no_fail_stop) ->
+       ATTACHER(_pid, AttacherStuck, gep[_pid], gid[_pid])
        REACHED(fail_stop); die(_pid, false) }
 
-  :: d_step { RUNS(_pid) && ast[_pid] == CLOSING -> am[_pid] = am[_pid] & ~GMEM(_pid); ast[_pid] = CLOSED }
+  :: d_step { RUNS(_pid) && ast[_pid] == CLOSING ->
+       IN_STEPS(close_begins(_pid);)
+       am[_pid] = am[_pid] & ~GMEM(_pid); ast[_pid] = CLOSED
+       IN_STEPS(; close_ended(_pid)) }
   :: d_step { RUNS(_pid) && ast[_pid] == CLOSING && IF(M_one_branch_keeps) -> ast[_pid] = CLOSED }
 
   /* Strictly after the last close. */
@@ -411,14 +502,16 @@ end:
        conn[_pid] = 4; ast[_pid] = LEAVING }
   :: d_step { RUNS(_pid) && ast[_pid] == LEAVING && conn[_pid] == 5 && !LOST(_pid) ->
        if
-       :: IN(0, _pid) && sl_last[0] > rel[_pid] -> rel[_pid] = sl_last[0]
-       :: IN(1, _pid) && sl_last[1] > rel[_pid] -> rel[_pid] = sl_last[1]
+       :: IN(0, _pid) && sl_last[0] > rel[_pid] -> return_unopened(_pid, sl_last[0])
+       :: IN(1, _pid) && sl_last[1] > rel[_pid] -> return_unopened(_pid, sl_last[1])
        :: else
        fi;
        leave(_pid); REACHED(bye) }
   :: d_step { RUNS(_pid) && ast[_pid] == LEAVING && (conn[_pid] == 4 || LOST(_pid)) ->
        if
-       :: gep[_pid] != 0 && !IF(M_bye_gives_up) -> acknowledge(_pid); REACHED(bye_unanswered_with_a_grant)
+       :: gep[_pid] != 0 && !IF(M_bye_gives_up) ->
+            ATTACHER(_pid, AttacherReturn, gep[_pid], gid[_pid])
+            acknowledge(_pid); REACHED(bye_unanswered_with_a_grant)
        :: else
        fi;
        leave(_pid); REACHED(bye_unanswered) }
@@ -455,6 +548,7 @@ inline settle_mark(i) {
 
 /* A new connection of a living process: its earlier words are read one last time. */
 inline greet_again(k, i) {
+  SEE_RELEASES
   if
   :: sl_ep[k] != 0 && ACKED(k) -> sl_ep[k] = 0; sl_id[k] = 0
   :: else
@@ -485,9 +579,19 @@ inline greet_again(k, i) {
 #define MAY_GRANT(i) (oalive && want[i] != 0 && !LOST(i) && owp[ses] == Ready && owe[ses] >= want[i] &&             \
                       (IN(0, i) || IN(1, i)) && !LEASE_OF(i) && (!IF(MOVER_OWNS) || (ALONE)))
 
+#ifdef STEPS
+inline record_grant(k) {
+  lease_at[k] = 0;
+  LEASE_OF_SLOT(k, OwnerRecord)
+  LEASE_OF_SLOT(k, OwnerSend)
+  LEASE_OF_SLOT(k, OwnerGranted)
+  skip
+}
+#endif
+
 /* The lease is recorded before the handle leaves, in the same step of the one thread. */
 inline grant(i) {
-  HOLD(NoGrantAfterRevoke, owp[ses] == Ready);
+  SEE_RELEASES
   seq++;
   HOLD(GrantNotAckedYet, seq > rel[i]);
   HOLD(OneWorkerAtATime, !IF(MOVER_OWNS) || (ALL_OF(HOLDS_NOT, owe[ses]) && !(cm & OMEM)));
@@ -495,6 +599,13 @@ inline grant(i) {
   :: IN(0, i) -> sl_ep[0] = owe[ses]; sl_id[0] = seq; sl_last[0] = seq
   :: IN(1, i) -> sl_ep[1] = owe[ses]; sl_id[1] = seq; sl_last[1] = seq
   fi;
+#ifdef STEPS
+  if
+  :: IN(0, i) -> record_grant(0)
+  :: else -> record_grant(1)
+  fi;
+#endif
+  HOLD(NoGrantAfterRevoke, owp[ses] == Ready);
   if
   :: mark != UNPREPARED && mark != PREPARED && !LEASE_OF((mark - 1)) -> settle_mark((mark - 1))
   :: else
@@ -522,10 +633,13 @@ end:
 /* The pidfd is readable. It may have released, or prepared, just before it died. */
 #define BURY(k)                                                                                                     \
   :: d_step { ORUNS && sl_inc[k] != 0 && DEAD_VIEW(HOLDER(k)) ->                                                    \
+       SEE_RELEASES                                                                                                 \
        if                                                                                                           \
-       :: LEASE(k) -> deaths = deaths | EP(sl_ep[k]); REACHED(lease_ended_by_death)                                 \
-       :: else                                                                                                      \
+       :: LEASE(k) -> LEASE_OF_SLOT(k, OwnerSeesDeath)                                                              \
+            deaths = deaths | EP(sl_ep[k]); REACHED(lease_ended_by_death)                                           \
+       :: else -> OWNER_NOTES(OwnerSeesDeath, 0, 10 + sl_inc[k]) skip                                               \
        fi;                                                                                                          \
+       IN_STEPS(lease_at[k] = 0;)                                                                                   \
        settle_mark(HOLDER(k));                                                                                      \
        sl_last[k] = (IF(M_lease_ids_restart) -> rel[HOLDER(k)] : 0);                                                \
        rel[HOLDER(k)] = 0; sl_inc[k] = 0; sl_ep[k] = 0; sl_id[k] = 0 }
@@ -534,7 +648,7 @@ end:
   :: d_step { ORUNS && (quar & EP(e)) &&                                                                            \
               ((ENDED(e) && !(quar_own & EP(e)) && !(cm & MEM(ses, e))) || (IF(M_reaped_early) && stage == NONE)) ->\
        if                                                                                                           \
-       :: om & MEM(ses, e) -> free_now(e)                                                                           \
+       :: om & MEM(ses, e) -> SEE_RELEASES OWNER_NOTES(OwnerReap, e, 0) free_now(e)                                 \
        :: else                                                                                                      \
        fi;                                                                                                          \
        HOLD(QuarantineEndsWithMemoryBack, BACK(MEM(ses, e)));                                                       \
@@ -545,6 +659,12 @@ inline sigkill(i) {
   if
   :: LIVES(i) && LEASE_OF(i) ->
        HOLD(WorkersNeverKilled, !IF(MOVER_OWNS));
+#ifdef STEPS
+       if
+       :: IN(0, i) -> LEASE_OF_SLOT(0, OwnerKill) skip
+       :: else -> LEASE_OF_SLOT(1, OwnerKill) skip
+       fi;
+#endif
        akill = akill | BIT(i); REACHED(mover_killed)
   :: else
   fi
@@ -564,6 +684,8 @@ end:
        :: owp[ses] == Quarantined && quar != 0 -> REACHED(next_epoch_beside_quarantine)
        :: else
        fi;
+       SEE_RELEASES
+       OWNER(OwnerAllocate, owe[ses] + 1)
        om = om | MEM(ses, owe[ses] + 1);
        if
        :: IF(MOVER_OWNS) -> mark = UNPREPARED
@@ -574,9 +696,11 @@ end:
        :: else
        fi;
        if
-       :: IF(M_same_epoch_again) && owe[ses] > 0 -> publish(Ready, owe[ses])
-       :: else -> publish(Ready, owe[ses] + 1)
-       fi }
+       :: IF(M_same_epoch_again) && owe[ses] > 0 -> OWNER(OwnerReady, owe[ses]) publish(Ready, owe[ses])
+       :: else -> OWNER(OwnerReady, owe[ses] + 1) publish(Ready, owe[ses] + 1)
+       fi;
+       OWNER(OwnerPublished, owe[ses])
+       skip }
 
   EACH(ADMIT)
   EACH(GRANT)
@@ -584,16 +708,21 @@ end:
   BURY(0)
   BURY(1)
 
-  :: d_step { ORUNS && stage == LEASES && IF(M_no_wait) -> free_now(owe[ses]); end_clear(Cleared) }
-  :: d_step { ORUNS && (stage == LEASES || stage == KILLING) && ENDED(owe[ses]) -> free_arena() }
+  :: d_step { ORUNS && stage == LEASES && IF(M_no_wait) -> free_epoch(); end_clear(Cleared) }
+  :: d_step { ORUNS && (stage == LEASES || stage == KILLING) && ENDED(owe[ses]) ->
+       SEE_RELEASES
+       free_arena() }
   :: d_step { LATE && stage == LEASES && !ENDED(owe[ses]) ->
+       SEE_RELEASES
        if
-       :: IF(M_free_at_deadline) -> free_now(owe[ses]); end_clear(Cleared)
+       :: IF(M_free_at_deadline) -> free_epoch(); end_clear(Cleared)
        :: !IF(M_free_at_deadline) && KILLS -> EACH(SIGKILL) stage = KILLING
        :: else -> quarantine()
        fi }
-  :: d_step { LATE && stage == KILLING && !ENDED(owe[ses]) -> REACHED(kill_not_proven); quarantine() }
-  :: d_step { ORUNS && stage == UNMAPPING && !(cm & OMEM) -> free_now(owe[ses]); stage = SETTLING }
+  :: d_step { LATE && stage == KILLING && !ENDED(owe[ses]) ->
+       SEE_RELEASES
+       REACHED(kill_not_proven); quarantine() }
+  :: d_step { ORUNS && stage == UNMAPPING && !(cm & OMEM) -> free_epoch(); stage = SETTLING }
   :: d_step { LATE && stage == UNMAPPING && (cm & OMEM) -> REACHED(child_keeps_legacy); quarantine() }
   :: d_step { ORUNS && stage == SETTLING && BACK(OMEM) -> end_clear(Cleared) }
   :: d_step { LATE && stage == SETTLING && !BACK(OMEM) -> REACHED(child_keeps_vmm); quarantine() }
@@ -610,9 +739,18 @@ end:
 
 /* ================================================================= environment */
 
+inline revoke() {
+  OWNER(OwnerRevoke, owe[ses])
+  stage = LEASES;
+  publish(Revoking, owe[ses]);
+  OWNER(OwnerPublished, owe[ses])
+  skip
+}
+
 #define FORGET(i) want[i] = 0; rel[i] = 0;
 /* The driver takes back what only the dead owner had; what others map stays until they close it. */
 inline owner_dies() {
+  IN_STEPS(owner_at = 0; lease_at[0] = 0; lease_at[1] = 0; own_late = 0;)
   om = 0; oalive = 0; ostop = 0; stage = NONE; deaths = 0; seq = 0; ownstuck = 0; quar = 0; quar_own = 0;
   mark = UNPREPARED; prep = 0; granting = 0;
   sl_inc[0] = 0; sl_ep[0] = 0; sl_id[0] = 0; sl_last[0] = 0;
@@ -636,10 +774,12 @@ inline owner_dies() {
 #define CUT(i)                                                                                                      \
   :: d_step { IF(CUTS) && LIVES(i) && conn[i] != 0 && !LOST(i) && MAY_FAULT ->                                      \
        faults++; cut = cut | BIT(i); want[i] = 0 }
-#define UNSTICK(i) :: d_step { ast[i] == STUCK -> ast[i] = DRAINING }
+#define UNSTICK(i) :: d_step { ast[i] == STUCK -> ATTACHER(i, AttacherDrain, gep[i], gid[i]) ast[i] = DRAINING }
 /* Its own process asks for it: a mapped epoch is let go of, one under way is not taken any more. */
 #define DETACH(i)                                                                                                   \
-  :: d_step { RUNS(i) && ast[i] == MAPPED && minep[i] <= gep[i] -> minep[i] = gep[i] + 1; ast[i] = DRAINING }       \
+  :: d_step { RUNS(i) && ast[i] == MAPPED && minep[i] <= gep[i] ->                                                  \
+       ATTACHER(i, AttacherDrain, gep[i], gid[i])                                                                   \
+       minep[i] = gep[i] + 1; ast[i] = DRAINING }                                                                   \
   :: d_step { RUNS(i) && ast[i] == WAITING && minep[i] <= owe[ases[i]] -> minep[i] = owe[ases[i]] + 1 }
 
 active proctype Environment() {
@@ -650,14 +790,19 @@ end:
   :: d_step { incs < NINC && SUM(LIVING) < 2 -> ast[incs] = SEARCH; minep[incs] = 1; incs++ }
   :: d_step { !oalive && ses + 1 < NSES -> ses++; oalive = 1; REACHED(next_session) }
   /* an operator: the owner's own user stops first */
-  :: d_step { ORUNS && owp[ses] == Ready -> stage = LEASES; publish(Revoking, owe[ses]) }
+  :: d_step { ORUNS && owp[ses] == Ready ->
+       OWNER(OwnerDrain, owe[ses])
+       OWNER(OwnerDrained, owe[ses])
+       revoke() }
   EACH(DETACH)
   /* the owner's own work does not end: a mover exits, a worker goes on as if it had */
   :: d_step { ORUNS && owp[ses] == Ready && IF(HANGS) && MAY_FAULT ->
        faults++;
+       OWNER(OwnerDrain, owe[ses])
+       OWNER(OwnerStuck, owe[ses])
        if
        :: IF(MOVER_OWNS) -> owner_dies()
-       :: else -> ownstuck = 1; stage = LEASES; publish(Revoking, owe[ses])
+       :: else -> ownstuck = 1; IN_STEPS(own_late = 1;) revoke()
        fi }
   :: d_step { ownstuck -> ownstuck = 0 }
   :: d_step { quar_own != 0 -> quar_own = 0 }
@@ -668,7 +813,11 @@ end:
   :: d_step { IF(CRASHES_O) && oalive -> owner_dies() }
   /* the owner ends in an orderly way: its clear comes before; what is in quarantine the driver takes back */
   :: d_step { IF(CRASHES_O) && ORUNS && stage == NONE && owp[ses] != Ready && owp[ses] != Shutdown ->
-       publish(Shutdown, owe[ses]); REACHED(shut_down) }
+       SEE_RELEASES
+       OWNER(OwnerShutdown, owe[ses])
+       publish(Shutdown, owe[ses]); REACHED(shut_down);
+       OWNER(OwnerPublished, owe[ses])
+       skip }
   :: d_step { oalive && owp[ses] == Shutdown -> owner_dies() }
   EACH(STOP)
   EACH(CONT)

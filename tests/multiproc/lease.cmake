@@ -12,7 +12,7 @@ target_include_directories(kvferry_hostile_peer PRIVATE ${PROJECT_SOURCE_DIR}/ip
 
 # Helpers are looked for beside the test binary.
 foreach(name lease_cycles lease_deaths lease_quarantine lease_hello lease_raw
-        lease_prepare lease_source lease_hostile)
+        lease_prepare lease_source lease_hostile lease_moves)
   kvferry_add_test(NAME ${name}_test LABEL multiproc TIMEOUT 120 SOURCES ${name}_test.cpp
                    LINK kvferry_lease_fixture)
   target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)
