@@ -16,12 +16,13 @@
 #             the code makes every move of the relation
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
+#   fuzz      every fuzz target for a moment, 30 s together
 #   install   install, then a project of its own that does find_package(kvferry)
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=(format shell layering model build labels headers relation tests matrix tidy asan tsan
-  install)
+  fuzz install)
 
 stage_format() {
   scripts/format.sh --check
@@ -147,6 +148,10 @@ stage_tsan() {
   export TSAN_OPTIONS="suppressions=$root/tests/tsan.supp:second_deadlock_stack=1" ASAN_OPTIONS=
   # The command's suites are other processes of the same code, five to fifteen times slower here.
   sanitized_suites tsan 'unit|multiproc'
+}
+
+stage_fuzz() {
+  scripts/fuzz.sh --seconds 30
 }
 
 stage_install() {

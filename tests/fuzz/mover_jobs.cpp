@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// A manager's job for a mover: decoded, held to arena and pool, and planned. Each copy of a plan
+// must lie inside both.
+#include "fuzz.hpp"
+#include "mover/copy_plan.hpp"
+#include "support/lease_geometry.hpp"
+
+namespace kvferry::fuzz {
+namespace {
+
+using namespace cache_manager;
+
+constexpr std::uint64_t kPoolBytes = 1U << 20;
+constexpr std::uint64_t kSlotBytes = 1U << 16;  // Some blocks.
+
+/// What a mover knows of its arena and limits. Small pieces, so that copies are cut.
+struct Mover {
+  ipc::ArenaLayout layout =
+      test::small_layout(test::small_geometry(2, 1), ipc::ArenaOrder::kLayerFirst);
+  BlockParts parts{layout};
+};
+
+void hold(const CopyRun& run, std::uint64_t device_bytes) {
+  KVFERRY_CHECK(
+      run.size_bytes <= device_bytes && run.device_offset <= device_bytes - run.size_bytes,
+      "a copy outside its segment or slot");
+  KVFERRY_CHECK(run.size_bytes <= kPoolBytes && run.pool_offset <= kPoolBytes - run.size_bytes,
+                "a copy outside the pool");
+}
+
+}  // namespace
+}  // namespace kvferry::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace kvferry;
+  static const fuzz::Mover mover;
+  fuzz::Input input(data, size);
+  cache_manager::PlanLimits limits;
+  limits.pool_piece_bytes = 1ULL << (10U + input.byte() % 8U);
+  const auto job = fuzz::decode_and_check<ipc::MoverJob>(input.rest());
+  if (!job) return 0;
+  for (const ipc::MoverItem& item : job->items) {
+    if (cache_manager::check_item(item, mover.layout, mover.parts, fuzz::kPoolBytes)) return 0;
+  }
+  for (const auto& chunk : cache_manager::plan_direct(mover.parts, job->items, limits)) {
+    for (const cache_manager::CopyRun& run : chunk.runs) {
+      fuzz::hold(run, mover.layout.segment_bytes.at(run.segment));
+    }
+  }
+  for (const auto& chunk :
+       cache_manager::plan_staged(mover.parts, job->items, fuzz::kSlotBytes, limits)) {
+    for (const cache_manager::CopyRun& run : chunk.runs) fuzz::hold(run, fuzz::kSlotBytes);
+  }
+  return 0;
+}
