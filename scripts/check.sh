@@ -11,6 +11,8 @@
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
 #   model     scripts/model.sh: the protocols, model-checked, and their mutants
+#   waits     scripts/waits.sh: no call that can wait without a limit, or without saying so
+#   strace    scripts/strace_check.sh: none in running processes either
 #   relation  scripts/relation.sh: the model, its relation and the checker of the code, held to each other
 #   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
 #             the code makes every move of the relation
@@ -21,7 +23,7 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering model build labels headers relation tests matrix tidy asan tsan
+stages=(format shell layering waits model build labels headers relation tests strace matrix tidy asan tsan
   fuzz install)
 
 stage_format() {
@@ -34,6 +36,18 @@ stage_shell() {
 
 stage_layering() {
   scripts/check_layering.sh
+}
+
+stage_waits() {
+  scripts/waits.sh
+}
+
+stage_strace() {
+  if ! strace -o /dev/null true; then
+    echo "left out: strace may not trace here; a container needs the capability SYS_PTRACE"
+    return
+  fi
+  scripts/strace_check.sh
 }
 
 stage_model() {

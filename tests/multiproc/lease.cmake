@@ -11,7 +11,7 @@ kvferry_add_executable(NAME kvferry_hostile_peer SOURCES hostile_peer.cpp LINK k
 target_include_directories(kvferry_hostile_peer PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)
 
 # Helpers are looked for beside the test binary.
-foreach(name lease_cycles lease_deaths lease_quarantine lease_hello lease_raw
+foreach(name lease_bounds lease_cycles lease_deaths lease_quarantine lease_hello lease_raw
         lease_prepare lease_source lease_hostile lease_moves)
   kvferry_add_test(NAME ${name}_test LABEL multiproc TIMEOUT 120 SOURCES ${name}_test.cpp
                    LINK kvferry_lease_fixture)

@@ -7,8 +7,9 @@ source_root=$1
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cp -r "$source_root/scripts" "$tree/scripts"
-mkdir -p "$tree/cli/src" "$tree/bin"
+mkdir -p "$tree/cli/src" "$tree/bin" "$tree/tests/fuzz"
 cp "$source_root"/cli/src/*.cpp "$tree/cli/src"
+cp "$source_root"/tests/fuzz/*.cpp "$tree/tests/fuzz"
 # Whatever begins to work leaves a trace.
 for tool in apt-get cmake ctest sudo; do
   printf '#!/bin/sh\ntouch "%s/worked"\nexit 1\n' "$tree" > "$tree/bin/$tool"
@@ -16,7 +17,7 @@ for tool in apt-get cmake ctest sudo; do
 done
 export PATH=$tree/bin:$PATH
 
-for script in test check tidy format setup quickstart check_layering; do
+for script in test check tidy format setup quickstart check_layering fuzz waits strace_check bounds matrix model relation; do
   if message=$("$tree/scripts/$script.sh" --bogus 2>&1); then
     echo "$script.sh took --bogus"
     exit 1
