@@ -16,6 +16,7 @@
 #   relation  scripts/relation.sh: the model, its relation and the checker of the code, held to each other
 #   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
 #             the code makes every move of the relation
+#   soak      scripts/soak.sh, briefly: clears under traffic and kills, both owners
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
 #   fuzz      every fuzz target for a moment, 30 s together
@@ -23,7 +24,7 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering waits model build labels headers relation tests strace matrix tidy asan tsan
+stages=(format shell layering waits model build labels headers relation tests strace matrix soak tidy asan tsan
   fuzz install)
 
 stage_format() {
@@ -65,6 +66,10 @@ stage_relation() {
 stage_matrix() {
   # Of the copy jobs' cells a third, which has all points, faults, roles and kinds of handles in it.
   scripts/matrix.sh --every 3 --jobs 8
+}
+
+stage_soak() {
+  scripts/soak.sh --cycles 200 --preset dev
 }
 
 # A test without a label is run by nobody: ctest --print-labels would not tell.
