@@ -10,6 +10,9 @@ caller_directory=$PWD
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
+# Without it ccache keeps nothing that was compiled with precompiled headers.
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
+
 die() {
   echo "${0##*/}: $*" >&2
   exit 1
