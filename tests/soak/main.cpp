@@ -107,18 +107,19 @@ int run(Options& options) {
   const std::vector<Figure> figures = judge(soak, seen);
   if (!options.report.empty())
     std::ofstream(options.report) << to_json(soak, seen, figures).dump(1) << "\n";
-  for (const std::string& line : complaints(seen)) fmt::print("WRONG: {}\n", line);
   cli::Table table({{fmt::format("soak, {} owns, {}", soak.fleet.owner, soak.fleet.handles)},
                     {"seen"},
                     {"limit"},
                     {""}});
-  bool good = true;
+  std::string failed;
   for (const Figure& figure : figures) {
-    good = good && figure.good;
+    if (!figure.good) failed += fmt::format("FAILED: {}: {}\n", figure.name, figure.seen);
     table.add({figure.name, figure.seen, figure.limit, figure.good ? "ok" : "FAILED"});
   }
   fmt::print("{}", table.render());
-  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+  for (const std::string& line : complaints(seen)) fmt::print("WRONG: {}\n", line);
+  fmt::print("{}", failed);  // last, where a reader of a log looks first
+  return failed.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace
