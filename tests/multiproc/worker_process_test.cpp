@@ -29,6 +29,25 @@ using testing::IsEmpty;
 
 using WorkerProcessTest = test::WorkerFixture;
 
+TEST_F(WorkerProcessTest, StepChannelsThatCloseLeaveNothingWhileTheirProcessLives) {
+  start_all();
+  const std::string folder = fmt::format("/proc/{}/fd", worker_->pid());
+  const auto open_descriptors = [&folder] {
+    return std::distance(std::filesystem::directory_iterator(folder), {});
+  };
+  Step step = make_step();
+  step.fills = seeded(0, 1, 100);
+  run_ok(step);
+  const auto before = open_descriptors();
+  for (int round = 0; round < 50; ++round) {
+    ASSERT_NO_FATAL_FAILURE(connect_steps());
+    run_ok(step);
+  }
+  const ipc::Deadline deadline = ipc::Deadline::after(std::chrono::seconds(5));
+  while (open_descriptors() > before && !deadline.expired()) run_ok(step);
+  EXPECT_LE(open_descriptors(), before);
+}
+
 TEST_F(WorkerProcessTest, VerifiesWhatItFilledAndNothingElse) {
   start_all();
   Step step = make_step();

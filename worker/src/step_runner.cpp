@@ -59,6 +59,9 @@ void StepRunner::on_peer(const ipc::Peer& peer) {
 void StepRunner::on_peer_silent(const ipc::Peer& peer) {
   ipc::log_info("steps: {} closed its connection", peer.name);
   drop_queued(peer.id);
+  // Steps are not asked for again over another connection: an engine may open a channel for each
+  // round of its training.
+  server_->forget_when_closed(peer.id);
 }
 
 void StepRunner::on_peer_died(const ipc::Peer& peer) {

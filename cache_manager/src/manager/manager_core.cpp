@@ -129,7 +129,21 @@ void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
     engine_changed(*engine);
   } else {
     ipc::log_debug("{} (pid {}) closed its connection", peer.name, peer.pid);
+    // An operator keeps nothing here, and is not heard from again under this name.
+    if (peer.kind == ipc::ProcessKind::kOperator) {
+      server_.forget_when_closed(peer.id);
+    }
   }
+  after_event();
+}
+
+void ManagerCore::on_peer_left(const ipc::Peer& peer) {
+  ipc::log_debug("{} (pid {}) has left", peer.name, peer.pid);
+  directory_.remove_peer(peer.id);
+  if (peer.kind == ipc::ProcessKind::kEngine) {
+    drop_client(peer.id);
+  }
+  calls_.on_peer_died(peer.id);
   after_event();
 }
 
@@ -144,15 +158,7 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   }
   if (peer.kind == ipc::ProcessKind::kEngine) {
     ipc::log_info("engine client {} (pid {}) is dead", peer.name, peer.pid);
-    clients_.end_client(peer.id, /*with_sequences=*/true);
-    jobs_.forget_client(peer.id);
-    std::vector<std::string> names;
-    for (const auto& [name, record] : directory_.engines()) {
-      names.push_back(name);
-    }
-    for (const std::string& name : names) {
-      context_.drop_if_unused(name);
-    }
+    drop_client(peer.id);
   }
   if (engine != nullptr) {
     ipc::log_warn("engine {}: {} {} (pid {}) is dead", engine->name(), ipc::to_string(peer.kind),
@@ -169,6 +175,18 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
     context_.drop_if_unused(name);
   }
   after_event();
+}
+
+void ManagerCore::drop_client(const ipc::IncarnationId& client) {
+  clients_.end_client(client, /*with_sequences=*/true);
+  jobs_.forget_client(client);
+  std::vector<std::string> names;
+  for (const auto& [name, record] : directory_.engines()) {
+    names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    context_.drop_if_unused(name);
+  }
 }
 
 // ---- messages ----
@@ -224,6 +242,7 @@ void ManagerCore::on_bye(const ipc::Peer& peer) {
   log_peer(peer, "says bye");
   if (peer.kind == ipc::ProcessKind::kEngine) {
     clients_.end_client(peer.id, /*with_sequences=*/true);
+    server_.forget_when_closed(peer.id);
   } else if (EngineRecord* engine = directory_.engine_of(peer.id)) {
     engine->set_connected(peer.id, false);
     engine_changed(*engine);

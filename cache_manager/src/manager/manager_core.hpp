@@ -44,11 +44,13 @@ class ManagerCore : private ipc::ControlHandler {
   void on_peer_silent(const ipc::Peer& peer) override;
   void on_peer_writable(const ipc::Peer& peer) override;
   void on_peer_died(const ipc::Peer& peer) override;
+  void on_peer_left(const ipc::Peer& peer) override;
 
   void dispatch(const ipc::Peer& peer, const ipc::Envelope& envelope);
   /// Of operators and engines; false when the kind is none of theirs.
   [[nodiscard]] bool handle_command(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void on_bye(const ipc::Peer& peer);
+  void drop_client(const ipc::IncarnationId& client);
 
   void engine_changed(EngineRecord& engine);
   [[nodiscard]] ipc::Result<std::vector<RankTarget>> targets(std::uint32_t engine,

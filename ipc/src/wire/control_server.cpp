@@ -60,7 +60,8 @@ class ControlServer::Impl {
                options_,
                errors_,
                {.on_silent = [this](const Peer& peer) { handler_.on_peer_silent(peer); },
-                .on_dying = [this](RegisteredPeer& peer) { on_dying(peer); }}) {
+                .on_dying = [this](RegisteredPeer& peer) { on_dying(peer); },
+                .on_left = [this](const Peer& peer) { handler_.on_peer_left(peer); }}) {
     loop_.watch(socket_.fd(), [this] { drain(); });
     loop_.watch(peers_.writable().fd(), [this] { on_writable(); });
   }
@@ -101,6 +102,10 @@ class ControlServer::Impl {
       peer->outbox.remember(request.request, std::move(bytes), refused);
     }
     return sent;
+  }
+
+  void forget_when_closed(const IncarnationId& id) {
+    if (RegisteredPeer* peer = peers_.find(id); peer != nullptr) peers_.remove_when_closed(*peer);
   }
 
   [[nodiscard]] const ProcessRef* process(const IncarnationId& id) const {
@@ -318,6 +323,10 @@ ControlServer::~ControlServer() = default;
 
 Status ControlServer::send(const IncarnationId& peer, const Envelope& envelope) {
   return impl_->send(peer, encode(envelope));
+}
+
+void ControlServer::forget_when_closed(const IncarnationId& peer) {
+  impl_->forget_when_closed(peer);
 }
 
 const ProcessRef* ControlServer::process(const IncarnationId& peer) const {

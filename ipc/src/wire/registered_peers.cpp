@@ -143,8 +143,20 @@ void RegisteredPeers::on_silence(const IncarnationId& id) {
     on_death(id);
     return;
   }
+  if (entry.leaving) {
+    const Peer left = entry.peer;
+    remove(id);
+    hooks_.on_left(left);
+    return;
+  }
   entry.silent = true;
   hooks_.on_silent(entry.peer);
+}
+
+void RegisteredPeers::remove_when_closed(RegisteredPeer& peer) {
+  if (std::exchange(peer.leaving, true) || peer.dying || !peer.silent) return;
+  // It has closed before, and all that waits for the end of its connection is done.
+  peer.timer = loop_.after(Duration::zero(), [this, id = peer.peer.id] { on_silence(id); });
 }
 
 void RegisteredPeers::on_absent(const IncarnationId& id) {

@@ -19,7 +19,8 @@
 
 namespace kvferry::ipc {
 
-/// A process from its hello to its proven death.
+/// A process from its hello to its proven death, or to the end of its connection when it is
+/// leaving.
 struct RegisteredPeer {
   Peer peer;
   PacketSocket registry;  ///< Invalid once closed.
@@ -27,6 +28,7 @@ struct RegisteredPeer {
   PeerOutbox outbox;
   bool present = false;  ///< Its first message came: the handler knows it.
   bool silent = false;
+  bool leaving = false;  ///< Goes with its connection.
   bool dead = false;
   bool dying = false;              ///< Dead, but its last messages are still coming in.
   std::uint64_t last_message = 0;  ///< Which one of all that came was its last.
@@ -45,6 +47,8 @@ class RegisteredPeers {
     std::function<void(const Peer&)> on_silent;
     /// The kernel proved it dead, once; the hook may remove() it.
     std::function<void(RegisteredPeer&)> on_dying;
+    /// Was leaving and has closed its connection.
+    std::function<void(const Peer&)> on_left;
   };
   using Map = std::unordered_map<IncarnationId, std::unique_ptr<RegisteredPeer>>;
 
@@ -62,6 +66,7 @@ class RegisteredPeers {
   /// Its first message came in time.
   void set_present(RegisteredPeer& peer);
   void remove(const IncarnationId& id);
+  void remove_when_closed(RegisteredPeer& peer);
 
   /// Null when unknown.
   [[nodiscard]] RegisteredPeer* find(const IncarnationId& id) const;

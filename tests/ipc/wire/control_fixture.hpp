@@ -25,10 +25,12 @@ class RecordingHandler : public ipc::ControlHandler {
   void on_peer(const ipc::Peer& peer) override { record("peer " + peer.name); }
   void on_peer_silent(const ipc::Peer& peer) override { record("silent " + peer.name); }
   void on_peer_died(const ipc::Peer& peer) override { record("died " + peer.name); }
+  void on_peer_left(const ipc::Peer& peer) override { record("left " + peer.name); }
   void on_peer_writable(const ipc::Peer& peer) override { record("writable " + peer.name); }
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override {
     record(std::string(to_string(envelope.kind)) + " " + peer.name);
     if (hook) hook(peer, envelope);
+    if (envelope.kind == ipc::MessageKind::kBye) server_->forget_when_closed(peer.id);
     if (envelope.kind == ipc::MessageKind::kStatus) {
       ipc::StatusReply reply;
       reply.json = std::to_string(++answered_);

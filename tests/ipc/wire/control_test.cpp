@@ -351,7 +351,52 @@ TEST_F(ControlTest, AClosedLinkOfALivingProcessIsSilenceAndMayComeAgain) {
   EXPECT_EQ(server.handler.count("died peer"), 0);
 }
 
-// Such as an engine that makes a client for each round of its training.
+TEST_F(ControlTest, APeerThatSaidByeIsForgottenWhenItsConnectionIsClosed) {
+  ServerThread server(server_options(dir_.path()));
+  const auto is_known = [&server](const IncarnationId& id) {
+    bool known = false;
+    server.call([&] { known = server.server->process(id) != nullptr; });
+    return known;
+  };
+  const ControlLink::Options options = link_options(dir_.path(), "peer");
+  auto link = ControlLink::connect(options, soon());
+  ASSERT_TRUE(link.has_value()) << link.error().to_string();
+  Envelope bye;
+  bye.kind = MessageKind::kBye;
+  ASSERT_TRUE((*link)->send(bye).has_value());
+  ASSERT_TRUE((*link)->call<StatusReply>(MessageKind::kStatus, Empty{}, soon()).has_value())
+      << "its connection still serves it";
+  EXPECT_TRUE(is_known(options.incarnation));
+  link->reset();
+  ASSERT_TRUE(server.handler.wait_for("left peer"));
+  EXPECT_FALSE(is_known(options.incarnation));
+  EXPECT_EQ(server.handler.count("silent peer"), 0);
+  EXPECT_EQ(server.handler.count("died peer"), 0);
+  // The other order: what was taken for silence is told to have been a farewell.
+  link = ControlLink::connect(options, soon());
+  ASSERT_TRUE(link.has_value()) << link.error().to_string();
+  link->reset();
+  ASSERT_TRUE(server.handler.wait_for("silent peer"));
+  EXPECT_TRUE(is_known(options.incarnation));
+  server.call([&] { server.server->forget_when_closed(options.incarnation); });
+  ASSERT_TRUE(server.handler.wait_for("left peer", 2));
+  EXPECT_FALSE(is_known(options.incarnation));
+  EXPECT_EQ(server.handler.count("died peer"), 0);
+}
+
+// Such as an engine that makes a client for each round of its training, and goes on for weeks: more
+// than are kept of one process, and of all.
+TEST_F(ControlTest, AProcessThatSaysByeMayConnectWithoutEnd) {
+  ServerThread server(server_options(dir_.path()));
+  Envelope bye;
+  bye.kind = MessageKind::kBye;
+  for (int round = 0; round < 4500; ++round) {
+    const auto link = connect(fmt::format("round {}", round));
+    ASSERT_TRUE(link) << "round " << round;
+    ASSERT_TRUE(link->send(bye).has_value());
+  }
+}
+
 TEST_F(ControlTest, AProcessConnectsUnderNewNamesMoreOftenThanItMayBeConnectedAtOnce) {
   ServerThread server(server_options(dir_.path()));
   for (int round = 0; round < 300; ++round) {

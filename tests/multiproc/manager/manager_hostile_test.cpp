@@ -98,6 +98,28 @@ TEST_F(ManagerHostileTest, HonestPeersAreServedThroughFloodsOfConnections) {
   }
 }
 
+// An engine whose clients come and go, and whoever looks at the status, leave nothing in a manager
+// that they outlive.
+TEST_F(ManagerHostileTest, ClientsThatLeaveAndOperatorsAreForgottenWhileTheirProcessLives) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  ASSERT_NO_FATAL_FAILURE(store(1, 1));
+  const std::size_t before = open_descriptors();
+  for (int round = 0; round < 100; ++round) {
+    const auto client = peer(ProcessKind::kEngine, fmt::format("engine {}", round));
+    const auto state = client->call<ipc::EngineState>(MessageKind::kEngineHello, client_hello());
+    ASSERT_TRUE(state.has_value()) << state.error().to_string();
+    client->notify(MessageKind::kBye, ipc::Empty{});
+    const auto looks = peer(ProcessKind::kOperator, fmt::format("operator {}", round));
+    ASSERT_TRUE(looks->call<ipc::StatusReply>(MessageKind::kStatus, ipc::Empty{}).has_value());
+  }
+  const Deadline deadline = Deadline::after(5s);
+  while (open_descriptors() > before && !deadline.expired()) {
+    EXPECT_EQ(status()["engines"].size(), 1U);
+  }
+  EXPECT_LE(open_descriptors(), before);
+  ASSERT_NO_FATAL_FAILURE(store(2, 2)) << "the client that stayed works on";
+}
+
 TEST_F(ManagerHostileTest, ManagerShortOfDescriptorsRefusesNewPeersAndServesTheOthers) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   limit_descriptors();

@@ -46,6 +46,9 @@ class ControlHandler {
   virtual void on_peer_silent(const Peer& peer) = 0;
   /// The kernel proved it dead. Comes after the messages that it had sent.
   virtual void on_peer_died(const Peer& peer) = 0;
+  /// forget_when_closed() was asked for it, and its connection is closed: it is forgotten, and its
+  /// death will not be told.
+  virtual void on_peer_left(const Peer& /*peer*/) {}
   /// A send to it was kBusy, and there is room again.
   virtual void on_peer_writable(const Peer& /*peer*/) {}
 };
@@ -77,9 +80,10 @@ class ControlServer {
   /// kMaxWireBytes. Never blocks.
   [[nodiscard]] Status send(const IncarnationId& peer, const Envelope& envelope);
   /// The latest 64 replies to a peer (8 MiB of them, and always the latest) are remembered for as
-  /// long as its process lives, over reconnects of the same incarnation, too: a repeated request
-  /// gets the same answer. One that is older than all of them is refused as kStaleEpoch. So no
-  /// repeat ever reaches the handler. What a full queue did not take is sent when there is room.
+  /// long as its process lives or until it is forgotten, over reconnects of the same incarnation,
+  /// too: a repeated request gets the same answer. One that is older than all of them is refused as
+  /// kStaleEpoch. So no repeat ever reaches the handler. What a full queue did not take is sent
+  /// when there is room.
   template <typename T>
   Status reply(const IncarnationId& peer, const Envelope& request, const T& body) {
     return send_reply(peer, request, std::nullopt, encode(body));
@@ -101,6 +105,10 @@ class ControlServer {
     envelope.body = encode(body);
     return send(peer, envelope);
   }
+  /// For a peer that said bye and holds nothing that only its death gives back: once its connection
+  /// is closed it is forgotten and on_peer_left() comes, so that a process may come under new names
+  /// for as long as it lives. Not from within on_peer_left() or on_peer_died(). Unknown: nothing.
+  void forget_when_closed(const IncarnationId& peer);
   /// The process behind a peer, for proof of death and for signals; null when unknown.
   [[nodiscard]] const ProcessRef* process(const IncarnationId& peer) const;
   [[nodiscard]] std::uint64_t protocol_errors() const noexcept;
