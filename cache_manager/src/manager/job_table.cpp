@@ -30,6 +30,14 @@ bool was_never_started(const ipc::MoverJobDone& done) {
          });
 }
 
+// To a client, kNotFound says that its blocks are lost, which nobody but the index knows. What
+// failed on its way with this code did not find a mover or a worker.
+std::uint8_t told_result(std::uint8_t result) {
+  return result == static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound)
+             ? static_cast<std::uint8_t>(ipc::ErrorCode::kPeerDied)
+             : result;
+}
+
 }  // namespace
 
 JobTable::JobTable(HostPool& pool, Ports ports, const Limits& limits)
@@ -166,10 +174,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
       continue;
     }
     if (ipc::Status sent = send_part(entry, part, message); !sent) {
-      // To a client, kNotFound is about its blocks; here it was about a mover that has gone.
-      const bool gone = sent.error().code == ipc::ErrorCode::kNotFound;
-      fail_items(job, part.items, gone ? ipc::ErrorCode::kPeerDied : sent.error().code,
-                 sent.error().message);
+      fail_items(job, part.items, sent.error().code, sent.error().message);
       continue;
     }
     part.open = true;
@@ -204,7 +209,7 @@ void JobTable::fail_items(Job& job,
                           const std::string& message) {
   for (const std::uint32_t i : items) {
     if (job.items[i].result == 0) {
-      job.items[i].result = static_cast<std::uint8_t>(code);
+      job.items[i].result = told_result(static_cast<std::uint8_t>(code));
     }
   }
   if (job.message.empty()) {
@@ -255,7 +260,7 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
     for (std::size_t i = 0; i < part->items.size(); ++i) {
       JobItem& item = entry.job.items[part->items[i]];
       if (item.result == 0) {
-        item.result = done.results[i];
+        item.result = told_result(done.results[i]);
         if (entry.gives_up &&
             item.result == static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled)) {
           item.result = static_cast<std::uint8_t>(ipc::ErrorCode::kTimeout);

@@ -28,8 +28,12 @@ void StagingClient::drop_if_ended() {
 }
 
 ipc::Status StagingClient::connect(ipc::Deadline deadline) {
-  KVFERRY_ASSIGN(ipc::PacketSocket socket,
-                 ipc::PacketSocket::connect(options_.agent_path, deadline));
+  auto connected = ipc::PacketSocket::connect(options_.agent_path, deadline);
+  if (!connected) {
+    if (connected.error().code != ipc::ErrorCode::kNotFound) return connected.error();
+    return KVFERRY_ERROR(kPeerDied, "the worker has gone: {}", connected.error().message);
+  }
+  ipc::PacketSocket socket = *std::move(connected);
   KVFERRY_ASSIGN(ipc::ProcessRef agent, socket.peer());
   if (in_debt() && (agent.pid() != agent_.pid() || agent.start_time() != agent_.start_time())) {
     return KVFERRY_ERROR(kBusy,
