@@ -83,6 +83,7 @@ class Checker {
       const TransitionRecord& record = trace_.records[at_];
       check_alive(record);
       if (record.transition == Transition::kManagerSeesDeath) dead_.insert(record.peer);
+      if (record.transition == Transition::kAttacherSeesDeath) owner_died(record.session);
       if (is_drained(record.transition)) jobs_.drained(record);
       if (is_of_jobs(record.transition)) {
         jobs_.take(record);
@@ -335,6 +336,13 @@ class Checker {
     }
     if (record.lease.value != 0) attacher.lease = record.lease;
     attacher.epoch = record.epoch;
+  }
+
+  // A process that owns an arena does more than that, which is over as well.
+  void owner_died(std::uint64_t session) {
+    const auto owner = owners_.find(session);
+    if (owner == owners_.end()) return;
+    dead_.insert(trace_.writers[owner->second.writer].who.incarnation.low());
   }
 
   // Who asks has let go of all that it had, here and under owners before.

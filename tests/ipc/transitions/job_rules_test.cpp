@@ -272,6 +272,24 @@ TEST(JobRulesTest, AnEngineIsToldOnlyWhatIsOver) {
   EXPECT_THAT(early.breaches(), ElementsAre("DoneMeansEnded"));
 }
 
+// With the manager dead, too, nobody else says so.
+TEST(JobRulesTest, AnOwnersDeathThatItsAttacherSawEndsItsJobs) {
+  const auto asked = [] {
+    return JobStory()
+        .sent()
+        .job(kMover, T::kMoverAsk, kGather)
+        .job(kWorker, T::kStagingLaunch, kGather, kMover);
+  };
+  EXPECT_THAT(asked().job(kEngine, T::kEngineDone).breaches(), ElementsAre("DoneMeansEnded"));
+  EXPECT_THAT(asked().lease(kMover, T::kAttacherSeesDeath).job(kEngine, T::kEngineDone).breaches(),
+              IsEmpty());
+  EXPECT_THAT(asked()
+                  .lease(kMover, T::kAttacherSeesDeath)
+                  .job(kWorker, T::kStagingEnded, kGather, kMover)
+                  .breaches(),
+              ElementsAre("DeadMeansDead"));
+}
+
 TEST(JobRulesTest, WhatIsLostHasTheBenefitOfTheDoubt) {
   JobStory manager = JobStory().sent().without(T::kManagerTake).losing(kManager);
   EXPECT_THAT(manager.job(kManager, T::kManagerCommit).breaches(), IsEmpty());
