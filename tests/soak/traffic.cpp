@@ -146,6 +146,7 @@ void Traffic::run() {
 Status Traffic::round() {
   // News and step channels, also while nothing can be moved.
   (void)client_->poll(1);
+  loop_.run_once(ipc::Deadline::after({}));
   const bool all_up = std::all_of(channels_.begin(), channels_.end(),
                                   [](const auto& channel) { return channel->is_up(); });
   const worker::CacheState& state = client_->state();
