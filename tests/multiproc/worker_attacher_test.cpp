@@ -29,6 +29,15 @@ class WorkerAttacherTest : public test::WorkerFixture,
   void SetUp() override {
     config_ = test::rank_config(temp_.path().string(), device_text_, "mover", GetParam());
     device_ = ipc::open_device(config_.device);
+    make_owner();
+    start_manager();
+    start_worker("mover", GetParam());
+    arena_ = wait_mapped();
+    connect_steps();
+  }
+  /// A new session, after the one before has ended.
+  void make_owner() {
+    owner_.reset();
     ipc::LeaseOptions options;
     options.identity.instance = "default";
     options.identity.engine = config_.engine;
@@ -40,10 +49,10 @@ class WorkerAttacherTest : public test::WorkerFixture,
     owner_ = std::make_unique<ipc::LeaseOwner>(options, dir_, *device_, mapping_,
                                                [](const ipc::LeaseView&) {});
     init();
-    start_manager();
-    start_worker("mover", GetParam());
-    arena_ = wait_mapped();
-    connect_steps();
+  }
+  [[nodiscard]] static ipc::RankReinit reinit_of(const ipc::SessionId& session,
+                                                 std::uint64_t epoch) {
+    return {session, Epoch{epoch}, 0, 15s};
   }
   /// The worker is killed, and another one has mapped and reported the arena.
   void replace_worker() {
@@ -119,6 +128,51 @@ TEST_P(WorkerAttacherTest, NextWorkerTakesTheBlocksAsTheKilledOneLeftThem) {
   step.fills = seeded(2, 2, 77);
   step.verifies = step.fills;
   EXPECT_THAT(run_ok(step).mismatches, Each(0U));
+}
+
+// Epochs count from one again: the one that was asked for would come after as many clears.
+TEST_P(WorkerAttacherTest, WaitForAnEpochOfAnOwnerThatWasReplacedEnds) {
+  const ipc::SessionId first = arena_.session;
+  const std::uint64_t waiting =
+      tell(ipc::ProcessKind::kWorker, MessageKind::kRankReinit, reinit_of(first, 3));
+  make_owner();
+  const ipc::TimePoint replaced = ipc::MonotonicClock::now();
+  arena_ = wait_state(
+      [&first](const ipc::RankState& state) { return state.mapped && state.session != first; });
+  EXPECT_EQ(arena_.epoch, Epoch{1});
+  const auto code_of = [](const ipc::Envelope& reply) {
+    return reply.error ? reply.error->code : ErrorCode{};
+  };
+  EXPECT_EQ(code_of(wait_reply(waiting)), ErrorCode::kPeerDied) << "while it was replaced";
+  EXPECT_EQ(code_of(ask(MessageKind::kRankReinit, reinit_of(first, 3))), ErrorCode::kPeerDied)
+      << "asked for after that";
+  EXPECT_EQ(code_of(ask(MessageKind::kRankReinit, reinit_of(arena_.session, 1))), ErrorCode{});
+  EXPECT_LT(ipc::MonotonicClock::now() - replaced, 10s);
+}
+
+// Its number is below that of the epochs of the session before.
+TEST_P(WorkerAttacherTest, WaitEndsWhenAnEpochOfAYoungSessionIsRevoked) {
+  for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
+    ASSERT_TRUE(owner_->clear(Epoch{epoch}, ipc::Deadline::after(8s)).has_value());
+    init();
+    arena_ = wait_mapped(epoch + 1);
+  }
+  make_owner();
+  arena_ = wait_state([this](const ipc::RankState& state) {
+    return state.mapped && state.session != arena_.session;
+  });
+  ASSERT_TRUE(owner_->clear(Epoch{1}, ipc::Deadline::after(8s)).has_value());
+  const ipc::TimePoint asked = ipc::MonotonicClock::now();
+  const std::uint64_t waiting =
+      tell(ipc::ProcessKind::kWorker, MessageKind::kRankReinit, reinit_of(arena_.session, 2));
+  init();
+  ASSERT_TRUE(owner_->clear(Epoch{2}, ipc::Deadline::after(8s)).has_value());
+  const ipc::Envelope reply = wait_reply(waiting);
+  // Mapped for a moment, or revoked before that; never left waiting.
+  if (reply.error) {
+    EXPECT_EQ(reply.error->code, ErrorCode::kRevoked) << reply.error->to_string();
+  }
+  EXPECT_LT(ipc::MonotonicClock::now() - asked, 10s);
 }
 
 TEST_P(WorkerAttacherTest, NextEpochOfANextWorkerIsZeroedAgain) {

@@ -158,7 +158,10 @@ class WorkerFixture : public ::testing::Test {
   ipc::Envelope ask(ipc::MessageKind kind,
                     const Request& request,
                     ipc::ProcessKind to = ipc::ProcessKind::kWorker) {
-    const std::uint64_t id = tell(to, kind, request);
+    return wait_reply(tell(to, kind, request));
+  }
+  /// To what was told.
+  ipc::Envelope wait_reply(std::uint64_t id) {
     std::unique_lock lock(shared_.mutex);
     EXPECT_TRUE(shared_.changed.wait_until(lock, soon().when(),
                                            [&] { return shared_.replies.contains(id); }));

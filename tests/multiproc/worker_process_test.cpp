@@ -184,7 +184,8 @@ TEST_F(WorkerProcessTest, ClearGivesEverythingBackAndReinitStartsFromZero) {
     EXPECT_EQ(device_used(), 0U);
     EXPECT_EQ(run(step).error().code, ErrorCode::kNotReady);
     const Envelope made =
-        ask(MessageKind::kRankReinit, ipc::RankReinit{Epoch{arena_.epoch.value + 1}, 0, 8000ms});
+        ask(MessageKind::kRankReinit,
+            ipc::RankReinit{arena_.session, Epoch{arena_.epoch.value + 1}, 0, 8000ms});
     ASSERT_FALSE(made.error.has_value()) << made.error->to_string();
     const Step old = make_step();
     arena_ = wait_mapped(arena_.epoch.value + 1);

@@ -57,6 +57,7 @@ void ReinitOperations::start(const ipc::Peer& peer,
     const RankPeer& owner = *engine.owner(rank);
     const bool allocated = owner.state.phase == ipc::LeasePhase::kReady;
     ipc::RankReinit order;
+    order.session = owner.state.session;
     order.epoch = ipc::Epoch{owner.state.epoch.value + (allocated ? 0U : 1U)};
     order.gpu_blocks = message.gpu_blocks;
     order.deadline = message.deadline;

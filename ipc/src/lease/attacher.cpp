@@ -16,6 +16,8 @@ namespace {
 
 constexpr auto kBelt = std::chrono::milliseconds(250);
 constexpr auto kBye = std::chrono::seconds(1);
+// Requests that name one come from a manager that saw it a moment ago.
+constexpr std::size_t kMaxEndedSessions = 16;
 
 }  // namespace
 
@@ -175,32 +177,45 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch) {
   return outcome;
 }
 
-Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline) {
+Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline, const SessionId& of) {
   log_info("{}: waits at most {} ms for epoch {} or later to be mapped", tag_,
            std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining()).count(),
            at_least.value);
-  Status mapped = await_mapped(at_least, deadline);
+  Status mapped = await_mapped(at_least, deadline, of);
   log_info("{}: wait for epoch {} ended: {}", tag_, at_least.value,
            mapped ? std::string("mapped") : mapped.error().to_string());
   return mapped;
 }
 
-Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline) {
+Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline, const SessionId& of) {
   std::unique_lock lock(view_mutex_);
   const std::uint64_t deaths = deaths_;
+  const std::uint64_t sessions = sessions_;
   const Epoch revoked = last_revoked_;
+  const auto has_ended = [&] {
+    if (of.is_zero()) return deaths_ != deaths;
+    // One that has come since is a later one.
+    const bool replaced = sessions_ != sessions && !view_.session.is_zero() && view_.session != of;
+    return replaced ||
+           std::find(ended_sessions_.begin(), ended_sessions_.end(), of) != ended_sessions_.end();
+  };
   for (;;) {
-    if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady) return ok();
+    if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady &&
+        (of.is_zero() || view_.session == of)) {
+      return ok();
+    }
     if (view_.refused) return *view_.refused;
     if (waits_cancelled_) {
       return KVFERRY_ERROR(kCancelled, "{}: this process ends; epoch {} is not waited for any more",
                            tag_, at_least.value);
     }
-    if (deaths_ != deaths) {
+    if (has_ended()) {
       return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
                            at_least.value);
     }
-    if (last_revoked_ > revoked && last_revoked_ >= at_least) {
+    // Who names the session has been told that the epoch was there: revoked since, it will not be.
+    const Epoch before = of.is_zero() && sessions_ == sessions ? revoked : Epoch{};
+    if (last_revoked_ > before && last_revoked_ >= at_least) {
       return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
                            last_revoked_.value);
     }
@@ -243,6 +258,12 @@ void LeaseAttacher::Impl::belt() {
   });
 }
 
+// Under the mutex.
+void LeaseAttacher::Impl::session_ended(const SessionId& session) {
+  ended_sessions_.push_back(session);
+  if (ended_sessions_.size() > kMaxEndedSessions) ended_sessions_.pop_front();
+}
+
 void LeaseAttacher::Impl::changed() {
   LeaseView& draft = view_draft_;
   draft.session = session_;
@@ -257,6 +278,13 @@ void LeaseAttacher::Impl::changed() {
   if (belt_ == 0) belt();
   {
     const std::lock_guard lock(view_mutex_);
+    if (!draft.session.is_zero() && draft.session != last_session_) {
+      // Two owners never live at once.
+      session_ended(last_session_);
+      last_session_ = draft.session;
+      ++sessions_;
+      last_revoked_ = Epoch{};
+    }
     if (draft.phase == LeasePhase::kRevoking) {
       last_revoked_ = std::max(last_revoked_, draft.epoch);
     }
@@ -282,8 +310,8 @@ Result<ClearOutcome> LeaseAttacher::detach(Epoch epoch, Deadline deadline) {
   return impl_->detach(epoch, deadline);
 }
 
-Status LeaseAttacher::wait_mapped(Epoch at_least, Deadline deadline) {
-  return impl_->wait_mapped(at_least, deadline);
+Status LeaseAttacher::wait_mapped(Epoch at_least, Deadline deadline, const SessionId& of) {
+  return impl_->wait_mapped(at_least, deadline, of);
 }
 
 void LeaseAttacher::cancel_waits() noexcept { impl_->cancel_waits(); }

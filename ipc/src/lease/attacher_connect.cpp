@@ -208,20 +208,22 @@ void LeaseAttacher::Impl::lose_owner(const std::string& why) {
   const bool holds = held_ && !let_go(Deadline::after(options_.timeouts.drain), why);
   loop_.unwatch(owner_.pidfd());
   ProcessRef departed = std::move(owner_);
+  const SessionId session = session_;
   if (holds) {
     owner_lost_ = true;
     loop_.unwatch(socket_->fd());
   } else {
     search(why);
   }
-  follow(std::move(departed));
+  follow(std::move(departed), session);
 }
 
 // Its end of file comes before its death can be proven: whoever waits for an epoch is told when the
 // proof is there, however long that takes.
-void LeaseAttacher::Impl::follow(ProcessRef departed) {
+void LeaseAttacher::Impl::follow(ProcessRef departed, const SessionId& session) {
   loop_.unwatch(departed_.pidfd());
   departed_ = std::move(departed);
+  departed_session_ = session;
   if (departed_.has_died()) return on_departed_death();
   loop_.watch(departed_.pidfd(), [this] {
     on_departed_death();
@@ -231,13 +233,14 @@ void LeaseAttacher::Impl::follow(ProcessRef departed) {
 
 void LeaseAttacher::Impl::on_departed_death() {
   loop_.unwatch(departed_.pidfd());
-  record(Transition::kAttacherSeesDeath, Epoch{});
+  options_.transitions.record(Transition::kAttacherSeesDeath, {.session = departed_session_});
   log_info("{}: owner pid {} is dead", tag_, departed_.pid());
   if (stage_ == Stage::kSearching) note(fmt::format("owner pid {} died", departed_.pid()));
   departed_ = ProcessRef();
   {
     const std::lock_guard lock(view_mutex_);
     ++deaths_;
+    session_ended(departed_session_);
   }
   view_changed_.notify_all();
 }

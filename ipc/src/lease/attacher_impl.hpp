@@ -15,6 +15,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,7 +41,7 @@ class LeaseAttacher::Impl {
 
   // From any thread.
   Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
-  Status wait_mapped(Epoch at_least, Deadline deadline);
+  Status wait_mapped(Epoch at_least, Deadline deadline, const SessionId& of);
   void cancel_waits() noexcept;
   LeaseView view() const;
 
@@ -64,7 +65,7 @@ class LeaseAttacher::Impl {
   };
 
   // attacher.cpp
-  Status await_mapped(Epoch at_least, Deadline deadline);
+  Status await_mapped(Epoch at_least, Deadline deadline, const SessionId& of);
   void run_thread();
   void shut_down();
   void say_bye();
@@ -86,6 +87,7 @@ class LeaseAttacher::Impl {
   }
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
+  void session_ended(const SessionId& session);
   void belt();
   [[nodiscard]] bool is_mover() const noexcept {
     return options_.identity.self == ProcessKind::kMover;
@@ -101,7 +103,7 @@ class LeaseAttacher::Impl {
   Status on_welcome(lease::Incoming incoming);
   void on_refused(Error error);
   void lose_owner(const std::string& why);
-  void follow(ProcessRef departed);
+  void follow(ProcessRef departed, const SessionId& session);
   void on_departed_death();
   void close_connection();
   void refuse_for_good(Error error);
@@ -141,6 +143,7 @@ class LeaseAttacher::Impl {
   std::optional<PacketSocket> socket_;
   ProcessRef owner_;
   ProcessRef departed_;  ///< Last owner whose connection ended, until its death is proven.
+  SessionId departed_session_;
   std::optional<lease::OwnerWordsView> owner_words_;
   std::optional<lease::AttacherWords> words_;  ///< One segment per connection.
   lease::GrantAssembly assembly_;
@@ -153,12 +156,15 @@ class LeaseAttacher::Impl {
   bool shut_ = false;
   LeaseView view_draft_;
 
-  mutable std::mutex view_mutex_;  ///< Guards the next five.
+  mutable std::mutex view_mutex_;  ///< Guards the next eight.
   std::condition_variable view_changed_;
   LeaseView view_;
   bool waits_cancelled_ = false;
-  std::uint64_t deaths_ = 0;  ///< Of owners.
-  Epoch last_revoked_;        ///< Highest epoch seen revoked.
+  std::uint64_t deaths_ = 0;              ///< Of owners.
+  std::deque<SessionId> ended_sessions_;  ///< Their latest.
+  SessionId last_session_;                ///< Of the owner that was connected last.
+  std::uint64_t sessions_ = 0;            ///< Connected ever.
+  Epoch last_revoked_;                    ///< Highest epoch of the last session seen revoked.
 
   EventLoop loop_;
   lease::Rendezvous rendezvous_;

@@ -76,8 +76,12 @@ Result<ClearOutcome> RankLease::clear(const RankClear& clear) {
 Result<Epoch> RankLease::reinit(const RankReinit& reinit) {
   const Deadline deadline = Deadline::after(reinit.deadline);
   if (attacher_) {
-    KVFERRY_TRY(attacher_->wait_mapped(reinit.epoch, deadline));
+    KVFERRY_TRY(attacher_->wait_mapped(reinit.epoch, deadline, reinit.session));
     return attacher_->view().epoch;
+  }
+  if (const LeaseView now = view(); reinit.session != now.session) {
+    return KVFERRY_ERROR(kStaleEpoch, "rank {}: reinit names session {}, current is {}",
+                         self_.config.rank.value, reinit.session.hex(), now.session.hex());
   }
   ArenaOptions options = arena_;
   if (reinit.gpu_blocks != 0) options.gpu_blocks = reinit.gpu_blocks;

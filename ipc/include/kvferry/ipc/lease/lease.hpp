@@ -180,8 +180,11 @@ class LeaseAttacher {
   /// kTimeout and stays mapped. The deadline is the caller's alone: kTimeout when it passes first,
   /// while the detach goes on.
   [[nodiscard]] Result<ClearOutcome> detach(Epoch epoch, Deadline deadline);
-  /// Ok once the epoch (or a later one) is mapped; wakes on death, revoke and the deadline.
-  [[nodiscard]] Status wait_mapped(Epoch at_least, Deadline deadline);
+  /// Ok once the epoch (or a later one) is mapped; wakes on death, revoke and the deadline. Epochs
+  /// count from 1 in each session: with one named in `of`, only its epochs will do. The end of its
+  /// owner is kPeerDied then and a revoke of the epoch kRevoked, also when they came before the
+  /// wait.
+  [[nodiscard]] Status wait_mapped(Epoch at_least, Deadline deadline, const SessionId& of = {});
   /// Ends every wait_mapped(), those to come as well, with kCancelled: this process ends.
   void cancel_waits() noexcept;
   [[nodiscard]] LeaseView view() const;

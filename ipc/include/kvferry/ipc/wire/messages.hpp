@@ -20,7 +20,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 3;
+inline constexpr std::uint32_t kWireVersion = 4;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -182,10 +182,11 @@ struct RankClearReply {
   }
 };
 struct RankReinit {              ///< To the owner: next epoch. To the attacher: wait until mapped.
+  SessionId session;             ///< The owner's, which the epoch is counted in.
   Epoch epoch;                   ///< The attacher waits for at least this one.
   std::uint32_t gpu_blocks = 0;  ///< 0: as before.
   std::chrono::milliseconds deadline{8000};
-  template <typename V> void visit(V& v) { v(epoch, gpu_blocks, deadline); }
+  template <typename V> void visit(V& v) { v(session, epoch, gpu_blocks, deadline); }
 };
 struct RankReinitReply {
   SessionId session;
