@@ -208,6 +208,23 @@ TEST_P(WorkerAttacherTest, ManagersClearDetachesAndEmptiesTheAllocator) {
   EXPECT_GT(before, device_used());
 }
 
+// A clear that reached this side alone: the epoch will never be mapped here again, and whoever
+// waits for it would be deaf to the clear that has to come.
+TEST_P(WorkerAttacherTest, WaitForAnEpochThatWasLetGoOfEnds) {
+  const auto cleared =
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+  ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
+  const ipc::TimePoint asked = ipc::MonotonicClock::now();
+  const ipc::Envelope reply = ask(MessageKind::kRankReinit, reinit_of(arena_.session, 1));
+  ASSERT_TRUE(reply.error.has_value());
+  EXPECT_EQ(reply.error->code, ErrorCode::kRevoked) << reply.error->to_string();
+  EXPECT_LT(ipc::MonotonicClock::now() - asked, 10s);
+  // The rest of that clear, and all is well.
+  ASSERT_TRUE(owner_->clear(Epoch{1}, ipc::Deadline::after(8s)).has_value());
+  init();
+  EXPECT_EQ(wait_mapped(2).epoch, Epoch{2});
+}
+
 TEST_P(WorkerAttacherTest, WorkerLetsGoWhenItsOwnerEnds) {
   owner_.reset();
   wait_state([](const ipc::RankState& state) { return !state.mapped; });

@@ -44,6 +44,17 @@ void ClearOperations::start_clear(const ClearRef& clear,
   context_.jobs.fail_queued(engine.id(),
                             KVFERRY_ERROR(kRevoked, "engine {} is being cleared", engine.name()));
   context_.engine_changed(engine);
+  if (engine.ranks().empty()) {
+    // Known by its client alone, such as after this manager's start: whether its processes hold
+    // memory, nobody here knows.
+    ClearRank& unknown = clear->ranks.emplace_back();
+    unknown.engine = engine.name();
+    unknown.error =
+        KVFERRY_ERROR(kNotReady,
+                      "engine {}: no worker or mover has registered yet, nothing was cleared: "
+                      "start them, or retry when they have",
+                      engine.name());
+  }
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
     const std::size_t index = clear->ranks.size();
     clear->ranks.push_back({.engine = engine.name(),
@@ -210,7 +221,7 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();
     });
-    engine->end_operation(/*succeeded=*/all && !engine->ranks().empty());
+    engine->end_operation(/*succeeded=*/all);
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);

@@ -167,6 +167,11 @@ Result<ClearOutcome> LeaseAttacher::Impl::detach_now(Epoch epoch) {
   outcome.before = device_.memory_info().value_or(MemoryInfo{});
   // A grant under way of an epoch that is now too small is given back when it comes.
   next_epoch_ = std::max(next_epoch_, Epoch{epoch.value + 1});
+  {
+    const std::lock_guard lock(view_mutex_);
+    detached_ = std::max(detached_, epoch);
+  }
+  view_changed_.notify_all();
   if (held_ && held_->arena.epoch() <= epoch) {
     KVFERRY_TRY(let_go(Deadline::after(options_.timeouts.drain), "asked to by this process"));
     go_on();
@@ -218,6 +223,12 @@ Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline, cons
     if (last_revoked_ > before && last_revoked_ >= at_least) {
       return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
                            last_revoked_.value);
+    }
+    if (!of.is_zero() && view_.session == of && detached_ >= at_least) {
+      return KVFERRY_ERROR(kRevoked,
+                           "{}: epoch {} was let go of here when a clear began: clear it on its "
+                           "owner, too, then re-init",
+                           tag_, detached_.value);
     }
     if (deadline.expired()) {
       return KVFERRY_ERROR(kTimeout, "{}: epoch {} is not mapped: epoch {} {}; {}", tag_,
@@ -284,6 +295,7 @@ void LeaseAttacher::Impl::changed() {
       last_session_ = draft.session;
       ++sessions_;
       last_revoked_ = Epoch{};
+      detached_ = Epoch{};
     }
     if (draft.phase == LeasePhase::kRevoking) {
       last_revoked_ = std::max(last_revoked_, draft.epoch);

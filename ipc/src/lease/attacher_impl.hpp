@@ -156,7 +156,7 @@ class LeaseAttacher::Impl {
   bool shut_ = false;
   LeaseView view_draft_;
 
-  mutable std::mutex view_mutex_;  ///< Guards the next eight.
+  mutable std::mutex view_mutex_;  ///< Guards the next nine.
   std::condition_variable view_changed_;
   LeaseView view_;
   bool waits_cancelled_ = false;
@@ -164,6 +164,7 @@ class LeaseAttacher::Impl {
   std::deque<SessionId> ended_sessions_;  ///< Their latest.
   SessionId last_session_;                ///< Of the owner that was connected last.
   std::uint64_t sessions_ = 0;            ///< Connected ever.
+  Epoch detached_;                        ///< Highest epoch of that session let go of unasked.
   Epoch last_revoked_;                    ///< Highest epoch of the last session seen revoked.
 
   EventLoop loop_;

@@ -155,6 +155,22 @@ TEST_F(ManagerLifecycleTest, ClearReachesAllRanksThenReinitStartsAnotherGenerati
   store(1, 1);
 }
 
+// Such as after a manager's restart: the ranks, which come a moment later, hold all that they held.
+TEST_F(ManagerLifecycleTest, ClearIsNotDoneWhileNoRankHasRegistered) {
+  start_manager();
+  ASSERT_NO_FATAL_FAILURE(connect_client());
+  const auto early = client_->call<ipc::ClearReply>(MessageKind::kClear, ipc::ClearRequest{"chat"});
+  ASSERT_FALSE(early.has_value()) << "nothing was cleared";
+  EXPECT_EQ(early.error().code, ErrorCode::kNotReady) << early.error().to_string();
+  EXPECT_THAT(early.error().message, HasSubstr("registered"));
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(add_worker(rank));
+    ASSERT_NO_FATAL_FAILURE(add_mover(rank));
+  }
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  ASSERT_NO_FATAL_FAILURE(clear_engine(1));
+}
+
 TEST_F(ManagerLifecycleTest, ClearThatKeepsTheHostTierKeepsItsPrefixes) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   store(1, 1);

@@ -259,8 +259,9 @@ class Client {
 
   /// Gives the device memory of this engine's cache back to the driver, on all ranks, and ends the
   /// generation; see docs/handshake.md. A summary that is quarantined is a success that names what
-  /// waits for a peer. Else the first rank's error: kNotReady (a rank has no owner), kTimeout,
-  /// kCuda; kBusy while another clear or re-init runs.
+  /// waits for a peer. Else the first rank's error: kNotReady (a rank has no owner, or none has
+  /// registered at a young manager: retry), kTimeout, kCuda; kBusy while another clear or re-init
+  /// runs.
   [[nodiscard]] Result<ClearSummary> clear(HostPolicy host, Deadline deadline);
   /// Allocates the cache again and waits until all ranks have it mapped. gpu_blocks 0: as before.
   /// Returns the new generation, which is thereby acknowledged. kBusy when it is there already or
