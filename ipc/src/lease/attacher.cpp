@@ -194,42 +194,13 @@ Status LeaseAttacher::Impl::wait_mapped(Epoch at_least, Deadline deadline, const
 
 Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline, const SessionId& of) {
   std::unique_lock lock(view_mutex_);
-  const std::uint64_t deaths = deaths_;
-  const std::uint64_t sessions = sessions_;
-  const Epoch revoked = last_revoked_;
-  const auto has_ended = [&] {
-    if (of.is_zero()) return deaths_ != deaths;
-    // One that has come since is a later one.
-    const bool replaced = sessions_ != sessions && !view_.session.is_zero() && view_.session != of;
-    return replaced ||
-           std::find(ended_sessions_.begin(), ended_sessions_.end(), of) != ended_sessions_.end();
-  };
+  const Wait wait{at_least, of, deaths_, sessions_, last_revoked_};
   for (;;) {
     if (view_.mapped && view_.epoch >= at_least && view_.phase == LeasePhase::kReady &&
         (of.is_zero() || view_.session == of)) {
       return ok();
     }
-    if (view_.refused) return *view_.refused;
-    if (waits_cancelled_) {
-      return KVFERRY_ERROR(kCancelled, "{}: this process ends; epoch {} is not waited for any more",
-                           tag_, at_least.value);
-    }
-    if (has_ended()) {
-      return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
-                           at_least.value);
-    }
-    // Who names the session has been told that the epoch was there: revoked since, it will not be.
-    const Epoch before = of.is_zero() && sessions_ == sessions ? revoked : Epoch{};
-    if (last_revoked_ > before && last_revoked_ >= at_least) {
-      return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
-                           last_revoked_.value);
-    }
-    if (!of.is_zero() && view_.session == of && detached_ >= at_least) {
-      return KVFERRY_ERROR(kRevoked,
-                           "{}: epoch {} was let go of here when a clear began: clear it on its "
-                           "owner, too, then re-init",
-                           tag_, detached_.value);
-    }
+    if (std::optional<Error> over = why_over(wait)) return *std::move(over);
     if (deadline.expired()) {
       return KVFERRY_ERROR(kTimeout, "{}: epoch {} is not mapped: epoch {} {}; {}", tag_,
                            at_least.value, view_.epoch.value, to_string(view_.phase), view_.note);
@@ -238,6 +209,49 @@ Status LeaseAttacher::Impl::await_mapped(Epoch at_least, Deadline deadline, cons
     // end of this process
     (void)view_changed_.wait_until(lock, deadline.when());
   }
+}
+
+// Under the mutex.
+bool LeaseAttacher::Impl::has_ended(const Wait& wait) const {
+  if (wait.of.is_zero()) return deaths_ != wait.deaths;
+  // A session that has come since is a later one.
+  const bool replaced =
+      sessions_ != wait.sessions && !view_.session.is_zero() && view_.session != wait.of;
+  return replaced || std::find(ended_sessions_.begin(), ended_sessions_.end(), wait.of) !=
+                         ended_sessions_.end();
+}
+
+// Under the mutex.
+std::optional<Error> LeaseAttacher::Impl::why_over(const Wait& wait) const {
+  if (view_.refused) return view_.refused;
+  if (waits_cancelled_) {
+    return KVFERRY_ERROR(kCancelled, "{}: this process ends; epoch {} is not waited for any more",
+                         tag_, wait.at_least.value);
+  }
+  if (has_ended(wait)) {
+    return KVFERRY_ERROR(kPeerDied, "{}: the owner died before epoch {} was mapped", tag_,
+                         wait.at_least.value);
+  }
+  const auto revoked = [&](Epoch epoch) {
+    return KVFERRY_ERROR(kRevoked, "{}: epoch {} was revoked before it was mapped here", tag_,
+                         epoch.value);
+  };
+  const bool of_this_session = sessions_ == wait.sessions;
+  if (last_revoked_ > (of_this_session ? wait.revoked : Epoch{}) &&
+      last_revoked_ >= wait.at_least) {
+    return revoked(last_revoked_);
+  }
+  if (wait.of.is_zero() || view_.session != wait.of) return std::nullopt;
+  // Who names the session has been told that the epoch was ready: it is over if it is not.
+  if (view_.epoch >= wait.at_least && view_.phase != LeasePhase::kReady)
+    return revoked(view_.epoch);
+  if (detached_ >= wait.at_least) {
+    return KVFERRY_ERROR(kRevoked,
+                         "{}: epoch {} was let go of here when a clear began: clear it on its "
+                         "owner, too, then re-init",
+                         tag_, detached_.value);
+  }
+  return std::nullopt;
 }
 
 void LeaseAttacher::Impl::cancel_waits() noexcept {

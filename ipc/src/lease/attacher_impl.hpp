@@ -64,8 +64,19 @@ class LeaseAttacher::Impl {
     LeaseId prepared_by;    ///< Lease that its contents go back to; 0: the owner itself.
   };
 
+  /// What was there when a wait for an epoch began.
+  struct Wait {
+    Epoch at_least;
+    SessionId of;  ///< Zero: any.
+    std::uint64_t deaths = 0;
+    std::uint64_t sessions = 0;
+    Epoch revoked;
+  };
+
   // attacher.cpp
   Status await_mapped(Epoch at_least, Deadline deadline, const SessionId& of);
+  [[nodiscard]] bool has_ended(const Wait& wait) const;
+  [[nodiscard]] std::optional<Error> why_over(const Wait& wait) const;
   void run_thread();
   void shut_down();
   void say_bye();
