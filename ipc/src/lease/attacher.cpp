@@ -243,8 +243,8 @@ std::optional<Error> LeaseAttacher::Impl::why_over(const Wait& wait) const {
   }
   if (wait.of.is_zero() || view_.session != wait.of) return std::nullopt;
   // Who names the session has been told that the epoch was ready: it is over if it is not.
-  if (view_.epoch >= wait.at_least && view_.phase != LeasePhase::kReady)
-    return revoked(view_.epoch);
+  const bool is_over = view_.epoch >= wait.at_least && view_.phase != LeasePhase::kReady;
+  if (is_over) return revoked(view_.epoch);
   if (detached_ >= wait.at_least) {
     return KVFERRY_ERROR(kRevoked,
                          "{}: epoch {} was let go of here when a clear began: clear it on its "
