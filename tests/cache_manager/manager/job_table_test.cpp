@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <random>
+#include <set>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -170,16 +173,51 @@ TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
   run(5);
   EXPECT_TRUE(refused(5, client_));
   EXPECT_FALSE(refused(4, client_)) << "it has not been here";
-  for (std::uint64_t id = 10; id < 10 + 2 * FinishedJobs::kRemembered; ++id) {
+  for (std::uint64_t id = 10; id < 10'000; ++id) {
     run(id);
   }
   EXPECT_TRUE(refused(5, client_));
-  EXPECT_TRUE(refused(4, client_)) << "nobody can tell";
-  EXPECT_TRUE(refused(10 + FinishedJobs::kRemembered, client_));
-  EXPECT_FALSE(refused(10 + 2 * FinishedJobs::kRemembered, client_));
+  EXPECT_FALSE(refused(4, client_));
+  EXPECT_TRUE(refused(5000, client_));
+  EXPECT_FALSE(refused(10'000, client_));
   EXPECT_FALSE(refused(5, ipc::Digest::from_words(8, 8))) << "another client's";
   table.forget_client(client_);
   EXPECT_FALSE(refused(5, client_));
+}
+
+TEST(FinishedJobsTest, AnyOrderOfAClientsJobsEndsAsOneRun) {
+  std::mt19937_64 random(7);
+  std::vector<std::uint64_t> ids(500);
+  std::iota(ids.begin(), ids.end(), 1U);
+  std::shuffle(ids.begin(), ids.end(), random);
+  FinishedJobs jobs;
+  std::set<std::uint64_t> added;
+  for (const std::uint64_t id : ids) {
+    jobs.add(ipc::JobId{id});
+    jobs.add(ipc::JobId{id});
+    added.insert(id);
+    for (std::uint64_t other = 0; other <= 501; ++other) {
+      ASSERT_EQ(jobs.contains(ipc::JobId{other}), added.contains(other)) << other;
+    }
+  }
+  EXPECT_EQ(jobs.runs(), 1U);
+}
+
+// A client that leaves out ids as it likes costs no more than so much.
+TEST(FinishedJobsTest, RunsAreBoundedAndNothingThatIsOverIsForgotten) {
+  constexpr std::uint64_t kLast = 20 * FinishedJobs::kMaxRuns;
+  FinishedJobs jobs;
+  for (std::uint64_t id = 2; id <= kLast; id += 2) {
+    jobs.add(ipc::JobId{id});
+    ASSERT_LE(jobs.runs(), FinishedJobs::kMaxRuns);
+  }
+  jobs.add(ipc::JobId{std::numeric_limits<std::uint64_t>::max()});
+  jobs.add(ipc::JobId{0});
+  for (std::uint64_t id = 2; id <= kLast; id += 2) EXPECT_TRUE(jobs.contains(ipc::JobId{id}));
+  EXPECT_TRUE(jobs.contains(ipc::JobId{std::numeric_limits<std::uint64_t>::max()}));
+  EXPECT_TRUE(jobs.contains(ipc::JobId{3})) << "between two runs that were made one";
+  EXPECT_FALSE(jobs.contains(ipc::JobId{kLast - 1}));
+  EXPECT_FALSE(jobs.contains(ipc::JobId{kLast + 2}));
 }
 
 TEST_F(JobTableTest, CancelEndsAQueuedJobAtOnceAndAsksTheMoversOfARunningOne) {
