@@ -119,7 +119,7 @@ void print_clear(const ipc::ClearReply& reply) {
                                  [](const auto& rank) { return rank.again; });
   print_out("{}; {} blocks dropped from host memory\n",
             failed                ? "not cleared on all ranks"
-            : reply.ranks.empty() ? "no engine is there: nothing to clear"
+            : reply.ranks.empty() ? "no engine is there"
             : again               ? "already cleared"
                                   : fmt::format("cleared in {:.1f} ms", to_ms(reply.took)),
             with_separators(reply.host_blocks_dropped));
@@ -214,7 +214,7 @@ int reinit_command(const Arguments& arguments) {
                       "example: come back with fewer blocks\n"
                       "  kvferry reinit --instance chat --gpu-blocks 2048",
                       common);
-  app->add_option("--engine", request.engine, "Only this engine [all]")->type_name("NAME");
+  app->add_option("--engine", request.engine, "Which engine [the only one]")->type_name("NAME");
   add_gpu_blocks(*app, request.gpu_blocks, "Blocks on each device [as before]");
   add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
   if (const auto code = parse_arguments(*app, arguments)) return *code;

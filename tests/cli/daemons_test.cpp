@@ -40,6 +40,36 @@ TEST_F(DaemonsTest, EndedByATermSignalTheyLeaveNoName) {
   EXPECT_TRUE(std::filesystem::is_empty(temp_ / "run"));
 }
 
+// A new manager knows of nobody until they find it: a clear may come before that.
+TEST_F(DaemonsTest, AClearThatComesBeforeTheOwnersHaveRegisteredIsNotCalledDone) {
+  for (const char* owner : {"worker", "mover"}) {
+    const std::string option = std::string("--cache-owner=") + owner;
+    running_.clear();
+    ChildProcess& worker = start("worker", {option});
+    ChildProcess& mover = start("mover", {option});
+    ChildProcess& manager = start("manager");
+    ASSERT_TRUE(wait_status(offload_ready)) << manager.stderr_text();
+    for (ChildProcess* rank : {&worker, &mover}) ASSERT_TRUE(rank->stop());
+    manager.kill();
+    ASSERT_EQ(manager.wait(soon()), ChildExit::killed_by(SIGKILL));
+    ChildProcess& next = start("manager");
+    ASSERT_TRUE(wait_status([](const nlohmann::json&) { return true; })) << next.stderr_text();
+
+    const Finished early = ask("clear");
+    EXPECT_EQ(early.exit, ChildExit::exited(1)) << early.output;
+    EXPECT_THAT(early.output, HasSubstr("not cleared on all ranks"));
+    EXPECT_THAT(early.complaints, HasSubstr("has not registered"));
+    const pid_t holder = owner == std::string("worker") ? worker.pid() : mover.pid();
+    EXPECT_THAT(early.complaints, HasSubstr("pid " + std::to_string(holder)));
+
+    for (ChildProcess* rank : {&worker, &mover}) rank->signal(SIGCONT);
+    ASSERT_TRUE(wait_status(offload_ready)) << next.stderr_text();
+    const Finished cleared = ask("clear");
+    EXPECT_EQ(cleared.exit, ChildExit::exited(0)) << cleared.complaints;
+    EXPECT_THAT(cleared.output, HasSubstr("cleared in"));
+  }
+}
+
 TEST_F(DaemonsTest, LookingAtTheStatusIsNotWorthALine) {
   ChildProcess& manager = start("manager");
   ASSERT_TRUE(wait_status([](const nlohmann::json&) { return true; })) << manager.stderr_text();

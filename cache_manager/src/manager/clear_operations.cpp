@@ -17,20 +17,35 @@ constexpr std::chrono::milliseconds kAttacherGrace{2000};
 void ClearOperations::start(const ipc::Peer& peer,
                             const ipc::Envelope& request,
                             const ipc::ClearRequest& message,
-                            std::vector<EngineRecord*> engines) {
+                            ClearScope scope) {
   auto clear = std::make_shared<Clear>();
   clear->peer = peer;
   clear->request = request;
   clear->host = message.host;
   clear->start = ipc::MonotonicClock::now();
-  clear->engines = std::move(engines);
+  clear->scope = std::move(scope);
   clears_.push_back(clear);
   clear->pending = 1;  // Held until everything is sent.
-  for (EngineRecord* engine : clear->engines) {
+  add_unknown(*clear);
+  for (EngineRecord* engine : clear->scope.engines) {
     start_clear(clear, *engine, message.deadline);
   }
   if (--clear->pending == 0) {
     finish_clear(clear);
+  }
+}
+
+void ClearOperations::add_unknown(Clear& clear) {
+  for (const UnknownOwner& owner : clear.scope.unknown_owners) {
+    ClearRank& rank = clear.ranks.emplace_back();
+    rank.engine = owner.engine;
+    rank.rank = owner.rank;
+    rank.error = in_rank(
+        KVFERRY_ERROR(kNotReady,
+                      "its cache owner (pid {}) lives and has not registered with this manager, "
+                      "nothing was cleared: retry when status shows it, or end it",
+                      owner.pid),
+        owner.engine, owner.rank);
   }
 }
 
@@ -203,6 +218,10 @@ std::optional<ipc::Error> ClearOperations::collect_outcomes(Clear& clear, ipc::C
     }
     reply.ranks.push_back(std::move(outcome));
   }
+  if (!first && clear.scope.blind) {
+    first = KVFERRY_ERROR(kNotReady, "owners that have not registered cannot be looked for: {}",
+                          clear.scope.blind->to_string());
+  }
   if (failed > 1) {
     first->message += fmt::format(" (and {} more ranks)", failed - 1);
   }
@@ -213,7 +232,14 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
   clear->answered = true;
   ipc::ClearReply reply;
   const std::optional<ipc::Error> first = collect_outcomes(*clear, reply);
-  for (EngineRecord* engine : clear->engines) {
+  if (clear->host == ipc::HostPolicy::kDrop) {
+    for (const std::string& departed : clear->scope.departed) {
+      const std::uint64_t dropped = context_.host.drop_departed(departed);
+      reply.host_blocks_dropped += dropped;
+      ipc::log_info("engine {}: nobody is left, {} host blocks dropped", departed, dropped);
+    }
+  }
+  for (EngineRecord* engine : clear->scope.engines) {
     // Whatever became of the ranks: no tier is left out because another one failed.
     if (clear->host == ipc::HostPolicy::kDrop) {
       reply.host_blocks_dropped += context_.host.drop_prefixes(*engine);
@@ -225,7 +251,7 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);
-  const std::vector<EngineRecord*> engines = clear->engines;
+  const std::vector<EngineRecord*> engines = clear->scope.engines;
   for (EngineRecord* engine : engines) {
     ipc::log_info("engine {}: clear ends after {} ms, {} host blocks dropped", engine->name(),
                   reply.took.count() / 1000, reply.host_blocks_dropped);

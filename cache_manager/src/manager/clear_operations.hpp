@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "manager/clear_scope.hpp"
 #include "manager/context.hpp"
 
 #include <chrono>
@@ -25,11 +26,11 @@ class ClearOperations {
   ClearOperations& operator=(const ClearOperations&) = delete;
   ~ClearOperations() = default;
 
-  /// The engines run no other operation.
+  /// Its engines run no other operation.
   void start(const ipc::Peer& peer,
              const ipc::Envelope& request,
              const ipc::ClearRequest& message,
-             std::vector<EngineRecord*> engines);
+             ClearScope scope);
   /// Answers those that run; what the ranks still say is not waited for.
   void cancel_all(const ipc::Error& why);
 
@@ -52,13 +53,15 @@ class ClearOperations {
     ipc::Envelope request;
     ipc::HostPolicy host = ipc::HostPolicy::kDrop;
     ipc::TimePoint start;
-    std::vector<EngineRecord*> engines;  ///< Operations keep their engines alive.
+    ClearScope scope;  ///< Operations keep their engines alive.
     std::vector<ClearRank> ranks;
     std::size_t pending = 0;
     bool answered = false;
   };
   using ClearRef = std::shared_ptr<Clear>;  // Shared by the answers that are outstanding.
 
+  /// Memory that nobody here can reach is told, never passed over.
+  static void add_unknown(Clear& clear);
   void start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Duration deadline);
   void send_clear(const ClearRef& clear,
                   std::size_t index,

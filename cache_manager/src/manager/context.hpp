@@ -5,6 +5,7 @@
 #include "kvferry/cache_manager/manager.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "manager/engine_directory.hpp"
@@ -23,6 +24,7 @@ namespace kvferry::cache_manager {
 /// What the parts of the manager share; ManagerCore owns all of it. @threading the loop's thread.
 struct ManagerContext {
   const ManagerConfig& config;
+  const ipc::RuntimeDir& dir;
   ipc::EventLoop& loop;
   ipc::ControlServer& server;
   PeerCalls& calls;

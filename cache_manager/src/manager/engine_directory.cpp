@@ -104,6 +104,16 @@ const std::map<ipc::Digest, ipc::Digest>& EngineDirectory::roots(const std::stri
   return roots_[engine];
 }
 
+std::vector<std::string> EngineDirectory::departed() const {
+  std::vector<std::string> names;
+  for (const auto& [name, roots] : roots_) {
+    if (!roots.empty() && !engines_.contains(name)) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
 bool EngineDirectory::shares_root(const ipc::Digest& root, const EngineRecord& engine) const {
   return std::any_of(roots_.begin(), roots_.end(), [&](const auto& used) {
     const auto record = engines_.find(used.first);

@@ -69,6 +69,8 @@ class EngineDirectory {
   /// fingerprints. They outlive the engine's record: a clear must find them after everybody has
   /// restarted.
   [[nodiscard]] const std::map<ipc::Digest, ipc::Digest>& roots(const std::string& engine);
+  /// Names of engines that have roots and no record.
+  [[nodiscard]] std::vector<std::string> departed() const;
   /// Whether a living engine other than this one has used the root and may do so again.
   [[nodiscard]] bool shares_root(const ipc::Digest& root, const EngineRecord& engine) const;
   void prune_roots(const std::string& engine, const std::function<bool(const ipc::Digest&)>& used);

@@ -4,8 +4,6 @@
 
 #include "kvferry/ipc/base/log.hpp"
 
-#include <set>
-
 namespace kvferry::cache_manager {
 
 std::uint64_t HostTier::drop_prefixes(const EngineRecord& engine) {
@@ -13,8 +11,18 @@ std::uint64_t HostTier::drop_prefixes(const EngineRecord& engine) {
   for (const ClientRecord* client : directory_.clients_of(engine)) {
     own.insert(client->peer.id);
   }
+  return drop(engine.name(), own);
+}
+
+std::uint64_t HostTier::drop_departed(const std::string& engine) {
+  const std::uint64_t dropped = drop(engine, {});
+  directory_.prune_roots(engine, [this](const ipc::Digest& root) { return index_.has_root(root); });
+  return dropped;
+}
+
+std::uint64_t HostTier::drop(const std::string& engine, const std::set<ipc::IncarnationId>& own) {
   std::uint64_t dropped = 0;
-  for (const auto& [root, fingerprint] : directory_.roots(engine.name())) {
+  for (const auto& [root, fingerprint] : directory_.roots(engine)) {
     // Foreign: a living client of another engine that shares the model. Jobs of clients that are
     // gone count as ours.
     dropped += index_.drop_root(root, [&](const ipc::IncarnationId& client) {

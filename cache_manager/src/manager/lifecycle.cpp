@@ -20,31 +20,19 @@ std::chrono::milliseconds clear_margin(std::uint64_t pool_bytes) {
          kAnswerMargin;
 }
 
-ipc::Result<std::vector<EngineRecord*>> Lifecycle::engines_for(const ipc::Peer& peer,
-                                                               const std::string& name) {
-  std::vector<EngineRecord*> engines;
-  if (!name.empty()) {
-    EngineRecord* engine = context_.directory.find(name);
-    if (engine == nullptr) {
-      return KVFERRY_ERROR(kNotFound, "instance {} has no engine {}: see status for the known ones",
-                           context_.config.instance, name);
-    }
-    engines.push_back(engine);
-  } else if (const ClientRecord* client = context_.directory.client(peer.id)) {
-    engines.push_back(client->engine);  // An engine's own client speaks for its engine alone.
-  } else {
-    for (const auto& [known, engine] : context_.directory.engines()) {
-      engines.push_back(engine.get());
-    }
+ipc::Result<ClearScope> Lifecycle::idle_scope(const ipc::Peer& peer, const std::string& name) {
+  auto scope = find_scope(context_.directory, context_.dir, peer, name);
+  if (!scope) {
+    return scope;
   }
-  for (const EngineRecord* engine : engines) {
+  for (const EngineRecord* engine : scope->engines) {
     if (engine->operation() != EngineOperation::kNone) {
       return KVFERRY_ERROR(kBusy, "engine {} runs a {} already: retry when it is over",
                            engine->name(),
                            engine->operation() == EngineOperation::kClear ? "clear" : "reinit");
     }
   }
-  return engines;
+  return scope;
 }
 
 void Lifecycle::clear(const ipc::Peer& peer, const ipc::Envelope& request) {
@@ -59,12 +47,12 @@ void Lifecycle::clear(const ipc::Peer& peer, const ipc::Envelope& request) {
                                   message->deadline.count(), kLongestDeadline.count()));
     return;
   }
-  auto engines = engines_for(peer, message->engine);
-  if (!engines) {
-    context_.refuse(peer, request, engines.error());
+  auto scope = idle_scope(peer, message->engine);
+  if (!scope) {
+    context_.refuse(peer, request, scope.error());
     return;
   }
-  clears_.start(peer, request, *message, std::move(engines).value());
+  clears_.start(peer, request, *message, std::move(scope).value());
 }
 
 void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
@@ -73,24 +61,28 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
     context_.refuse(peer, request, message.error());
     return;
   }
-  auto engines = engines_for(peer, message->engine);
-  ipc::Status status = engines ? ipc::ok() : ipc::Status(engines.error());
-  if (status && engines->size() != 1) {
+  auto scope = idle_scope(peer, message->engine);
+  ipc::Status status = scope ? ipc::ok() : ipc::Status(scope.error());
+  if (status && scope->engines.empty()) {
+    status = KVFERRY_ERROR(kNotReady,
+                           "no worker or mover has registered yet, nothing was re-created: start "
+                           "them, or retry when they have");
+  } else if (status && scope->engines.size() != 1) {
     status = KVFERRY_ERROR(kInvalidArgument, "reinit is for one engine and there are {}: name it",
-                           engines->size());
+                           scope->engines.size());
   }
   if (status && (message->deadline.count() <= 0 || message->deadline > kLongestDeadline)) {
     status = KVFERRY_ERROR(kInvalidArgument, "reinit deadline of {} ms: give 1 to {} ms",
                            message->deadline.count(), kLongestDeadline.count());
   }
   if (status) {
-    status = reinits_.check(*engines->front());
+    status = reinits_.check(*scope->engines.front());
   }
   if (!status) {
     context_.refuse(peer, request, status.error());
     return;
   }
-  reinits_.start(peer, request, *message, *engines->front());
+  reinits_.start(peer, request, *message, *scope->engines.front());
 }
 
 void Lifecycle::cancel_all() {

@@ -38,8 +38,8 @@ class Lifecycle {
   void cancel_all();
 
  private:
-  [[nodiscard]] ipc::Result<std::vector<EngineRecord*>> engines_for(const ipc::Peer& peer,
-                                                                    const std::string& name);
+  /// find_scope, and none of its engines runs an operation.
+  [[nodiscard]] ipc::Result<ClearScope> idle_scope(const ipc::Peer& peer, const std::string& name);
 
   ManagerContext& context_;
   ClearOperations clears_;

@@ -61,6 +61,7 @@ class ManagerCore : private ipc::ControlHandler {
   void finish_stop();
 
   const ManagerConfig config_;
+  const ipc::RuntimeDir dir_;
   const ipc::TransitionLog transitions_;
   ipc::EventLoop& loop_;
   HostPool& pool_;

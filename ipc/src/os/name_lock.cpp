@@ -37,8 +37,18 @@ struct Holder {
   std::uint64_t pid_namespace = 0;
 };
 
+constexpr std::string_view kSuffix = ".lock";
+
 std::filesystem::path lock_path(const std::filesystem::path& name) {
-  return name.native() + ".lock";
+  return name.native() + std::string(kSuffix);
+}
+
+/// The name that a lock file is for; nothing for other files.
+std::optional<std::string> locked_name(const std::filesystem::path& file) {
+  std::string name = file.filename().native();
+  if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) return std::nullopt;
+  name.resize(name.size() - kSuffix.size());
+  return name;
 }
 
 /// Process ids mean something inside one of these only; 0 when it cannot be told.
@@ -253,16 +263,36 @@ std::vector<std::string> RuntimeDir::remove_stale_names() const {
   return NameLock::sweep(path_, /*alone=*/false);
 }
 
+Result<std::vector<HeldName>> RuntimeDir::held_names() const {
+  std::vector<HeldName> held;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(path_, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::optional<std::string> name = locked_name(entry->path());
+    if (!name) continue;
+    const auto fd = open_lock(entry->path(), 0);
+    if (!fd) {
+      if (fd.error().code != ErrorCode::kNotFound) held.push_back({*name, 0});
+      continue;
+    }
+    const std::optional<Holder> holder = read_holder(fd->get());
+    // Free, or kept by a child of a dead holder: nobody's.
+    if (is_free(fd->get(), kHeld) || (holder && is_dead(*holder))) continue;
+    held.push_back({*name, holder ? holder->pid : 0});
+  }
+  if (error) {
+    return KVFERRY_ERROR(kSystem, "{}: cannot be read: {}", path_.native(), error.message());
+  }
+  return held;
+}
+
 std::vector<std::string> NameLock::sweep(const std::filesystem::path& folder, bool alone) {
-  constexpr std::string_view kSuffix = ".lock";
   std::vector<std::string> removed;
   std::error_code error;
   std::filesystem::directory_iterator entry(folder, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    std::string name = entry->path().filename().native();
-    if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) continue;
-    name.resize(name.size() - kSuffix.size());
-    if (remove_left(folder / name, alone)) removed.push_back(std::move(name));
+    std::optional<std::string> name = locked_name(entry->path());
+    if (name && remove_left(folder / *name, alone)) removed.push_back(*std::move(name));
   }
   if (error) log_warn("{}: cannot be read: {}", folder.native(), error.message());
   return removed;

@@ -13,12 +13,17 @@
 #include <fstream>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvferry::ipc {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 mode_t mode_of(const std::filesystem::path& path) {
   struct stat info {};
@@ -184,6 +189,34 @@ TEST(NameLockTest, RefusesASecondHolderAndNamesTheFirst) {
   lock.reset();
   EXPECT_TRUE(std::filesystem::is_empty(temp.path()));
   EXPECT_TRUE(NameLock::acquire(temp / "name").has_value());
+}
+
+TEST(NameLockTest, NamesThatLivingProcessesHoldAreListed) {
+  const test::ShortTempDir temp;
+  const auto dir = RuntimeDir::open(temp.path().native(), "one");
+  ASSERT_TRUE(dir.has_value());
+  const auto names = [&] {
+    std::vector<std::pair<std::string, pid_t>> held;
+    const auto listed = dir->held_names();
+    EXPECT_TRUE(listed.has_value());
+    for (const HeldName& item : *listed) held.emplace_back(item.name, item.pid);
+    return held;
+  };
+  EXPECT_THAT(names(), IsEmpty());
+  std::optional<NameLock> lock = *NameLock::acquire(dir->rank_socket("chat", 0, "lease"));
+  std::ofstream(dir->path() / "chat.1.lease.lock") << "1 1 1\n";  // Nobody holds it.
+  std::ofstream(dir->path() / "note") << "text";
+  EXPECT_THAT(names(), ElementsAre(Pair("chat.0.lease", ::getpid())));
+  // What cannot be told is not passed over.
+  std::filesystem::create_symlink(dir->path() / "note", dir->path() / "chat.2.lease.lock");
+  EXPECT_THAT(names(),
+              UnorderedElementsAre(Pair("chat.0.lease", ::getpid()), Pair("chat.2.lease", 0)));
+  std::filesystem::remove(dir->path() / "chat.2.lease.lock");
+  lock.reset();
+  EXPECT_THAT(names(), IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(dir->path() / "chat.1.lease.lock")) << "it only looks";
+  std::filesystem::remove_all(dir->path());
+  EXPECT_EQ(dir->held_names().error().code, ErrorCode::kSystem);
 }
 
 TEST(NameLockTest, TakesOverALeftoverLockFile) {

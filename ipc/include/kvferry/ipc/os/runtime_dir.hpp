@@ -15,6 +15,13 @@
 
 namespace kvferry::ipc {
 
+/// A name in an instance's directory, such as "chat.0.lease", and the process that holds it; 0 when
+/// that is not known.
+struct HeldName {
+  std::string name;
+  pid_t pid = 0;
+};
+
 /// The directory of one instance: DIR/INSTANCE, mode 0700, owned by this user. DIR is the
 /// --runtime-dir option, else $KVFERRY_RUNTIME_DIR, else $XDG_RUNTIME_DIR/kvferry, else
 /// /tmp/kvferry-UID. All sockets and locks of an instance live here and nowhere else.
@@ -47,6 +54,10 @@ class RuntimeDir {
   /// Removes the names (socket and lock file) of holders that are gone, as NameLock::acquire would
   /// one by one, and returns them. Never waits, and leaves alone whatever might be in use.
   [[nodiscard]] std::vector<std::string> remove_stale_names() const;
+  /// The names that living processes hold now, in no order. Looks only: takes and removes nothing.
+  /// A name whose holder is just starting, or whose lock file cannot be read, counts with pid 0.
+  /// kSystem when the folder cannot be read.
+  [[nodiscard]] Result<std::vector<HeldName>> held_names() const;
 
  private:
   /// The directory's descriptor and our lock on it.
