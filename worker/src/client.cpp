@@ -53,7 +53,10 @@ class WaitLog {
 
 Client::Client() = default;
 
-Client::~Client() { close(); }
+Client::~Client() {
+  ipc::forget_in_child(home_, impl_);
+  close();
+}
 
 Result<std::unique_ptr<Client>> Client::connect(ClientOptions options, Deadline deadline) {
   if (options.ranks == 0 || options.engine.empty()) {
@@ -99,7 +102,7 @@ Status Client::wait_ready(bool offload, Deadline deadline) {
       return *state.refused;
     }
     if (link.closed()) {
-      return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", link.options().engine);
+      return link.closed_error();
     }
     if (deadline.expired()) {
       log.end("deadline");

@@ -108,8 +108,31 @@ Result<std::unique_ptr<ipc::ControlLink>> ClientLink::await_manager(Deadline dea
   }
 }
 
+bool ClientLink::is_forked() {
+  if (home_.is_here()) return false;
+  if (!std::exchange(closed_, true)) {
+    // Not closed: the descriptors, and the peer at their other ends, are the parent's, too.
+    (void)reconnector_.release();
+    (void)link_.release();
+    pending_.clear();
+    greeted_ = false;
+    cache_.close();
+  }
+  return true;
+}
+
+ipc::Error ClientLink::closed_error() const {
+  if (home_.is_here()) {
+    return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", options_.engine);
+  }
+  return KVFERRY_ERROR(kCancelled,
+                       "the client of engine {} is process {}'s, which forked this one: connect a "
+                       "client of its own here",
+                       options_.engine, home_.pid());
+}
+
 void ClientLink::close() {
-  if (closed_) return;
+  if (is_forked() || closed_) return;
   closed_ = true;
   reconnector_.reset();
   if (link_ != nullptr) {
@@ -133,6 +156,7 @@ void ClientLink::adopt(std::unique_ptr<ipc::ControlLink> link) {
 }
 
 void ClientLink::pump() {
+  if (is_forked()) return;
   take_reconnected();
   while (link_ != nullptr) {
     auto received = link_->try_receive();
@@ -154,6 +178,7 @@ void ClientLink::pump() {
 }
 
 void ClientLink::wait(Deadline deadline) {
+  if (is_forked()) return;
   int fd = epoll_.get();
   if (news_signalled_) {
     // Completions that nobody has taken yet keep our own descriptor readable: wait for the others.
@@ -168,6 +193,7 @@ void ClientLink::wait(Deadline deadline) {
 }
 
 void ClientLink::update_news() {
+  if (is_forked()) return;
   const bool wanted = jobs_.has_news() || cache_.has_events();
   if (wanted == news_signalled_) return;
   news_signalled_ = wanted;
@@ -209,10 +235,8 @@ void ClientLink::reconnect(ipc::Duration after) {
   watch(reconnector_->fd());
 }
 
-Status ClientLink::check_connected() const {
-  if (closed_) {
-    return KVFERRY_ERROR(kCancelled, "the client of engine {} is closed", options_.engine);
-  }
+Status ClientLink::check_connected() {
+  if (is_forked() || closed_) return closed_error();
   if (link_ == nullptr || !greeted_) {
     return KVFERRY_ERROR(kNoManager, "no manager on instance {}; reconnecting, retry later",
                          dir_.instance());

@@ -5,6 +5,7 @@
 #include "cache_tracker.hpp"
 #include "job_tracker.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/client.hpp"
@@ -66,6 +67,8 @@ class ClientLink {
 
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
   [[nodiscard]] bool closed() const noexcept { return closed_; }
+  /// Why nothing can be asked of a closed client.
+  [[nodiscard]] ipc::Error closed_error() const;
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
   [[nodiscard]] const CacheState& state() const noexcept { return cache_.state(); }
   /// The generation that the engine knows: submits name it, so that work decided on before a clear
@@ -88,7 +91,10 @@ class ClientLink {
   [[nodiscard]] ipc::ControlLink::Options link_options() const;
   [[nodiscard]] ipc::Bytes hello() const;
   [[nodiscard]] Result<std::unique_ptr<ipc::ControlLink>> await_manager(Deadline deadline) const;
-  [[nodiscard]] Status check_connected() const;
+  /// True in a child that was forked from the client's process: closed, and nothing that is shared
+  /// with the parent is touched any more.
+  bool is_forked();
+  [[nodiscard]] Status check_connected();
   [[nodiscard]] Result<ipc::RequestId> send(ipc::MessageKind kind,
                                             ipc::Bytes body,
                                             Pending pending);
@@ -106,6 +112,7 @@ class ClientLink {
   void on_job_done(const ipc::Envelope& envelope);
   void watch(int fd);
 
+  const ipc::HomeProcess home_;
   const ClientOptions options_;
   const ipc::RuntimeDir dir_;
   /// One for all connections: a manager that lost sight of us for a moment takes us for the same

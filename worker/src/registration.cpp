@@ -211,7 +211,7 @@ RegisteredWorker::RegisteredWorker(ipc::Device& device,
                                    WorkerHooks hooks)
     : impl_(std::make_unique<Impl>(device, identity, regions, std::move(hooks))) {}
 
-RegisteredWorker::~RegisteredWorker() = default;
+RegisteredWorker::~RegisteredWorker() { ipc::forget_in_child(home_, impl_); }
 
 void RegisteredWorker::start() { impl_->start(); }
 
@@ -223,7 +223,9 @@ ipc::Result<ArenaUse> RegisteredWorker::enter(const ipc::SessionId& session, ipc
 
 ipc::LeaseView RegisteredWorker::view() const { return impl_->view(); }
 
-void RegisteredWorker::close() { impl_->close(); }
+void RegisteredWorker::close() {
+  if (home_.is_here()) impl_->close();
+}
 
 ipc::Result<std::unique_ptr<RegisteredWorker>> register_worker(ipc::Device& device,
                                                                const ipc::RankConfig& identity,

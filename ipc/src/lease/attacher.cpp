@@ -330,7 +330,7 @@ LeaseAttacher::LeaseAttacher(LeaseOptions options,
     : impl_(std::make_unique<Impl>(
           std::move(options), dir, device, geometry, user, std::move(on_change))) {}
 
-LeaseAttacher::~LeaseAttacher() = default;
+LeaseAttacher::~LeaseAttacher() { forget_in_child(home_, impl_); }
 
 Result<ClearOutcome> LeaseAttacher::detach(Epoch epoch, Deadline deadline) {
   return impl_->detach(epoch, deadline);

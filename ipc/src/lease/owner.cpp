@@ -381,7 +381,7 @@ LeaseOwner::LeaseOwner(LeaseOptions options,
     : impl_(std::make_unique<Impl>(
           std::move(options), dir, device, user, std::move(on_change), source)) {}
 
-LeaseOwner::~LeaseOwner() = default;
+LeaseOwner::~LeaseOwner() { forget_in_child(home_, impl_); }
 
 Result<Epoch> LeaseOwner::init(const ArenaLayout& layout, Deadline deadline) {
   return impl_->init(layout, deadline);

@@ -186,7 +186,7 @@ bool is_empty(int fd) noexcept {
 }  // namespace
 
 NameLock::NameLock(UniqueFd fd, std::filesystem::path name)
-    : fd_(std::move(fd)), name_(std::move(name)), holder_(::getpid()) {}
+    : fd_(std::move(fd)), name_(std::move(name)) {}
 
 Result<NameLock> NameLock::acquire(const std::filesystem::path& name) {
   const std::filesystem::path path = lock_path(name);
@@ -229,13 +229,13 @@ NameLock& NameLock::operator=(NameLock&& other) noexcept {
   NameLock old(std::move(*this));
   fd_ = std::move(other.fd_);
   name_ = std::move(other.name_);
-  holder_ = other.holder_;
+  home_ = other.home_;
   return *this;
 }
 
 NameLock::~NameLock() {
   // A forked child has a copy of this object, and no part in the name.
-  if (!fd_.valid() || holder_ != ::getpid()) return;
+  if (!fd_.valid() || !home_.is_here()) return;
   try {
     remove_names(name_);
   } catch (...) {

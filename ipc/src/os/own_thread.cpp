@@ -59,6 +59,10 @@ OwnThread::OwnThread(std::string name, Runs runs, std::function<void()> body)
 
 void OwnThread::wait_end(Duration ends_within) {
   if (!thread_.joinable()) return;
+  if (!home_.is_here()) {
+    thread_.detach();
+    return;
+  }
   await_body(ends_within);
   // wait-brief: the thread's last instructions; it waits for nothing any more
   thread_.join();

@@ -179,6 +179,8 @@ class RuntimeDir::Hold {
   Hold& operator=(const Hold&) = delete;
 
   ~Hold() {
+    // A child shares the lock itself: what it does to it, it does to its parent's.
+    if (!home_.is_here()) return;
     // Alone, and it still has the name: nobody can take it or be in it meanwhile.
     if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 || !is_named(fd_.get(), path_)) return;
     try {
@@ -200,6 +202,7 @@ class RuntimeDir::Hold {
   }
 
  private:
+  HomeProcess home_;
   UniqueFd fd_;
   std::filesystem::path path_;
 };

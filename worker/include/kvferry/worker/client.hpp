@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -169,7 +170,9 @@ struct ClientStats {
 /// An engine's connection. It reconnects by itself when the manager is replaced; jobs of the lost
 /// manager complete with kPeerDied once the movers are known to be idle.
 /// @threading one thread at a time; give each thread its own client or lock around one.
-/// @lifetime close() or the destructor gives up all pins and reservations; running jobs finish.
+/// @lifetime close() or the destructor gives up all pins and reservations; running jobs finish. A
+/// child that the process forks has no part in it: there every call fails with kCancelled, close()
+/// and the destructor do nothing, and it connects a client of its own if it wants one.
 class Client {
  public:
   /// Waits for a manager until the deadline (kNoManager), but not for workers: see wait_ready().
@@ -275,6 +278,7 @@ class Client {
  private:
   Client();
   class Impl;
+  ipc::HomeProcess home_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/worker/arena_use.hpp"
 
@@ -69,6 +70,7 @@ class RegisteredWorker {
 
  private:
   class Impl;
+  ipc::HomeProcess home_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -9,6 +9,7 @@
 #include "kvferry/ipc/lease/arena.hpp"
 #include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
 
@@ -129,7 +130,8 @@ using LeaseChanged = std::function<void(const LeaseView&)>;
 /// The owner's side for one rank: listens, grants, revokes, frees. One internal thread does grants
 /// and clears; calls from other threads are handed to it.
 /// @threading any. @lifetime device, user and source outlive it; the destructor shuts down (a
-/// bounded clear).
+/// bounded clear). In a child that the process forks: nothing may be called, the destructor does
+/// nothing.
 class LeaseOwner {
  public:
   /// source: whose memory the regions are; null: allocated here. Throws Exception: the name is
@@ -157,12 +159,14 @@ class LeaseOwner {
 
  private:
   class Impl;
+  HomeProcess home_;
   std::unique_ptr<Impl> impl_;
 };
 
 /// The attacher's side for one rank: connects, attaches, maps, lets go, for ever. One internal
 /// thread; it never waits for the owner while it maps anything.
-/// @threading any. @lifetime device, geometry and user outlive it; the destructor detaches.
+/// @threading any. @lifetime device, geometry and user outlive it; the destructor detaches. In a
+/// forked child as an owner.
 class LeaseAttacher {
  public:
   LeaseAttacher(LeaseOptions options,
@@ -191,6 +195,7 @@ class LeaseAttacher {
 
  private:
   class Impl;
+  HomeProcess home_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -39,13 +40,15 @@ class OwnThread {
   ~OwnThread() { wait_end(); }
 
   /// Until the body has returned; whoever calls has told it to. A wait that is noticeable is logged
-  /// at its start and end. @param ends_within for tests.
+  /// at its start and end. In a forked child, which has no such thread: at once. @param ends_within
+  /// for tests.
   void wait_end(Duration ends_within = kEndsWithin);
 
  private:
   void await_body(Duration ends_within);
   [[nodiscard]] bool has_ended(std::unique_lock<std::mutex>& lock);
 
+  const HomeProcess home_;
   const std::string name_;
   const Runs runs_;
   std::mutex mutex_;  ///< Guards ended_.

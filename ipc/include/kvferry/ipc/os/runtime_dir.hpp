@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/home_process.hpp"
 
 #include <sys/types.h>
 
@@ -32,7 +33,8 @@ class RuntimeDir {
  public:
   /// Creates what is missing. Errors: kInvalidArgument for a bad instance name
   /// ([A-Za-z0-9._-]{1,32}) or a path too long for a socket, kPermission for a foreign owner or a
-  /// wider mode (named, never changed), kSystem for a read-only or full file system.
+  /// wider mode (named, never changed) and for a /proc of another pid namespace, kSystem for a
+  /// read-only or full file system.
   [[nodiscard]] static Result<RuntimeDir> open(std::string_view base, std::string_view instance);
   /// For those who only look: creates and holds nothing. kNotFound when it is not there, else as
   /// open().
@@ -99,7 +101,7 @@ class NameLock {
   NameLock(UniqueFd fd, std::filesystem::path name);
   UniqueFd fd_;
   std::filesystem::path name_;
-  pid_t holder_ = 0;  ///< Who acquired it: a forked child has a copy of this object.
+  HomeProcess home_;
 };
 
 }  // namespace kvferry::ipc
