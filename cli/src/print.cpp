@@ -51,6 +51,8 @@ void prepare_streams() noexcept {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   (void)::sigaction(SIGPIPE, &ignore, nullptr);
+  // A limit on the size of files is an error like a full disk.
+  (void)::sigaction(SIGXFSZ, &ignore, nullptr);
   for (const int fd : std::array{STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     // Takes the lowest free number, which is this one. What is written there fails, as it should.
     if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", O_RDONLY);

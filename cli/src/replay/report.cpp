@@ -125,15 +125,28 @@ Json to_json(const ReplayReport& report) {
   return json;
 }
 
+namespace {
+
+/// A file system over a network may be interrupted by any signal.
+ipc::UniqueFd open_interruptibly(const std::filesystem::path& file, int flags, mode_t mode) {
+  int fd = -1;
+  do {
+    fd = ::open(file.c_str(), flags, mode);
+  } while (fd < 0 && errno == EINTR);
+  return ipc::UniqueFd(fd);
+}
+
+}  // namespace
+
 ipc::Status check_report_file(const std::filesystem::path& file) {
   constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
   constexpr mode_t kMode = 0600;
-  ipc::UniqueFd fd(::open(file.c_str(), kFlags | O_CREAT | O_EXCL, kMode));
+  ipc::UniqueFd fd = open_interruptibly(file, kFlags | O_CREAT | O_EXCL, kMode);
   if (fd.valid()) {
     (void)::unlink(file.c_str());
     return ipc::ok();
   }
-  if (errno == EEXIST) fd = ipc::UniqueFd(::open(file.c_str(), kFlags | O_NONBLOCK));
+  if (errno == EEXIST) fd = open_interruptibly(file, kFlags | O_NONBLOCK, kMode);
   if (!fd.valid()) return KVFERRY_ERRNO("report {}", file.string());
   return ipc::ok();
 }

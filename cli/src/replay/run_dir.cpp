@@ -4,11 +4,13 @@
 
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
-#include <chrono>
 #include <string_view>
 #include <system_error>
 
@@ -20,24 +22,24 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "replay-";
 constexpr std::string_view kLockName = "alive";
 constexpr std::size_t kTokenChars = 8;
-/// A younger directory may not have got its lock yet.
-constexpr std::chrono::minutes kStaleAge{1};
 
 void remove_stale(const fs::path& base) {
   std::error_code error;
   std::vector<fs::path> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with(kPrefix) || name.size() != kPrefix.size() + kTokenChars) continue;
-    const auto age = fs::file_time_type::clock::now() - entry.last_write_time(error);
-    if (!error && age > kStaleAge) found.push_back(entry.path());
+    if (name.starts_with(kPrefix) && name.size() == kPrefix.size() + kTokenChars) {
+      found.push_back(entry.path());
+    }
   }
   for (const fs::path& path : found) {
-    {
-      // The lock is the kernel's word that nobody uses it.
-      const auto lock = ipc::NameLock::acquire(path / kLockName);
-      if (!lock) continue;
-    }
+    // Whoever makes one holds the directory until it has its lock: both are the kernel's word that
+    // nobody uses it. Ages are not, the wall clock may jump.
+    const ipc::UniqueFd folder(
+        ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!folder.valid() || ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    const auto lock = ipc::NameLock::acquire(path / kLockName);
+    if (!lock) continue;
     ipc::log_info("removing {}, left by a replay that was killed", path.string());
     fs::remove_all(path, error);
   }

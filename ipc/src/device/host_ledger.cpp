@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "os/host_memory.hpp"
+#include "os/syscall.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -57,7 +58,7 @@ Status set_claim(int fd, std::uint64_t offset, std::uint64_t length) {
 }
 
 Result<std::string> read_all(const char* path, int& reads) {
-  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(retry_interrupted([&] { return ::open(path, O_RDONLY | O_CLOEXEC); }));
   if (!file.valid()) return KVFERRY_ERRNO("open {}, which host devices are counted from", path);
   std::string text;
   std::array<char, 16384> chunk{};
@@ -122,10 +123,8 @@ Status reserve_pages(int fd, std::uint64_t size_bytes) {
   constexpr std::uint64_t kPiece = 256ULL << 20;
   for (std::uint64_t at = 0; at < size_bytes; at += kPiece) {
     const std::uint64_t length = std::min(kPiece, size_bytes - at);
-    int rc = 0;
-    do {
-      rc = ::fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(length));
-    } while (rc != 0 && errno == EINTR);
+    const int rc = retry_interrupted(
+        [&] { return ::fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(length)); });
     if (rc != 0) return KVFERRY_ERRNO("reserve pages");
   }
   return ok();
@@ -270,7 +269,8 @@ Result<UniqueFd> HostLedger::create_object(std::uint64_t size_bytes, HandleKind 
                          "choose a smaller capacity",
                          name_, format_size(size_bytes), format_size(available));
   }
-  if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
+  if (retry_interrupted([&] { return ::ftruncate(fd.get(), static_cast<off_t>(size_bytes)); }) !=
+      0) {
     return KVFERRY_ERRNO("host device {}: set a size of {} bytes", name_, size_bytes);
   }
   if (const Status reserved = reserve_pages(fd.get(), size_bytes); !reserved.has_value()) {

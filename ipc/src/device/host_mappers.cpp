@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/host_mappers.hpp"
 
+#include "os/syscall.hpp"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -26,7 +28,9 @@ struct DirectoryCloser {
 
 /// Everything of a file of one process; empty when it is gone or not ours to see.
 std::string read_process_file(pid_t pid, std::string_view name) {
-  const UniqueFd file(::open(fmt::format("/proc/{}/{}", pid, name).c_str(), O_RDONLY | O_CLOEXEC));
+  const std::string path = fmt::format("/proc/{}/{}", pid, name);
+  const UniqueFd file(
+      retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   std::string text;
   std::array<char, 16384> chunk{};
   while (file.valid()) {

@@ -35,6 +35,7 @@ struct Holder {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
   std::uint64_t pid_namespace = 0;
+  std::uint64_t time_namespace = 0;
 };
 
 constexpr std::string_view kSuffix = ".lock";
@@ -51,10 +52,11 @@ std::optional<std::string> locked_name(const std::filesystem::path& file) {
   return name;
 }
 
-/// Process ids mean something inside one of these only; 0 when it cannot be told.
-std::uint64_t own_pid_namespace() {
+/// Process ids mean something inside one pid namespace only, start times inside one time namespace;
+/// 0 when it cannot be told, such as on a kernel without them.
+std::uint64_t own_namespace(const char* kind) {
   struct stat info {};
-  return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+  return ::stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
 template <typename T> bool take_number(std::string_view& text, T& value) {
@@ -73,7 +75,7 @@ std::optional<Holder> read_holder(int fd) {
   std::string_view text(buffer.data(), static_cast<std::size_t>(size));
   Holder holder;
   if (!take_number(text, holder.pid) || !take_number(text, holder.start_time) ||
-      !take_number(text, holder.pid_namespace)) {
+      !take_number(text, holder.pid_namespace) || !take_number(text, holder.time_namespace)) {
     return std::nullopt;
   }
   return holder;
@@ -81,9 +83,11 @@ std::optional<Holder> read_holder(int fd) {
 
 Status write_holder(int fd, const std::filesystem::path& path) {
   KVFERRY_ASSIGN(const ProcessRef self, ProcessRef::of_pid(::getpid()));
-  const std::string text =
-      fmt::format("{} {} {}\n", self.pid(), self.start_time(), own_pid_namespace());
-  if (::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  const std::string text = fmt::format("{} {} {} {}\n", self.pid(), self.start_time(),
+                                       own_namespace("pid"), own_namespace("time"));
+  const ssize_t written =
+      retry_interrupted([&] { return ::pwrite(fd, text.data(), text.size(), 0); });
+  if (written != static_cast<ssize_t>(text.size())) {
     return KVFERRY_ERRNO("write {}", path.native());
   }
   return ok();
@@ -91,11 +95,14 @@ Status write_holder(int fd, const std::filesystem::path& path) {
 
 /// A lock outlives its holder in a child that the holder had forked: the lock then proves nothing.
 bool is_dead(const Holder& holder) {
-  const std::uint64_t here = own_pid_namespace();
+  const std::uint64_t here = own_namespace("pid");
   if (here == 0 || holder.pid <= 0 || holder.pid_namespace != here) return false;
   const auto process = ProcessRef::of_pid(holder.pid);
   if (!process) return process.error().code == ErrorCode::kPeerDied;
-  return process->start_time() != holder.start_time || process->has_died();
+  if (process->has_died()) return true;
+  // Another process by now? Clocks of other time namespaces are shifted: that proves nothing.
+  return holder.time_namespace == own_namespace("time") &&
+         process->start_time() != holder.start_time;
 }
 
 // For the error text: the lock is what counts, the number may be a moment old.

@@ -108,6 +108,18 @@ Result<Identified> identify(pid_t pid) {
 
 }  // namespace
 
+Status check_own_proc() {
+  std::array<char, 32> target{};
+  const ssize_t size = ::readlink("/proc/self", target.data(), target.size());
+  if (size < 0) return KVFERRY_ERRNO("readlink /proc/self; is /proc mounted?");
+  const std::string_view shown(target.data(), static_cast<std::size_t>(size));
+  if (shown == std::to_string(::getpid())) return ok();
+  return KVFERRY_ERROR(kPermission,
+                       "/proc belongs to another pid namespace: this is process {}, which it shows "
+                       "as {}; mount a /proc of this one (unshare --mount-proc)",
+                       ::getpid(), shown);
+}
+
 Result<ProcessRef> ProcessRef::of_peer(int socket_fd) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);

@@ -182,7 +182,8 @@ class RuntimeDir::Hold {
     // A child shares the lock itself: what it does to it, it does to its parent's.
     if (!home_.is_here()) return;
     // Alone, and it still has the name: nobody can take it or be in it meanwhile.
-    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 || !is_named(fd_.get(), path_)) return;
+    const int alone = retry_interrupted([this] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
+    if (alone != 0 || !is_named(fd_.get(), path_)) return;
     try {
       // Whoever wrote there has ended. Not deep, and never through a link.
       const std::filesystem::path folder = path_ / "transitions";
@@ -237,6 +238,7 @@ Result<RuntimeDir> RuntimeDir::name(std::string_view base, std::string_view inst
 }
 
 Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view instance) {
+  KVFERRY_TRY(check_own_proc());
   KVFERRY_ASSIGN(RuntimeDir dir, name(base, instance));
   const std::filesystem::path base_path = dir.path_.parent_path();
   // Each round is one process that left, the last one in there, after we had looked.
@@ -256,6 +258,7 @@ Result<RuntimeDir> RuntimeDir::open(std::string_view base, std::string_view inst
 }
 
 Result<RuntimeDir> RuntimeDir::find(std::string_view base, std::string_view instance) {
+  KVFERRY_TRY(check_own_proc());
   KVFERRY_ASSIGN(RuntimeDir dir, name(base, instance));
   KVFERRY_TRY(look_at_directory(dir.path_.parent_path(), DirKind::kBase));
   KVFERRY_TRY(look_at_directory(dir.path_, DirKind::kInstance));

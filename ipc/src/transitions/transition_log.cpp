@@ -123,8 +123,8 @@ class TransitionLog::Ring {
     const RecordCounts counts{records, records * kJobRecordsEach};
     const std::size_t bytes = transitions::file_bytes(counts);
     // Really there: a full file system must not fault a later write.
-    if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-      errno = error;
+    if (retry_interrupted([&] { return ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)); }) !=
+        0) {
       return KVFERRY_ERRNO("allocate {} bytes for {}", bytes, path.native());
     }
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);

@@ -14,6 +14,10 @@
 
 namespace kvferry::ipc {
 
+/// kPermission when /proc shows another pid namespace than this process's: every look at a peer
+/// would be one at a stranger.
+[[nodiscard]] Status check_own_proc();
+
 /// One life of one process: a pidfd with pid and start time. Death is read from the kernel alone
 /// (the pidfd becomes readable), never from heartbeats, closed sockets or kill(pid, 0).
 /// @threading any.
