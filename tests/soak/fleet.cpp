@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "soak/fleet.hpp"
 
+#include "soak/surroundings.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -86,15 +88,19 @@ void Fleet::start(Member& member) {
   start.arguments = member.arguments;
   start.log_file = log;
   start.inherited_fd = children_end_.get();
+  // Somebody else may take the number first, a thread will do: then this life has another one.
+  if (options_.reuse_pids && member.last_pid != 0) (void)ask_for_pid(member.last_pid);
   auto process = cli::start_child(start);
   if (!process) throw ipc::Exception(std::move(process).error());
   member.process = std::move(*process);
   ++member.lives;
+  if (member.process.pid() == member.last_pid) ++pids_reused_;
 }
 
 cli::ChildEnd Fleet::reap(Member& member) {
   const pid_t pid = member.process.pid();
   member.process = ipc::ProcessRef();
+  member.last_pid = pid;
   return cli::reap_child(pid);
 }
 

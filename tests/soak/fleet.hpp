@@ -30,6 +30,7 @@ struct FleetOptions {
   std::vector<std::string> devices;  ///< One per rank.
   std::uint32_t gpu_blocks = 64;
   std::uint64_t host_memory = 16ULL << 20;
+  bool reuse_pids = false;  ///< The next life of a process gets the number of the last one.
 };
 
 /// One process of the fleet over all its lives.
@@ -39,6 +40,7 @@ struct Member {
   std::vector<std::string> arguments;
   ipc::ProcessRef process;
   std::uint64_t lives = 0;
+  pid_t last_pid = 0;  ///< Of the life before.
 };
 
 /// A manager, and a worker and a mover for each rank: real processes of the built program. They end
@@ -62,6 +64,8 @@ class Fleet {
   /// SIGTERM to movers and workers, then to the manager. What did not end with exit code 0 in time
   /// is named; it is killed.
   [[nodiscard]] std::vector<std::string> end_all(ipc::Duration each);
+  /// How many lives had the number of the one before.
+  [[nodiscard]] std::uint64_t pids_reused() const noexcept { return pids_reused_; }
   [[nodiscard]] std::string log_tail(const Member& member, std::size_t lines) const;
 
  private:
@@ -71,6 +75,7 @@ class Fleet {
   ipc::UniqueFd children_end_;  ///< Read end, given to children.
   ipc::UniqueFd our_end_;       ///< Never written: its closing tells them that we are gone.
   std::vector<Member> members_;
+  std::uint64_t pids_reused_ = 0;
 };
 
 }  // namespace kvferry::soak

@@ -7,10 +7,12 @@
 #include "replay/run_dir.hpp"
 #include "soak/report.hpp"
 #include "soak/soak.hpp"
+#include "soak/trace_reader.hpp"
 #include "table.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <nlohmann/json.hpp>
 
 #include <csignal>
@@ -18,6 +20,7 @@
 #include <exception>
 #include <fstream>
 #include <string>
+#include <vector>
 
 namespace kvferry::soak {
 namespace {
@@ -65,6 +68,15 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--look-every", soak.look_every, "Cycles from one look to the next")
       ->check(CLI::Range(1U, 1000U))
       ->capture_default_str();
+  soak.around.odd_library = KVFERRY_ODD_LIBRARY;
+  app.add_option("--odd", soak.around.odd,
+                 "What surrounds all processes: eintr, clock, old-kernel, separated by commas");
+  app.add_option("--odd-library", soak.around.odd_library, "What does that")->capture_default_str();
+  app.add_flag("--reuse-pids", soak.fleet.reuse_pids,
+               "Give a process the number of the dead one that it replaces");
+  app.add_option("--forks", soak.around.fork_share, "Share of cycles that the engine forks in")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--program", soak.fleet.program, "The kvferry to test");
   app.add_option("--report", options.report, "Write all figures and series as JSON");
   app.add_option("--logs", options.logs, "Keep the processes' logs there");
@@ -84,6 +96,7 @@ int run(Options& options) {
   auto run_dir = cli::RunDir::create("");
   if (!run_dir) throw ipc::Exception(run_dir.error());
   SoakOptions& soak = options.soak;
+  soak.around.reuse_pids = soak.fleet.reuse_pids;
   soak.at_most = std::chrono::duration_cast<ipc::Duration>(
       std::chrono::duration<double, std::ratio<60>>(options.minutes));
   soak.fleet.instance = "soak";
@@ -127,12 +140,21 @@ int run(Options& options) {
 
 int main(int argc, char** argv) {
   try {
+    // "--serve-trace-reader RUNTIME_DIR INSTANCE": started by a soak, not by people.
+    const std::vector<std::string> arguments(argv, argv + argc);
+    if (arguments.size() == 4 && arguments[1] == kvferry::soak::kServeTraceReader) {
+      return kvferry::soak::serve_trace_reader(arguments[2], arguments[3]);
+    }
     kvferry::soak::Options options;
     CLI::App app(
         "Clears and re-inits a cache thousands of times, under traffic, while its processes are "
         "killed and stopped.");
     kvferry::soak::add_options(app, options);
     CLI11_PARSE(app, argc, argv);
+    kvferry::soak::enter(options.soak.around, argv);
+    // One arena for all threads: with more of them, memory of ended threads waits for others to use
+    // it, and what the engine keeps cannot be told from that.
+    (void)::mallopt(M_ARENA_MAX, 1);
     kvferry::ipc::init_logging("soak", kvferry::ipc::LogLevel::kError);
     std::signal(SIGPIPE, SIG_IGN);
     return kvferry::soak::run(options);

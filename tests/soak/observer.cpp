@@ -81,6 +81,18 @@ void look_at_mappings(ProcessLook& look) {
   }
 }
 
+/// The driver's library names a socket after its process, "@cuda-uvmfd-NAMESPACE-PID@": a
+/// successor's is the same one.
+std::string with_names(const std::string& socket, const std::vector<ProcessLook>& processes) {
+  for (const ProcessLook& process : processes) {
+    const std::string pid = fmt::format("-{}@", process.pid);
+    if (const std::size_t at = socket.find(pid); at != std::string::npos) {
+      return socket.substr(0, at + 1) + process.name + "@";
+    }
+  }
+  return socket;
+}
+
 template <typename Set>
 void compare_sets(std::string_view what,
                   const Set& before,
@@ -144,7 +156,9 @@ void look_around(const fs::path& instance_dir, Look& look) {
     std::string path;
     for (int i = 0; i < 6; ++i) fields >> skipped;
     fields >> inode >> path;
-    if (path.starts_with("@") && sockets.contains(inode)) look.abstract.insert(path);
+    if (path.starts_with("@") && sockets.contains(inode)) {
+      look.abstract.insert(with_names(path, look.processes));
+    }
   }
 }
 

@@ -34,6 +34,7 @@ struct Look {
   std::set<std::string> abstract;  ///< Abstract socket names of these processes.
   std::uint64_t memfds = 0;        ///< Distinct ones.
   std::uint64_t device_used = 0;   ///< Simulated devices, by the kernel's books: exact.
+  std::uint64_t own_heap = 0;      ///< What this process has allocated and not freed.
   std::uint64_t driver_used =
       0;  ///< GPUs, by the driver: other processes and its own rounding count.
 };

@@ -96,6 +96,23 @@ void judge_times(const SoakOptions& options, const Seen& seen, std::vector<Figur
   }
 }
 
+/// What the engine's process has allocated and not freed, to the byte; only for memory that moves
+/// while one looks the interval is not a point.
+void judge_heap(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
+  Series heap;
+  for (const Sample& sample : seen.samples) {
+    if (sample.own_heap == 0) continue;
+    heap.push_back({static_cast<double>(sample.cycle), static_cast<double>(sample.own_heap)});
+  }
+  if (heap.size() < 3) return;
+  const double over_span = options.cycles < kLongRun ? kMiB : 0;
+  const SlopeVerdict verdict = judge_slope(heap, {.per_x = 8, .over_span = over_span});
+  figures.push_back({"live heap, engine",
+                     fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}]", verdict.fit.slope,
+                                 verdict.fit.low, verdict.fit.high),
+                     fmt::format("upper end < {:.0f}", verdict.limit), verdict.good});
+}
+
 void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
   SlopeLimit limit;
   // Heaps fill up for some 1,500 cycles: a short run sees little else, and a life between two kills
@@ -103,6 +120,8 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
   limit.over_span = options.cycles < kLongRun ? 1.5 * kMiB : kMiB / 4;
   for (const auto& [name, series] : longest_lives(seen)) {
     const SlopeVerdict verdict = judge_slope(series, limit);
+    // Of the engine a short run judges the live heap alone, which is exact.
+    if (name == "engine" && options.cycles < kLongRun) continue;
     // A process that was struck again and again in a short run has no life to judge.
     if (verdict.fit.points == 0 && options.cycles < kLongRun) continue;
     figures.push_back(
@@ -124,6 +143,22 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
                      fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}]", verdict.fit.slope,
                                  verdict.fit.low, verdict.fit.high),
                      fmt::format("upper end < {:.0f}", verdict.limit), verdict.good});
+}
+
+// What was asked for and did not happen proves nothing.
+void judge_surroundings(const SoakOptions& options,
+                        const Seen& seen,
+                        std::vector<Figure>& figures) {
+  const auto add = [&figures](std::string name, std::uint64_t times) {
+    figures.push_back({std::move(name), fmt::format("{} times", times), "> 0", times > 0});
+  };
+  for (std::size_t i = 0; i < test::kOddNames.size(); ++i) {
+    if (options.around.odd.find(test::kOddNames.at(i)) == std::string::npos) continue;
+    add(fmt::format("odd surroundings: {}", test::kOddNames.at(i)), seen.around.odd.at(i));
+  }
+  if (options.around.reuse_pids)
+    add("pid of a dead one given to its successor", seen.around.pids_reused);
+  if (options.around.fork_share > 0) add("children forked by the engine", seen.around.forks);
 }
 
 }  // namespace
@@ -165,11 +200,13 @@ std::vector<Figure> judge(const SoakOptions& options, const Seen& seen) {
   figures.push_back({"files of transitions, most", std::to_string(rings),
                      fmt::format("{}", most_rings), rings <= most_rings});
   judge_memory(options, seen, figures);
+  judge_heap(options, seen, figures);
   figures.push_back(
       {"transitions checked",
        fmt::format("{} in {} checks, {} breaches, {} not seen", seen.trace.transitions,
                    seen.trace.checks, seen.trace.breaches.size(), seen.trace.unseen),
        "0 breaches", seen.trace.breaches.empty() && seen.trace.transitions > 0});
+  judge_surroundings(options, seen, figures);
   figures.push_back(count_figure("processes that died by themselves", seen.deaths.size()));
   figures.push_back(count_figure("device memory in the end, B", seen.used_in_the_end));
   figures.push_back(count_figure("names in the end", seen.left_names.size()));
@@ -224,6 +261,7 @@ nlohmann::json to_json(const SoakOptions& options,
     report["samples"].push_back({{"cycle", sample.cycle},
                                  {"processes", processes},
                                  {"driver_used", sample.driver_used},
+                                 {"own_heap", sample.own_heap},
                                  {"rings", sample.rings}});
   }
   return report;

@@ -82,7 +82,8 @@ Soak::Soak(SoakOptions options)
   auto dir = ipc::RuntimeDir::open(fleet.runtime_dir.string(), fleet.instance);
   if (!dir) throw ipc::Exception(dir.error());
   dir_ = *dir;
-  trace_ = std::make_unique<TraceWatch>(*dir);
+  trace_ = std::make_unique<TraceReader>(fleet.runtime_dir, fleet.instance,
+                                         fleet.log_dir / "trace-reader.log");
   watch_memory_return();
 }
 
@@ -221,6 +222,15 @@ Status Soak::reinit() {
   }
 }
 
+void Soak::fork_child() {
+  if (options_.around.fork_share <= 0 ||
+      std::bernoulli_distribution(1 - options_.around.fork_share)(random_)) {
+    return;
+  }
+  constexpr int kLongestMs = 100;
+  children_.fork_one(static_cast<int>(random_() % kLongestMs), [this] { client_.reset(); });
+}
+
 void Soak::run_cycle(std::uint64_t number) {
   Cycle cycle;
   std::vector<Blow> blows = plan_blows(number);
@@ -241,6 +251,7 @@ void Soak::run_cycle(std::uint64_t number) {
   };
   const ipc::TimePoint start = ipc::MonotonicClock::now();
   if (cycle.struck) keeper_->begin(std::move(blows));
+  fork_child();
   if (const Status cleared = clear(cycle); !cleared) fail("clear", cleared);
   const ipc::TimePoint cleared = ipc::MonotonicClock::now();
   if (const Status ready = reinit(); !ready) fail("re-init", ready);
@@ -291,15 +302,16 @@ std::vector<std::string> Soak::still_open() {
 
 Look Soak::look_once() {
   Look look;
+  children_.wait_all();
   keeper_->call([&] {
     for (const Member& member : fleet_->members()) {
       if (!member.process.valid()) continue;
       look.processes.push_back(look_at_process(member.name, member.process.pid(), member.lives));
     }
   });
-  // This process reads all transitions besides, and its heap would keep the room for them.
-  (void)::malloc_trim(0);
   look.processes.push_back(look_at_process("engine", ::getpid(), 1));
+  const struct mallinfo2 heap = ::mallinfo2();
+  look.own_heap = heap.uordblks + heap.hblkhd;
   look_around(dir_->path(), look);
   if (const auto free = probe_.free_now()) {
     for (const cli::DeviceFree& device : *free) {
@@ -318,7 +330,10 @@ void Soak::look(std::uint64_t number) {
     aborted_ = true;
     return;
   }
-  trace_->check();
+  if (const Status checked = trace_->check(Deadline::after(kHang)); !checked) {
+    seen_.wrong.push_back(fmt::format("cycle {}: {}", number, checked.error().to_string()));
+    aborted_ = true;
+  }
   const Deadline deadline = Deadline::after(kSettle);
   Look now = look_once();
   std::vector<std::string> found;
@@ -345,6 +360,7 @@ void Soak::keep(std::uint64_t number, const Look& look) {
   Sample sample;
   sample.cycle = number;
   sample.driver_used = look.driver_used;
+  sample.own_heap = look.own_heap;
   sample.rings = look.rings;
   for (std::size_t i = 0; i < look.processes.size() && i < sample.processes.size(); ++i) {
     const ProcessLook& process = look.processes[i];
@@ -402,6 +418,11 @@ Seen Soak::run() {
   seen_.kills = keeper_->kills();
   seen_.stops = keeper_->stops();
   seen_.ended_by_owner = keeper_->ended_by_owner();
+  children_.wait_all();
+  if (children_.failed() != 0) {
+    seen_.wrong.push_back(fmt::format("{} forked children did not end well", children_.failed()));
+  }
+  seen_.around = {read_odd_counts(), fleet_->pids_reused(), children_.forked()};
   seen_.deaths = keeper_->unexpected();
   for (std::string& wrong : fleet_->end_all(15s)) seen_.wrong.push_back(std::move(wrong));
   const Deadline settled = Deadline::after(kSettle);

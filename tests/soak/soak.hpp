@@ -10,7 +10,8 @@
 #include "soak/fleet.hpp"
 #include "soak/keeper.hpp"
 #include "soak/observer.hpp"
-#include "soak/trace_watch.hpp"
+#include "soak/surroundings.hpp"
+#include "soak/trace_reader.hpp"
 #include "soak/traffic.hpp"
 
 #include <array>
@@ -37,6 +38,7 @@ struct SoakOptions {
   std::uint64_t look_every = 10;
   Leak leak = Leak::kNone;
   FleetOptions fleet;
+  Surroundings around;
   std::uint64_t capacity = 64ULL << 20;  ///< Of each host device.
 };
 
@@ -60,6 +62,7 @@ struct Sample {
   };
   std::uint64_t cycle = 0;
   std::uint64_t driver_used = 0;
+  std::uint64_t own_heap = 0;
   std::uint64_t rings = 0;
   std::array<Process, kMaxProcesses> processes;  ///< In the order of Seen::names.
 };
@@ -81,6 +84,7 @@ struct Seen {
   std::vector<std::string> wrong;  ///< Whatever else may not happen.
   std::uint64_t used_in_the_end = 0;
   std::vector<std::string> left_names;
+  SurroundingsDone around;
   double seconds = 0;
 };
 
@@ -96,6 +100,7 @@ class Soak {
 
  private:
   void run_cycle(std::uint64_t number);
+  void fork_child();
   [[nodiscard]] std::vector<Blow> plan_blows(std::uint64_t number);
   [[nodiscard]] ipc::Status clear(Cycle& cycle);
   [[nodiscard]] ipc::Status reinit();
@@ -115,8 +120,9 @@ class Soak {
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<worker::Client> client_;
+  Children children_;
   std::unique_ptr<Traffic> traffic_;
-  std::unique_ptr<TraceWatch> trace_;
+  std::unique_ptr<TraceReader> trace_;
   double usual_cycle_ms_ = 30;
   std::size_t cycle_count_ = 0;
   std::size_t sample_count_ = 0;

@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Leaks,
                          SoakLeakTest,
                          testing::Values(Injected{"descriptor", "11", "descriptors, names"},
                                          Injected{"name", "11", "descriptors, names"},
-                                         Injected{"memory", "60", "private memory, engine"},
+                                         Injected{"memory", "60", "live heap, engine"},
                                          Injected{"data", "11", "blocks corrupt"}),
                          [](const auto& leak) { return leak.param.what; });
 

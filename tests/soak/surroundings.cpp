@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "soak/surroundings.hpp"
+
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/os/process.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace kvferry::soak {
+namespace {
+
+int retried_waitpid(pid_t pid, int& status, int options) {
+  int rc = 0;
+  do {
+    rc = ::waitpid(pid, &status, options);
+  } while (rc < 0 && errno == EINTR);
+  return rc;
+}
+
+}  // namespace
+
+void enter(const Surroundings& wanted, char** argv) {
+  if (wanted.odd.empty() || !ipc::environment(test::kOddVariable).empty()) return;
+  if (!std::filesystem::exists(wanted.odd_library)) {
+    throw ipc::Exception(KVFERRY_ERROR(kNotFound, "no library {}: build the target kvferry_odd",
+                                       wanted.odd_library));
+  }
+  std::string counts = (std::filesystem::temp_directory_path() / "kvferry-odd-XXXXXX").string();
+  const ipc::UniqueFd fd(::mkostemp(counts.data(), O_CLOEXEC));
+  if (!fd.valid() || ::ftruncate(fd.get(), sizeof(test::OddCounts)) != 0) {
+    throw ipc::Exception(KVFERRY_ERRNO("file for counts {}", counts));
+  }
+  (void)::setenv(test::kOddVariable, wanted.odd.c_str(), 1);
+  (void)::setenv(test::kOddCountsVariable, counts.c_str(), 1);
+  (void)::setenv("LD_PRELOAD", wanted.odd_library.c_str(), 1);
+  (void)::execv("/proc/self/exe", argv);
+  throw ipc::Exception(KVFERRY_ERRNO("start this program anew"));
+}
+
+std::array<std::uint64_t, test::kOddNames.size()> read_odd_counts() {
+  std::array<std::uint64_t, test::kOddNames.size()> counts{};
+  const std::string file = ipc::environment(test::kOddCountsVariable);
+  if (file.empty()) return counts;
+  std::ifstream(file, std::ios::binary)
+      .read(reinterpret_cast<char*>(counts.data()), sizeof(counts));
+  (void)::unlink(file.c_str());
+  return counts;
+}
+
+bool ask_for_pid(pid_t pid) {
+  std::ofstream file("/proc/sys/kernel/ns_last_pid");
+  return static_cast<bool>(file << pid - 1 << std::flush);
+}
+
+pid_t Children::fork_now() {
+  const pid_t child = ::fork();
+  if (child > 0) ++forked_;
+  return child;
+}
+
+void Children::stay_and_exit(int lives_ms) {
+  (void)::poll(nullptr, 0, lives_ms);
+  ::_exit(EXIT_SUCCESS);
+}
+
+void Children::note_end(int status) {
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) ++failed_;
+}
+
+void Children::reap() {
+  std::erase_if(living_, [this](pid_t child) {
+    int status = 0;
+    if (retried_waitpid(child, status, WNOHANG) == 0) return false;
+    note_end(status);
+    return true;
+  });
+}
+
+void Children::wait_all() {
+  for (const pid_t child : living_) {
+    int status = 0;
+    (void)retried_waitpid(child, status, 0);
+    note_end(status);
+  }
+  living_.clear();
+}
+
+}  // namespace kvferry::soak
