@@ -8,7 +8,7 @@ set -euo pipefail
 
 usage() {
   cat <<'TXT'
-usage: gpu_matrix.sh --bin DIR [--out DIR] [--devices "0 1"] [--every N] [--only REGEX] [--seconds N]
+usage: gpu_matrix.sh --bin DIR [--out DIR] [--devices "0 1"] [--every N] [--only REGEX] [--seconds N] [--pool SIZE]
 
   --bin DIR       holds kvferry, job_matrix and kvferry_job_engine
   --out DIR       logs and reports (default: a new folder under /tmp)
@@ -16,10 +16,11 @@ usage: gpu_matrix.sh --bin DIR [--out DIR] [--devices "0 1"] [--every N] [--only
   --every N       every N-th cell only (default 1)
   --only REGEX    only cells whose name matches
   --seconds N     begin no cell later than that (default 500)
+  --pool SIZE     host memory of each cell's manager, which its mover pins (default 256MiB)
 TXT
 }
 
-bin="" out="" devices=0 every=1 only=. seconds=500
+bin="" out="" devices=0 every=1 only=. seconds=500 pool=256MiB
 while (($#)); do
   case $1 in
     --bin) bin=$(realpath "$2"); shift 2 ;;
@@ -28,6 +29,7 @@ while (($#)); do
     --every) every=$2; shift 2 ;;
     --only) only=$2; shift 2 ;;
     --seconds) seconds=$2; shift 2 ;;
+    --pool) pool=$2; shift 2 ;;
     --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -36,7 +38,7 @@ done
 [[ -n $out ]] || out=$(mktemp -d /tmp/kvferry-gpu-matrix.XXXXXX)
 mkdir -p "$out"
 
-export KVFERRY_MATRIX_PROGRAM=$bin/kvferry KVFERRY_MATRIX_GEOMETRY=llama-3-8b KVFERRY_MATRIX_POOL=256MiB
+export KVFERRY_MATRIX_PROGRAM=$bin/kvferry KVFERRY_MATRIX_GEOMETRY=llama-3-8b KVFERRY_MATRIX_POOL=$pool
 mapfile -t cells < <("$bin/job_matrix" --gtest_list_tests | awk '/^[^ ]/ { suite = $1 } /^  / { print suite $1 }' |
   awk -F/ -v only="$only" '$NF ~ only' | awk -v step="$every" '(NR - 1) % step == 0')
 read -ra gpus <<< "$devices"

@@ -119,7 +119,10 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
   // sees it in part.
   limit.over_span = options.cycles < kLongRun ? 1.5 * kMiB : kMiB / 4;
   for (const auto& [name, series] : longest_lives(seen)) {
-    const SlopeVerdict verdict = judge_slope(series, limit);
+    SlopeLimit its = limit;
+    // Its life is the whole run, with others killed in each third: its heap gets room twice more.
+    if (name == "engine") its.over_span = kMiB / 2;
+    const SlopeVerdict verdict = judge_slope(series, its);
     // Of the engine a short run judges the live heap alone, which is exact.
     if (name == "engine" && options.cycles < kLongRun) continue;
     // A process that was struck again and again in a short run has no life to judge.
