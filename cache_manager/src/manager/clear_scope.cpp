@@ -39,8 +39,11 @@ ipc::Result<ClearScope> find_scope(EngineDirectory& directory,
                                    const ipc::Peer& peer,
                                    const std::string& name) {
   ClearScope scope;
-  if (const ClientRecord* client = directory.client(peer.id); client != nullptr && name.empty()) {
-    scope.engines.push_back(client->engine);  // An engine's own client speaks for its engine alone.
+  // An engine's own client speaks for its engine alone.
+  const ClientRecord* client = name.empty() ? directory.client(peer.id) : nullptr;
+  EngineRecord* only = client != nullptr ? client->engine : directory.find(name);
+  if (only != nullptr) {
+    scope.engines.push_back(only);  // Nothing to look for: its ranks are known.
     return scope;
   }
   const auto is_meant = [&](const std::string& engine) { return name.empty() || engine == name; };
