@@ -45,9 +45,6 @@ class RunDirTest : public testing::Test {
     std::copy(path.native().begin(), path.native().end(), address.sun_path);
     ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   }
-  static void age(const fs::path& path) {
-    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(1));
-  }
 
   std::string base_;
 };
@@ -68,17 +65,18 @@ TEST_F(RunDirTest, IsPrivateAndGoneAtItsEnd) {
 
 TEST_F(RunDirTest, RemovesWhatAKilledReplayLeftAndNothingElse) {
   const RunDir living = make();
-  age(living.path());
   const fs::path dead = fs::path(base_) / "replay-deadbeef";
-  const fs::path young = fs::path(base_) / "replay-12345678";
   const fs::path other = fs::path(base_) / "default";
-  for (const fs::path& path : {dead, young, other}) {
+  for (const fs::path& path : {dead, other}) {
     fs::create_directory(path);
     fs::permissions(path, fs::perms::owner_all);
   }
   std::ofstream(dead / "registry");
-  age(dead);
-  age(other);
+  // One that is being made: held, and without its lock yet. How old it looks says nothing.
+  const auto young_dir = ipc::RuntimeDir::open(base_, "replay-12345678");
+  ASSERT_TRUE(young_dir);
+  const fs::path young = young_dir->path();
+  fs::last_write_time(young, fs::file_time_type::clock::now() - std::chrono::hours(1));
   const RunDir next = make();
   EXPECT_FALSE(fs::exists(dead));
   EXPECT_TRUE(fs::exists(young));

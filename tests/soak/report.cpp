@@ -105,7 +105,8 @@ void judge_heap(const SoakOptions& options, const Seen& seen, std::vector<Figure
     heap.push_back({static_cast<double>(sample.cycle), static_cast<double>(sample.own_heap)});
   }
   if (heap.size() < 3) return;
-  const double over_span = options.cycles < kLongRun ? kMiB : 0;
+  // It has more to keep while managers are killed, in two thirds of the run: some 50 KiB.
+  const double over_span = options.cycles < kLongRun ? kMiB : kMiB / 8;
   const SlopeVerdict verdict = judge_slope(heap, {.per_x = 8, .over_span = over_span});
   figures.push_back({"live heap, engine",
                      fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}]", verdict.fit.slope,
