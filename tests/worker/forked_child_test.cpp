@@ -80,6 +80,12 @@ class ForkedChildTest : public ::testing::Test {
 TEST_F(ForkedChildTest, HasNoPartInItsParentsClient) {
   auto client = connect();
   const JobId job = submit(*client);
+  // Over before the fork, and taken in by the parent alone.
+  const JobId early = submit(*client);
+  manager_->run([&](ScriptedManager& manager) { manager.send_done(early, {0}); });
+  pollfd news{client->fd(), POLLIN, 0};
+  ASSERT_EQ(::poll(&news, 1, 10'000), 1);
+  EXPECT_TRUE(client->wait_ready(true, Deadline::after(10s)));
   EXPECT_EQ(in_forked_child([&] {
               const auto cancelled = [](const auto& result) {
                 return !result && result.error().code == ErrorCode::kCancelled &&
@@ -90,13 +96,15 @@ TEST_F(ForkedChildTest, HasNoPartInItsParentsClient) {
               if (!cancelled(client->wait_ready(true, Deadline::after(5s)))) return 3;
               if (client->wait(std::vector{job}, Deadline::after(5s)).has_value()) return 4;
               if (!client->poll(10).empty()) return 5;
+              if (client->wait(std::vector{early}, Deadline::after(5s)).has_value()) return 7;
               if (client->state().manager_connected) return 6;
               client->close();
               client.reset();
               return 0;
             }),
             0);
-  // What the parent had is as it was: link, epoll set, job.
+  // What the parent had is as it was: completions, link, epoll set, job.
+  EXPECT_EQ(client->poll(10).size(), 1U);
   manager_->run([&](ScriptedManager& manager) { manager.send_done(job, {0}); });
   pollfd entry{client->fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the client's descriptor hears of nothing any more";

@@ -123,6 +123,7 @@ Status Client::wait_ready(bool offload, Deadline deadline) {
 
 std::vector<CacheEvent> Client::events() {
   ClientLink& link = impl_->link;
+  if (link.is_forked()) return {};
   link.pump();
   std::vector<CacheEvent> events = link.take_events();
   link.update_news();
@@ -131,6 +132,7 @@ std::vector<CacheEvent> Client::events() {
 
 std::vector<Completion> Client::poll(std::size_t max) {
   ClientLink& link = impl_->link;
+  if (link.is_forked()) return {};
   link.pump();
   // Taken out before the first call: a callee may wait for other blocks, or submit.
   for (const auto& released : link.jobs().take_released()) released();
@@ -141,6 +143,7 @@ std::vector<Completion> Client::poll(std::size_t max) {
 
 Result<std::vector<Completion>> Client::wait(std::span<const JobId> jobs, Deadline deadline) {
   ClientLink& link = impl_->link;
+  if (link.is_forked()) return link.closed_error();
   WaitLog log(fmt::format("{} jobs", jobs.size()));
   link.pump();
   for (const JobId job : jobs) {

@@ -67,6 +67,9 @@ class ClientLink {
 
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
   [[nodiscard]] bool closed() const noexcept { return closed_; }
+  /// True in a child that was forked from the client's process: closed, and nothing that is shared
+  /// with the parent is touched any more.
+  bool is_forked();
   /// Why nothing can be asked of a closed client.
   [[nodiscard]] ipc::Error closed_error() const;
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
@@ -91,9 +94,6 @@ class ClientLink {
   [[nodiscard]] ipc::ControlLink::Options link_options() const;
   [[nodiscard]] ipc::Bytes hello() const;
   [[nodiscard]] Result<std::unique_ptr<ipc::ControlLink>> await_manager(Deadline deadline) const;
-  /// True in a child that was forked from the client's process: closed, and nothing that is shared
-  /// with the parent is touched any more.
-  bool is_forked();
   [[nodiscard]] Status check_connected();
   [[nodiscard]] Result<ipc::RequestId> send(ipc::MessageKind kind,
                                             ipc::Bytes body,

@@ -171,8 +171,9 @@ struct ClientStats {
 /// manager complete with kPeerDied once the movers are known to be idle.
 /// @threading one thread at a time; give each thread its own client or lock around one.
 /// @lifetime close() or the destructor gives up all pins and reservations; running jobs finish. A
-/// child that the process forks has no part in it: there every call fails with kCancelled, close()
-/// and the destructor do nothing, and it connects a client of its own if it wants one.
+/// child that the process forks has no part in it: there calls fail with kCancelled or return
+/// nothing, fd() is still the parent's, close() and the destructor do nothing, and it connects a
+/// client of its own if it wants one.
 class Client {
  public:
   /// Waits for a manager until the deadline (kNoManager), but not for workers: see wait_ready().

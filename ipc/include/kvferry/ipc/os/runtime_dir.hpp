@@ -78,7 +78,7 @@ class RuntimeDir {
 /// "A lock before bind": an OFD lock on NAME.lock that the kernel drops when its holder dies. Held
 /// for life, O_CLOEXEC. A name whose lock is free is stale and may be replaced. So is one whose
 /// lock is held by a child that a dead holder had forked: the file names its holder by pid, start
-/// time and pid namespace, and the kernel says that this life is over.
+/// time, pid and time namespace, and the kernel says that this life is over.
 class NameLock {
  public:
   /// kAlreadyExists names the pid that holds it. Of several that find a stale name, one gets it.
