@@ -136,7 +136,7 @@ run_sanitized() {
 # preloaded (they have to come first), files without a size (their reports), and threads of a forked
 # child (not supported by the one for threads).
 not_sanitized='^ScriptsTest|WithoutDescriptors|^MoverDescriptorsTest|SoakTest\.AFewCycles'
-not_sanitized+='|Odd(Replay|Soak)Test|ALimitOnTheSizeOfFiles|ForkedChildTest\.ConnectsA'
+not_sanitized+='|SoakLeakTest.*/memory|Odd(Replay|Soak)Test|ALimitOnTheSizeOfFiles|ForkedChildTest\.ConnectsA'
 readonly not_sanitized
 
 # Reports go to files, since many processes end by a test's SIGKILL or with an exit code that no test
