@@ -105,8 +105,7 @@ void judge_heap(const SoakOptions& options, const Seen& seen, std::vector<Figure
     heap.push_back({static_cast<double>(sample.cycle), static_cast<double>(sample.own_heap)});
   }
   if (heap.size() < 3) return;
-  // It has more to keep while managers are killed, in two thirds of the run: some 50 KiB.
-  const double over_span = options.cycles < kLongRun ? kMiB : kMiB / 8;
+  const double over_span = options.cycles < kLongRun ? kMiB : 0;
   const SlopeVerdict verdict = judge_slope(heap, {.per_x = 8, .over_span = over_span});
   figures.push_back({"live heap, engine",
                      fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}]", verdict.fit.slope,
@@ -120,10 +119,7 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
   // sees it in part.
   limit.over_span = options.cycles < kLongRun ? 1.5 * kMiB : kMiB / 4;
   for (const auto& [name, series] : longest_lives(seen)) {
-    SlopeLimit its = limit;
-    // Its life is the whole run, with others killed in each third: its heap gets room twice more.
-    if (name == "engine") its.over_span = kMiB / 2;
-    const SlopeVerdict verdict = judge_slope(series, its);
+    const SlopeVerdict verdict = judge_slope(series, limit);
     // Of the engine a short run judges the live heap alone, which is exact.
     if (name == "engine" && options.cycles < kLongRun) continue;
     // A process that was struck again and again in a short run has no life to judge.
