@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Usage: scripts/setup.sh [--build] [--check]
+# Usage: scripts/setup.sh [--build | --test] [--check]
 #
 # Installs what is missing to build, test and lint kvferry on Debian 12 and Ubuntu 24.04, as root or
 # through sudo. Says nothing and changes nothing when all is there. A CUDA toolkit is used when it
 # is present; it is never installed here and never required.
 #
-#   --build   only what building, testing and running need (no format, lint, shell, model or wait checkers)
+#   --build   only what building and running need
+#   --test    that, and what the tests need (no format, lint, shell or model checkers)
 #   --check   install nothing; list what is missing and fail if there is something
 #   --help    this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-build_only=false
+scope=all
 check_only=false
 for argument in "$@"; do
   case $argument in
-    --build) build_only=true ;;
+    --build | --test) scope=${argument#--} ;;
     --check) check_only=true ;;
     --help | -h) print_help && exit ;;
     *) die "unknown option '$argument'; see --help" ;;
@@ -54,8 +55,11 @@ clang_runtime_package() {
   echo "libclang-rt-${version:-14}-dev"
 }
 
-if ! $build_only; then
-  packages+=(shellcheck python3 spin strace "$(clang_package clang-format)" "$(clang_package clang-tidy)")
+if [[ $scope != build ]]; then
+  packages+=(python3)
+fi
+if [[ $scope == all ]]; then
+  packages+=(shellcheck spin strace "$(clang_package clang-format)" "$(clang_package clang-tidy)")
   packages+=(clang "$(clang_runtime_package)")
 fi
 

@@ -16,7 +16,7 @@ case ${1:-} in
   *) die "unknown argument '$1'; options of ctest go after --; see --help" ;;
 esac
 
-scripts/setup.sh --build
+scripts/setup.sh --test
 log=build/test-build.log
 mkdir -p build
 echo "test: building the release preset (log: $root/$log)"
