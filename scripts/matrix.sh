@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Usage: scripts/matrix.sh [--only REGEX] [--jobs N] [--preset NAME]
+# Usage: scripts/matrix.sh [--only REGEX] [--every N] [--jobs N] [--preset NAME]
 #
 # Strikes every transition of the unlink handshake and of copy jobs with every fault, in both ownership
 # roles and with both kinds of handles, on real processes (tests/matrix/, described in
@@ -50,10 +50,11 @@ for program in lease_matrix job_matrix; do
   filter=$(cells "$program" "$step")
   [[ -n $filter ]] || continue
   listed=$((listed + 1 + $(tr -cd : <<< "$filter" | wc -c)))
+  echo "--gtest_filter=$filter" > "$out/$program.flags" # too long for a command line
   for ((shard = 0; shard < jobs; ++shard)); do
     GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard KVFERRY_MATRIX_REPORT=$out/$program.$shard.jsonl \
       KVFERRY_MOVES_REPORT=$out/$program.$shard.moves \
-      "./$program" --gtest_filter="$filter" > "$out/$program.$shard.log" 2>&1 &
+      "./$program" --gtest_flagfile="$out/$program.flags" > "$out/$program.$shard.log" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do
