@@ -3,16 +3,12 @@
 #include "multiproc/lease_fixture.hpp"
 
 #include "kvferry/ipc/device/device.hpp"
-#include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "support/instance_checks.hpp"
-#include "transitions/relation.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
-#include <set>
 #include <sstream>
 
 namespace kvferry::test {
@@ -106,17 +102,6 @@ void LeaseFixture::TearDown() {
 
 void LeaseFixture::expect_allowed_transitions() {
   for (const std::string& breach : find_breaches(*instance_)) ADD_FAILURE() << breach;
-  // Which moves of the relation the code makes, for scripts/matrix.sh.
-  const std::string report = ipc::environment("KVFERRY_MOVES_REPORT");
-  if (report.empty()) return;
-  const auto trace = ipc::read_transitions(*instance_);
-  ASSERT_TRUE(trace.has_value()) << trace.error().to_string();
-  std::set<const ipc::relation::Move*> taken;
-  (void)ipc::relation::check(*trace, taken);
-  std::ofstream file(report, std::ios::app);
-  for (const ipc::relation::Move* move : taken) {
-    file << "move " << ipc::relation::describe(*move) << "\n";
-  }
 }
 
 std::vector<std::string> LeaseFixture::names() const { return names_below(dir_.path()); }

@@ -44,6 +44,7 @@ class StagingProofTest : public test::WorkerFixture {
     start_mover();
   }
   void TearDown() override {
+    WorkerFixture::TearDown();
     if (worker_) worker_->write_line("open");
   }
   void start_mover() {

@@ -8,6 +8,7 @@
 #include "multiproc/worker_setup.hpp"
 #include "service_thread.hpp"
 #include "support/child_process.hpp"
+#include "support/instance_checks.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -97,6 +98,9 @@ class WorkerFixture : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kMiB = 1ULL << 20;
 
+  void TearDown() override {
+    for (const std::string& breach : find_breaches(dir_)) ADD_FAILURE() << breach;
+  }
   void start_manager() {
     manager_ = std::make_unique<worker::ServiceThread<RankManager>>(
         "manager",

@@ -11,7 +11,8 @@
 namespace kvferry::test {
 
 /// What the rules do not allow in the instance's recorded transitions, each with the story that led
-/// there; an error to read them counts as one.
+/// there; an error to read them counts as one. Appends the moves of the relation that they have to
+/// the file KVFERRY_MOVES_REPORT, if that is set.
 [[nodiscard]] std::vector<std::string> find_breaches(const ipc::RuntimeDir& instance);
 
 /// Names of all files below the folder but recorded transitions.
