@@ -8,7 +8,7 @@
 # docs/reliability.md). Prints a table of what survivors reached and in which time, the cells that do
 # not apply with the reason, and the cells that failed. A cell counts only when its fault has struck at
 # its point. Without --only, the code has to make every move of ipc/src/transitions/relation.inc here or
-# in lease_moves_test, but for those that tests/matrix/moves.txt lists with a reason.
+# in a few tests beside it, but for those that tests/matrix/moves.txt lists with a reason.
 #
 #   --only REGEX   cells whose name matches, for example attacher_import.*orphan or ^mover_mover_copy
 #   --every N      only every N-th cell of the copy jobs (default: all)
@@ -32,7 +32,17 @@ done
 
 out=$root/build/matrix
 cmake --preset "$preset" > /dev/null
-cmake --build --preset "$preset" --target lease_matrix job_matrix lease_moves_test lease_source_test --parallel "$(job_count)" > "$root/build/matrix-build.log" ||
+# Tests that make the moves that no cell does, and which of them.
+beside=(
+  "lease_moves_test *"
+  "lease_source_test *CannotBeLentAgain*"
+  "multiproc_staging_proof_test *AlthoughTheConnectionWasLost"
+  "multiproc_worker_staging_test *RefusesWhatIsOutOfRange*"
+  "multiproc_mover_jobs_test *"
+  "multiproc_mover_descriptors_test *"
+)
+cmake --build --preset "$preset" --target lease_matrix job_matrix "${beside[@]%% *}" \
+  --parallel "$(job_count)" > "$root/build/matrix-build.log" ||
   die "the build failed; see build/matrix-build.log"
 rm -rf "$out"
 mkdir -p "$out"
@@ -157,9 +167,11 @@ compare_moves() {
 }
 
 if [[ -z $only ]]; then
-  KVFERRY_MOVES_REPORT=$out/moves.moves ./lease_moves_test > "$out/moves.log" 2>&1 || failed=1
-  KVFERRY_MOVES_REPORT=$out/source.moves ./lease_source_test --gtest_filter='*CannotBeLentAgain*' \
-    > "$out/source.log" 2>&1 || failed=1
+  for test in "${beside[@]}"; do
+    program=${test%% *}
+    KVFERRY_MOVES_REPORT=$out/$program.moves "./$program" --gtest_filter="${test#* }" \
+      > "$out/$program.log" 2>&1 || { echo "FAILED: $program; see $out/$program.log" && failed=1; }
+  done
   compare_moves || failed=1
 fi
 exit "$failed"

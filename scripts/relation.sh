@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/relation.sh [--seeds N] [--jobs N] [--preset NAME]
 #
-# Holds the model of the handshake (tests/model/lease.pml), the checker of its records
-# (check_transitions) and the table that both share (ipc/src/transitions/relation.inc) to each other;
-# described in docs/reliability.md. Fails when
-#   - the model, searched in full, makes a move that is not in the table;
-#   - it never makes one that is, and tests/model/moves.txt does not say why; or that file is wrong;
-#   - the checker finds a breach in a run of the model: at random, and to each step that has to be
+# Holds the models of the handshake and of copy jobs (tests/model/lease.pml, staging.pml), the checker
+# of what processes record (check_transitions) and the table that all share
+# (ipc/src/transitions/relation.inc) to each other; described in docs/reliability.md. Fails when
+#   - a model, searched in full, makes a move that is not in the table;
+#   - none ever makes one that is, and tests/model/moves.txt does not say why; or that file is wrong;
+#   - the checker finds a breach in a run of a model: at random, and to each step that has to be
 #     possible (tests/model/checks.txt);
 #   - it finds none of the rule that tests/model/rules.txt names in the run of a mutant, or one where
 #     that file says that it cannot.
@@ -24,88 +24,95 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 readonly out=$root/build/relation table=tests/model/checks.txt
 readonly memory_limit_mib=3500
 # Bounds of random runs that no search could exhaust.
-readonly long_bounds='-DNSES=2 -DNEP=3 -DNINC=4'
+readonly long_bounds='-DNSES=2 -DNEP=3 -DNINC=4' long_jobs='-DNJOBS=6'
 
-# The rows of the table about the lease: name|bounds|knobs|expected.
+# The rows of the table about models whose steps are marked: name|model|bounds|knobs|expected.
 rows() { # kind
-  awk -F ' *[|] *' -v kind="$1" '$1 == kind && $3 == "lease" { print $2 "|" $4 "|" $5 "|" $6 }' "$table"
+  awk -F ' *[|] *' -v kind="$1" '
+    $1 == kind && ($3 == "lease" || $3 == "staging") { print $2 "|" $3 "|" $4 "|" $5 "|" $6 }' "$table"
 }
 
-directory_of() { # search|walk, bounds
-  tr -c 'A-Za-z0-9_\n' '-' <<< "$1${2// /}"
+directory_of() { # search|walk, model, bounds
+  tr -c 'A-Za-z0-9_\n' '-' <<< "$1-$2${3// /}"
 }
 
 # A checker of the model with its transitions; one for walks takes its steps in random order.
-build_one() { # search|walk, bounds
+build_one() { # search|walk, model, bounds
   local directory
   local -a bounds flags=(-O2 -w -DCOLLAPSE -DVECTORSZ=512 "-DMEMLIM=$memory_limit_mib" -DSAFETY -DNOCLAIM)
-  directory=$out/$(directory_of "$1" "$2")
-  read -ra bounds <<< "$2"
+  directory=$out/$(directory_of "$1" "$2" "${3:-}")
+  read -ra bounds <<< "${3:-}"
   mkdir -p "$directory"
   cp tests/model/*.pml tests/model/*.inc ipc/src/transitions/relation.inc \
     ipc/include/kvferry/ipc/transitions/transitions.inc "$directory"
   cd "$directory"
   # Walks are short: they take less time than their compiler.
   if [[ $1 == walk ]]; then flags+=(-O1 -DT_RAND -DP_RAND); fi
-  spin -a -DSTEPS "${bounds[@]}" lease.pml > build.log 2>&1 || die "see $directory/build.log"
+  spin -a -DSTEPS "${bounds[@]}" "$2.pml" > build.log 2>&1 || die "see $directory/build.log"
   gcc "${flags[@]}" -o checker pan.c >> build.log 2>&1 || die "see $directory/build.log"
   rm -f pan.[bchmtp]
 }
 
 # The whole state space, with the moves in it.
-run_search() { # name, bounds, knobs
+run_search() { # name, model, bounds, knobs
   local log=$out/searches/${1//[^A-Za-z0-9_-]/_}.out
-  cd "$out/$(directory_of search "$2")"
-  KNOBS=$3 ./checker -m2000000 > "$log" 2>&1 || true
+  cd "$out/$(directory_of search "$2" "$3")"
+  KNOBS=$4 ./checker -m2000000 > "$log" 2>&1 || true
   grep -q 'errors: 0' "$log" && grep -q '^Full statespace' "$log" &&
     ! grep -qE 'max search depth too small|out of memory|reached -DMEMLIM|Search not completed' "$log" ||
     echo "search $1: not complete, or a move that is not in the table: see $log" > "$log.failed"
 }
 
 # A run, as what its processes would have recorded.
-run_walk() { # name, bounds, knobs, seed
+run_walk() { # name, model, bounds, knobs, seed
   local kind=mover place checker
   place=$out/runs/${1//[^A-Za-z0-9_-]/_}
-  if [[ $3 == *MOVER_OWNS* ]]; then kind=worker; fi
+  if [[ $4 == *MOVER_OWNS* ]]; then kind=worker; fi
+  if [[ $2 == staging ]]; then kind="jobs"; fi
   mkdir "$place"
   cd "$place"
   # A small table: runs are short, and a large one takes longer to clear than to use.
-  checker=$out/$(directory_of walk "$2")/checker
-  KNOBS=$3 "$checker" "-RS$4" -m4000 -w18 > search.out 2>&1 || true
+  checker=$out/$(directory_of walk "$2" "$3")/checker
+  KNOBS=$4 "$checker" "-RS$5" -m4000 -w18 > search.out 2>&1 || true
   echo "TRACE $kind $1" > run
-  if [[ -f lease.pml.trail ]]; then
-    KNOBS="$3 TELL" "$checker" -r -S -m4000 -w10 2>&1 | grep '^STEP [0-9]' >> run || true
+  if [[ -f $2.pml.trail ]]; then
+    KNOBS="$4 TELL" "$checker" -r -S -m4000 -w10 2>&1 | grep '^STEP [0-9]' >> run || true
   fi
 }
 
-# All runs: name|bounds|knobs|seed.
+# All runs: name|model|bounds|knobs|seed.
 walks() {
-  local name bounds knobs expected mark seed knob
-  while IFS='|' read -r name bounds knobs expected; do
+  local name model bounds knobs expected mark seed knob
+  while IFS='|' read -r name model bounds knobs expected; do
     for ((seed = 1; seed <= seeds; ++seed)); do
-      echo "random $seed of $name|$bounds|$knobs WALK AFTER=$((15 + seed % 16))|$seed"
+      echo "random $seed of $name|$model|$bounds|$knobs WALK AFTER=$((15 + seed % 16))|$seed"
     done
     for mark in $expected; do
-      for seed in 1 2; do echo "$seed to $mark of $name|$bounds|$knobs GOAL=$mark AFTER=8|$seed"; done
+      for seed in 1 2; do echo "$seed to $mark of $name|$model|$bounds|$knobs GOAL=$mark AFTER=8|$seed"; done
     done
   done < <(rows search)
   for knob in '' 'LEGACY ' 'MOVER_OWNS ' 'MOVER_OWNS LEGACY '; do
     for ((seed = 1; seed <= seeds; ++seed)); do
       knobs="${knob}CHILDREN STOPS CUTS HANGS FAILS FAULTS=4"
       if ((seed % 2)); then knobs+=" CRASHES_A CRASHES_O BYES"; fi
-      echo "long $seed of ${knob:-VMM }|$long_bounds|$knobs WALK AFTER=$((50 + seed % 40))|$seed"
+      echo "long $seed of ${knob:-VMM }|lease|$long_bounds|$knobs WALK AFTER=$((50 + seed % 40))|$seed"
     done
+  done
+  for ((seed = 1; seed <= 4 * seeds; ++seed)); do
+    knobs='CUT_CONTROL CUT_STAGING CANCEL CLEAR HANG FAULTS=5'
+    if ((seed % 2)); then knobs+=" DIE_MOVER DIE_WORKER DIE_MANAGER"; fi
+    echo "long $seed of jobs|staging|$long_jobs|$knobs WALK AFTER=$((50 + seed % 70))|$seed"
   done
 }
 
 # How the model goes on when a mutant has broken its property.
 mutant_walks() {
-  local name bounds knobs expected after seed
-  while IFS='|' read -r name bounds knobs expected; do
+  local name model bounds knobs expected after seed
+  while IFS='|' read -r name model bounds knobs expected; do
     [[ $expected != ltl:* ]] || continue
     for after in 1 12; do
       for seed in 1 2 3; do
-        echo "mutant $name, $after $seed|$bounds|$knobs ONLY=$expected AFTER=$after|$seed"
+        echo "mutant $name, $after $seed|$model|$bounds|$knobs ONLY=$expected AFTER=$after|$seed"
       done
     done
   done < <(rows mutant)
@@ -116,7 +123,8 @@ compare_moves() {
   local wrong=0 what reason
   sed -nE 's/^KVFERRY_MOVE\(([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+)\).*/move \1 \2 \3 \4/p' \
     ipc/src/transitions/relation.inc > "$out/all"
-  sed -nE 's/^KVFERRY_TRANSITION\([A-Za-z]+, "((owner|attacher)\.[a-z_]+)".*/noted \1/p' \
+  sed -nE -e 's/^KVFERRY_TRANSITION\([A-Za-z]+, "((owner|attacher)\.[a-z_]+)".*/noted \1/p' \
+    -e 's/^KVFERRY_JOB_TRANSITION\([A-Za-z]+, "([a-z_.]+)".*/noted \1/p' \
     ipc/include/kvferry/ipc/transitions/transitions.inc >> "$out/all"
   grep -hE '^(move|noted) ' "$out"/searches/*.out | sort -u > "$out/taken"
   declare -A reasons=()
@@ -155,10 +163,10 @@ check_walks() {
 }
 
 check_mutants() {
-  local wrong=0 name bounds knobs expected rule found
+  local wrong=0 name model bounds knobs expected rule found
   cat "$out"/runs/mutant*/run > "$out/mutants.txt"
   "$steps" < "$out/mutants.txt" > "$out/mutants.verdict" 2> "$out/mutants.log" || { tail -n 1 "$out/mutants.log"; wrong=1; }
-  while IFS='|' read -r name bounds knobs expected; do
+  while IFS='|' read -r name model bounds knobs expected; do
     rule=$(awk -F ' *[|] *' -v name="$name" '$1 == name { print $2 }' tests/model/rules.txt)
     found=$(grep -F "trace mutant $name, " "$out/mutants.verdict" | sed 's/.*transitions: //' | tr ' ' '\n' |
       grep -vx none | sort -u | paste -sd' ' || true)
@@ -183,7 +191,7 @@ check_mutants() {
     esac
   done < <(rows mutant)
   while IFS='|' read -r name rule; do
-    rows mutant | grep -qF "${name% }|" || { echo "rules.txt: there is no mutant $name"; wrong=1; }
+    rows mutant | grep -F "${name% }|" > /dev/null || { echo "rules.txt: there is no mutant $name"; wrong=1; }
   done < <(grep -vE '^(#|$)' tests/model/rules.txt)
   return "$wrong"
 }
@@ -227,9 +235,9 @@ mkdir -p "$out/searches" "$out/runs"
 
 each() { xargs -P "$jobs" -d '\n' -n 1 scripts/relation.sh "$1"; }
 {
-  rows search | awk -F '|' '{ print "search|" $2; print "walk|" $2 }'
-  rows mutant | awk -F '|' '{ print "walk|" $2 }'
-  echo "walk|$long_bounds"
+  rows search | awk -F '|' '{ print "search|" $2 "|" $3; print "walk|" $2 "|" $3 }'
+  rows mutant | awk -F '|' '{ print "walk|" $2 "|" $3 }'
+  printf 'walk|%s\n' "lease|$long_bounds" "staging|$long_jobs"
 } | sort -u | each --build-one
 rows search | each --search-one
 { walks && mutant_walks; } | each --walk-one

@@ -184,7 +184,7 @@ byte faults;
 #define HOLDS_NOT(i, e)     (!LIVES(i) || ases[i] != ses || gep[i] != (e))
 #define OTHER_MAPS_NOT(i, me) ((i) == (me) || MAPS_NOT(i, GMEM(me)))
 
-#include "steps.pml"
+#include "lease_steps.pml"
 
 inline publish(phase, epoch) {
 #define MOVE(from, to, epoch_step) || (owp[ses] == from && phase == to && epoch == owe[ses] + epoch_step)

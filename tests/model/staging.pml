@@ -24,7 +24,7 @@
      FAULTS     how many deaths, cuts, cancellations and clears a run may have, in any mix
      DIE_MOVER DIE_WORKER DIE_MANAGER CUT_CONTROL CUT_STAGING CANCEL CLEAR HANG   which there are
      REST       the environment may rest for ever (liveness)
-   and one M_ flag per mutant. */
+   and one M_ flag per mutant; with STEPS also WALK, AFTER, TELL and GOAL (steps.pml). */
 #define FLAGS                                                                                                       \
   FLAG(FAULTS) FLAG(DIE_MOVER) FLAG(DIE_WORKER) FLAG(DIE_MANAGER) FLAG(CUT_CONTROL) FLAG(CUT_STAGING)               \
   FLAG(CANCEL) FLAG(CLEAR) FLAG(HANG) FLAG(REST)                                                                    \
@@ -32,11 +32,11 @@
   FLAG(M_no_barrier) FLAG(M_greets_at_once) FLAG(M_control_eof_is_death) FLAG(M_no_settle)                          \
   FLAG(M_orphans_at_once) FLAG(M_greets_manager_busy) FLAG(M_mover_unmaps_busy) FLAG(M_worker_unmaps_busy)          \
   FLAG(M_cancelled_is_done) FLAG(M_waits_for_worker) FLAG(M_lost_answer) FLAG(M_stale_answer_counts)                \
-  FLAG(M_cancel_over_revoke) FLAG(M_scatter_not_awaited) FLAG(M_orphans_kept)
+  FLAG(M_cancel_over_revoke) FLAG(M_scatter_not_awaited) FLAG(M_orphans_kept) STEP_FLAGS
 #define PROPERTIES                                                                                                  \
   PROPERTY(QuietWhenGivenOn) PROPERTY(StartsWhileClaimed) PROPERTY(RingSlotQuiet)                                   \
   PROPERTY(VisibleMeansStored) PROPERTY(LoadedMeansWritten) PROPERTY(UnmappedMeansQuiet)                            \
-  PROPERTY(NothingStartsAfterProof)
+  PROPERTY(NothingStartsAfterProof) STEP_PROPERTIES
 #include "common.pml"
 
 #ifndef NJOBS
@@ -106,6 +106,8 @@ byte faults;
 #define READY_ALL (malive && !clearing && READY(0) && READY(1))
 #define QUIET(r)  (krun[r] != job && dma[r] != job)
 
+#include "staging_steps.pml"
+
 inline give_on() {
   HOLD(QuietWhenGivenOn, QUIET(0) && QUIET(1));
   jst = GIVEN
@@ -120,8 +122,9 @@ inline finish_if_over() {
             if
             :: load -> HOLD(LoadedMeansWritten, written[0] && written[1]); REACHED(loaded)
             :: else -> HOLD(VisibleMeansStored, written[0] && written[1]); REACHED(visible)
-            fi
-       :: else -> REACHED(failed)
+            fi;
+            IN_STEPS(job_ends(0);) skip
+       :: else -> REACHED(failed) IN_STEPS(; job_ends(1))
        fi;
        give_on()
   :: else
@@ -136,6 +139,7 @@ inline close_part(r, ok) {
 /* ================================================================= mover */
 
 inline answer(r, ok) {
+  MOVER_STEP(r, MoverAnswer, (ok -> 0 : 1))
   if
   :: mreg[r] && malive && !IF(M_lost_answer) -> ans[r] = (ok -> 2 : 1); ansjob[r] = mjob[r]
   :: else
@@ -143,13 +147,23 @@ inline answer(r, ok) {
   ms[r] = M_IDLE; mjob[r] = 0; mok[r] = 0; mstop[r] = 0; asked2[r] = 0
 }
 
+/* Only mutants do: it does not wait for what it has still to do. */
+inline answer_early(r) {
+  MOVER_STEP(r, MoverAnswer, 0)
+  ans[r] = 2; ansjob[r] = mjob[r]
+}
+
 inline ask_worker(r) {
+  IN_STEPS(hand_over_at[r] = 0; asked_worker[r] = WORKER_OF(r); asking_mover[r] = MOVER_OF(r);)
+  HAND_OVER_STEP(r, MoverAsk, HAND_OVER(mjob[r]))
   wq[r] = mjob[r]; wqof[r] = OF_NOW; rep[r] = 0; ms[r] = M_ASKED
 }
 
 inline start_copy(r) {
   HOLD(RingSlotQuiet, krun[r] == 0);
   HOLD(StartsWhileClaimed, mjob[r] == job && jst != GIVEN);
+  COPY_STEP(r, MoverCopy)
+  COPY_STEP(r, MoverCopying)
   dma[r] = mjob[r]; ms[r] = M_COPY
 }
 
@@ -167,6 +181,7 @@ inline disconnect(r) {
 }
 
 inline abandon(r) {
+  HAND_OVER_STEP(r, MoverAbandon, 0)
   disconnect(r); debt[r] = 1;
   if
   :: IF(M_no_barrier) -> answer(r, false); debt[r] = 0
@@ -181,8 +196,11 @@ end:
   do
   /* A connection, and the greeting without which nothing is asked. */
   :: d_step { MRUNS(r) && (ms[r] == M_QUEUED || ms[r] == M_HELD) && conn[r] == 0 && wlive[r] -> conn[r] = 1 }
-  :: d_step { MRUNS(r) && conn[r] == 2 && debt[r] -> debt[r] = 0; REACHED(debt_paid_by_greeting) }
-  :: d_step { MRUNS(r) && debt[r] && !wlive[r] -> debt[r] = 0; REACHED(debt_paid_by_death) }
+  :: d_step { MRUNS(r) && conn[r] == 2 && debt[r] ->
+       debt[r] = 0; IN_STEPS(debt_paid(r);) REACHED(debt_paid_by_greeting) }
+  :: d_step { MRUNS(r) && debt[r] && !wlive[r] ->
+       HAND_OVER_STEP(r, MoverSeesDeath, asked_worker[r])
+       debt[r] = 0; REACHED(debt_paid_by_death) }
 
   /* One thread sees the word, another that the manager is lost. Of two reasons to stop the epoch's end counts:
      hand-overs to a worker that hangs would keep the arena. */
@@ -200,8 +218,12 @@ end:
        fi }
 
   /* Nothing was handed over yet: stopped, or no greeting in time. */
-  :: d_step { MRUNS(r) && ms[r] == M_QUEUED && (mstop[r] || conn[r] != 2) -> answer(r, false) }
+  :: d_step { MRUNS(r) && ms[r] == M_QUEUED && mstop[r] -> answer(r, false) }
+  :: d_step { MRUNS(r) && ms[r] == M_QUEUED && !mstop[r] && conn[r] != 2 ->
+       MOVER_STEP(r, MoverStart, 0)
+       answer(r, false) }
   :: d_step { MRUNS(r) && ms[r] == M_QUEUED && !mstop[r] && conn[r] == 2 && !debt[r] ->
+       MOVER_STEP(r, MoverStart, 0)
        if
        :: load -> start_copy(r)
        :: else -> ask_worker(r)
@@ -209,13 +231,14 @@ end:
 
   :: d_step { MRUNS(r) && ms[r] == M_ASKED && rep[r] ->
        rep[r] = 0;
+       HAND_OVER_STEP(r, MoverSeesHandOver, HAND_OVER(mjob[r]))
        if
        :: !mok[r] -> answer(r, false)
        :: mok[r] && load -> answer(r, true)
        :: mok[r] && !load ->
             start_copy(r);
             if
-            :: IF(M_answer_before_copy) -> ans[r] = 2; ansjob[r] = mjob[r]
+            :: IF(M_answer_before_copy) -> answer_early(r)
             :: else
             fi
        fi }
@@ -226,8 +249,9 @@ end:
   /* The copy has been seen to end. */
   :: d_step { MRUNS(r) && ms[r] == M_COPY ->
        dma[r] = 0;
+       COPY_STEP(r, MoverCopied)
        if
-       :: load && IF(M_scatter_not_awaited) -> ask_worker(r); ans[r] = 2; ansjob[r] = mjob[r]
+       :: load && IF(M_scatter_not_awaited) -> ask_worker(r); answer_early(r)
        :: load && !IF(M_scatter_not_awaited) && mstop[r] != REVOKED && conn[r] == 2 -> ask_worker(r)
        :: load && !IF(M_scatter_not_awaited) && !(mstop[r] != REVOKED && conn[r] == 2) -> answer(r, false)
        :: else -> written[r] = 1; answer(r, true)
@@ -241,13 +265,14 @@ end:
   :: d_step { MRUNS(r) && clearing && mmap[r] && (revoking[r] || IF(M_mover_unmaps_busy)) &&
               (ms[r] == M_IDLE || ms[r] == M_HELD || IF(M_mover_unmaps_busy)) ->
        HOLD(UnmappedMeansQuiet, dma[r] == 0);
+       LETS_GO(MOVER_OF(r))
        mmap[r] = 0; revoking[r] = 0 }
 
   /* It greets a manager only when it has ended what it owed the one before. */
   :: d_step { MRUNS(r) && malive && !mreg[r] && (ms[r] == M_IDLE || IF(M_greets_manager_busy)) ->
        mreg[r] = 1; dropped[r] = 0; settle[r] = 0;
        if
-       :: part[r] && !mdead[r] -> REACHED(rejoined_with_open_part); close_part(r, 0)
+       :: part[r] && !mdead[r] -> REACHED(rejoined_with_open_part); PART_STEP(r, ManagerWritesOff, 0) close_part(r, 0)
        :: else
        fi }
   od
@@ -262,11 +287,17 @@ end:
        HOLD(RingSlotQuiet, dma[r] == 0);
        HOLD(NothingStartsAfterProof, !(wqof[r] == OF_DEAD && proven[r]));
        HOLD(StartsWhileClaimed, wq[r] == job && jst != GIVEN);
+       IN_STEPS(new_launch(r);)
+       LAUNCH_STEP(r, StagingLaunch, asking_mover[r], wq[r])
        krun[r] = wq[r]; kof[r] = wqof[r]; wq[r] = 0; wqof[r] = 0 }
   /* Revoked, or the end of its connection was seen first. */
   :: d_step { wlive[r] && wq[r] && clearing ->
        if
-       :: wqof[r] == OF_NOW && conn[r] == 2 -> mok[r] = 0; rep[r] = 1
+       :: wqof[r] == OF_NOW && conn[r] == 2 ->
+            mok[r] = 0; rep[r] = 1;
+            IN_STEPS(new_launch(r);)
+            LAUNCH_STEP(r, StagingAnswer, asking_mover[r], wq[r])
+            skip
        :: else
        fi;
        wq[r] = 0; wqof[r] = 0 }
@@ -277,25 +308,33 @@ end:
        :: load && krun[r] == job -> written[r] = 1
        :: else
        fi;
+       LAUNCH_STEP(r, StagingEnded, launched_mover[r], krun[r])
        if
-       :: kof[r] == OF_NOW && conn[r] == 2 -> rep[r] = 1
+       :: kof[r] == OF_NOW && conn[r] == 2 ->
+            LAUNCH_STEP(r, StagingAnswer, launched_mover[r], krun[r])
+            rep[r] = 1
        :: else
        fi;
        krun[r] = 0; kof[r] = 0 }
   /* A greeting says that nothing of the lane's past runs. The earlier connection ends by it. */
   :: d_step { wlive[r] && conn[r] == 1 && wq[r] -> wq[r] = 0; wqof[r] = 0 }
-  :: d_step { wlive[r] && conn[r] == 1 && wq[r] == 0 && (krun[r] == 0 || IF(M_greets_at_once)) -> conn[r] = 2 }
+  :: d_step { wlive[r] && conn[r] == 1 && wq[r] == 0 && (krun[r] == 0 || IF(M_greets_at_once)) ->
+       WORKER_NOTES(r, StagingWelcome, MOVER_OF(r))
+       conn[r] = 2 }
   /* The fence first, so that nothing which the dead mover had sent can still start. */
   :: d_step { wlive[r] && quiesce[r] == 1 && wq[r] && wqof[r] == OF_DEAD && !IF(M_no_fence) ->
        wq[r] = 0; wqof[r] = 0 }
   :: d_step { wlive[r] && quiesce[r] == 1 && !(krun[r] && kof[r] == OF_DEAD) &&
               (!(wq[r] && wqof[r] == OF_DEAD) || IF(M_no_fence)) ->
+       WORKER_NOTES(r, StagingQuiesced, part_mover[r])
        quiesce[r] = 2; proven[r] = 1; REACHED(quiesced) }
   :: d_step { wlive[r] && settle[r] == 1 && wq[r] && wqof[r] == OF_DEAD -> wq[r] = 0; wqof[r] = 0 }
   :: d_step { wlive[r] && settle[r] == 1 && !(krun[r] && kof[r] == OF_DEAD) && !(wq[r] && wqof[r] == OF_DEAD) ->
+       WORKER_NOTES(r, StagingSettled, MOVER_OF(r))
        settle[r] = 2 }
   :: d_step { wlive[r] && clearing && wmap[r] && (krun[r] == 0 || IF(M_worker_unmaps_busy)) ->
        HOLD(UnmappedMeansQuiet, krun[r] == 0);
+       LETS_GO(WORKER_OF(r))
        wmap[r] = 0 }
   od
 }
@@ -309,14 +348,18 @@ end:
   :: d_step { malive && mdead[r] && (quiesce[r] == 2 || !wlive[r] || !part[r] || IF(M_death_without_quiesce)) ->    \
        mdead[r] = 0; quiesce[r] = 0;                                                                                \
        if                                                                                                           \
-       :: part[r] -> REACHED(part_ended_by_death); close_part(r, 0)                                                 \
+       :: part[r] -> REACHED(part_ended_by_death); PART_STEP(r, ManagerWritesOff, 0) close_part(r, 0)                \
        :: else                                                                                                      \
        fi }                                                                                                         \
-  :: d_step { malive && IF(M_control_eof_is_death) && !mreg[r] && part[r] -> close_part(r, 0) }
+  :: d_step { malive && IF(M_control_eof_is_death) && !mreg[r] && part[r] ->                                           \
+       PART_STEP(r, ManagerWritesOff, 0)                                                                            \
+       close_part(r, 0) }
 #define TAKE_ANSWER(r)                                                                                              \
   :: d_step { malive && ans[r] ->                                                                                   \
        if                                                                                                           \
-       :: part[r] && (ansjob[r] == job || IF(M_stale_answer_counts)) -> close_part(r, (ans[r] == 2))                \
+       :: part[r] && (ansjob[r] == job || IF(M_stale_answer_counts)) ->                                             \
+            PART_STEP(r, ManagerSeesEnd, (ans[r] == 2 -> 0 : 1))                                                    \
+            close_part(r, (ans[r] == 2))                                                                            \
        :: else -> REACHED(stale_answer)                                                                             \
        fi;                                                                                                          \
        ans[r] = 0; ansjob[r] = 0 }
@@ -328,10 +371,14 @@ inline send_job(kind) {
   job++; load = kind; jst = RUNNING;
   part[0] = 1; part[1] = 1; partok[0] = 0; partok[1] = 0; written[0] = 0; written[1] = 0;
   ms[0] = M_QUEUED; ms[1] = M_QUEUED; mjob[0] = job; mjob[1] = job; mok[0] = 1; mok[1] = 1
+  IN_STEPS(; job_begins())
 }
 
 active proctype Manager() {
-  atomic { run Mover(0); run Mover(1); run Worker(0); run Worker(1) };
+  atomic {
+    MAPS(MOVER_OF(0)) MAPS(MOVER_OF(1)) MAPS(WORKER_OF(0)) MAPS(WORKER_OF(1))
+    run Mover(0); run Mover(1); run Worker(0); run Worker(1); run Environment()
+  };
 end:
   do
   :: d_step { READY_ALL && job < NJOBS && (jst == NO_JOB || jst == GIVEN) && ms[0] == M_IDLE && ms[1] == M_IDLE ->
@@ -350,10 +397,11 @@ end:
   SETTLE(1)
   /* The engine: the jobs of a lost manager end when another one says that offload is ready. */
   :: d_step { jst == ORPHAN && (READY_ALL || IF(M_orphans_at_once)) && !IF(M_orphans_kept) ->
-       REACHED(orphan_ended); give_on() }
+       REACHED(orphan_ended); ENGINE_STEP(EngineDone, 1) give_on() }
   :: d_step { clearing && !mmap[0] && !mmap[1] && !wmap[0] && !wmap[1] ->
        REACHED(cleared_and_mapped_again);
-       clearing = 0; mmap[0] = mlive[0]; mmap[1] = mlive[1]; wmap[0] = wlive[0]; wmap[1] = wlive[1] }
+       clearing = 0; mmap[0] = mlive[0]; mmap[1] = mlive[1]; wmap[0] = wlive[0]; wmap[1] = wlive[1];
+       IN_STEPS(all_map();) skip }
   od
 }
 
@@ -361,6 +409,7 @@ end:
 
 inline mover_dies(r) {
   faults++;
+  IN_STEPS(mover_is_dead(r);)
   if
   :: wq[r] -> wqof[r] = OF_DEAD
   :: else
@@ -387,12 +436,12 @@ inline manager_dies() {
 
 #define FAULTS_OF(r)                                                                                                \
   :: d_step { IF(DIE_MOVER) && MAY_FAULT && mlive[r] -> mover_dies(r) }                                             \
-  :: d_step { !mlive[r] -> mlive[r] = 1; mmap[r] = !clearing; REACHED(mover_replaced) }                             \
+  :: d_step { !mlive[r] -> mlive[r] = 1; mmap[r] = !clearing; IN_STEPS(next_mover(r);) REACHED(mover_replaced) }    \
   :: d_step { IF(DIE_WORKER) && MAY_FAULT && wlive[r] ->                                                            \
-       faults++; wlive[r] = 0; wq[r] = 0; wqof[r] = 0; krun[r] = 0; kof[r] = 0; conn[r] = 0; rep[r] = 0;            \
+       faults++; IN_STEPS(worker_is_dead(r);) wlive[r] = 0; wq[r] = 0; wqof[r] = 0; krun[r] = 0; kof[r] = 0; conn[r] = 0; rep[r] = 0;            \
        settle[r] = 0; quiesce[r] = (quiesce[r] -> 2 : 0); wmap[r] = 0; hung[r] = 0;                                 \
        REACHED(worker_died) }                                                                                       \
-  :: d_step { !wlive[r] -> wlive[r] = 1; wmap[r] = !clearing }                                                      \
+  :: d_step { !wlive[r] -> wlive[r] = 1; wmap[r] = !clearing; IN_STEPS(next_worker(r);) skip }                      \
   :: d_step { IF(HANG) && MAY_FAULT && krun[r] && !hung[r] -> faults++; hung[r] = 1 }                               \
   :: d_step { IF(CUT_CONTROL) && MAY_FAULT && malive && mreg[r] && mlive[r] ->                                      \
        faults++; mreg[r] = 0; REACHED(control_cut) }                                                                \
@@ -400,14 +449,14 @@ inline manager_dies() {
   :: d_step { IF(CANCEL) && MAY_FAULT && ms[r] != M_IDLE && ms[r] != M_HELD && !mstop[r] ->                         \
        faults++; mstop[r] = CANCELLED; REACHED(cancelled) }
 
-active proctype Environment() {
+proctype Environment() {
 end:
   do
   :: IF(REST) -> skip
   FAULTS_OF(0)
   FAULTS_OF(1)
   :: d_step { IF(DIE_MANAGER) && MAY_FAULT && malive -> manager_dies() }
-  :: d_step { !malive -> malive = 1; REACHED(manager_replaced) }
+  :: d_step { !malive -> malive = 1; IN_STEPS(next_manager();) REACHED(manager_replaced) }
   :: d_step { IF(CLEAR) && MAY_FAULT && !clearing && mmap[0] && mmap[1] && wmap[0] && wmap[1] ->
        faults++; clearing = 1;
        if

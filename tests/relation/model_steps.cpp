@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-// Holds runs of tests/model/lease.pml to check_transitions(), as if real processes had recorded
-// them. Reads from standard input, for each run,
-//   TRACE worker|mover NAME            what the attachers are
-//   STEP WRITER TRANSITION SESSION EPOCH LEASE PEER   (owners are writers below 11)
+// Holds runs of tests/model/lease.pml and staging.pml to check_transitions(), as if real processes
+// had recorded them. Reads from standard input, for each run,
+//   TRACE worker|mover|jobs NAME       what the attachers of a lease are, or that it is of jobs
+//   STEP WRITER TRANSITION SESSION EPOCH LEASE-OR-JOB PEER DETAIL
+// where the numbers of writers tell their roles (lease_steps.pml, staging_steps.pml),
 // and prints "trace NAME: COUNT transitions: RULE..." with the rules that are broken, or "none"; at
 // the end "move ..." for each move of relation.inc that was taken.
 #include "transitions/relation.hpp"
@@ -23,24 +24,32 @@ namespace {
 using namespace kvferry::ipc;
 
 constexpr std::uint64_t kFirstAttacher = 11;
+constexpr std::uint64_t kFirstMover = 20;
+constexpr std::uint64_t kFirstWorker = 40;
+constexpr std::uint64_t kEngine = 60;
 /// Any number but 0, which says nothing.
 constexpr std::uint64_t kIncarnations = 100;
 
 class Run {
  public:
-  Run(std::string name, std::string attachers)
-      : name_(std::move(name)), attachers_(std::move(attachers)) {}
+  Run(std::string name, std::string kind) : name_(std::move(name)), kind_(std::move(kind)) {}
 
   bool add(std::istream& line) {
     std::uint64_t writer = 0;
+    std::uint64_t number = 0;
     std::uint64_t peer = 0;
     std::string transition;
     TransitionRecord record;
-    line >> writer >> transition >> record.session >> record.epoch.value >> record.lease.value >>
-        peer;
+    line >> writer >> transition >> record.session >> record.epoch.value >> number >> peer >>
+        record.detail;
     const auto parsed = parse_transition(transition);
     if (!line || !parsed) return false;
     record.transition = *parsed;
+    if (is_of_jobs(*parsed)) {
+      record.job = JobId{number};
+    } else {
+      record.lease = LeaseId{number};
+    }
     record.peer = peer == 0 ? 0 : kIncarnations + peer;
     record.writer = writer_at(writer);
     record.number = ++numbers_[writer];
@@ -71,8 +80,7 @@ class Run {
     const auto [place, fresh] = writers_.try_emplace(writer, trace_.writers.size());
     if (fresh) {
       TransitionTrace::Writer who;
-      const bool mover = (attachers_ == "mover") == (writer >= kFirstAttacher);
-      who.who.role = mover ? "mover" : "worker";
+      who.who.role = role_of(writer);
       who.who.engine = "model";
       who.who.incarnation = Digest::from_words(0, kIncarnations + writer);
       who.who.pid = static_cast<pid_t>(writer);
@@ -81,8 +89,17 @@ class Run {
     return place->second;
   }
 
+  [[nodiscard]] std::string role_of(std::uint64_t writer) const {
+    if (kind_ != "jobs") {
+      return (kind_ == "mover") == (writer >= kFirstAttacher) ? "mover" : "worker";
+    }
+    if (writer >= kEngine) return "engine";
+    if (writer >= kFirstWorker) return "worker";
+    return writer >= kFirstMover ? "mover" : "manager";
+  }
+
   std::string name_;
-  std::string attachers_;
+  std::string kind_;
   std::map<std::uint64_t, std::size_t> writers_;
   std::map<std::uint64_t, std::uint64_t> numbers_;
   TransitionTrace trace_;
@@ -103,13 +120,13 @@ int main() {
     std::string kind;
     line >> kind;
     if (kind == "TRACE") {
-      std::string attachers;
+      std::string of;
       std::string name;
-      line >> attachers >> std::ws;
+      line >> of >> std::ws;
       std::getline(line, name);
-      if (name.empty() || (attachers != "worker" && attachers != "mover")) return fail();
+      if (name.empty() || (of != "worker" && of != "mover" && of != "jobs")) return fail();
       if (run && !run->report(taken)) return EXIT_FAILURE;
-      run.emplace(name, attachers);
+      run.emplace(name, of);
     } else if (kind != "STEP" || !run || !run->add(line)) {
       return fail();
     }

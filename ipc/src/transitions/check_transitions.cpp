@@ -66,6 +66,7 @@ class Checker {
       : trace_(trace),
         taken_(taken),
         jobs_(trace,
+              taken,
               {.breach = [this](std::string_view rule,
                                 std::string what) { breach(rule, std::move(what)); },
                .is_dead = [this](std::size_t writer) { return is_dead(writer); },

@@ -8,8 +8,10 @@
 
 namespace kvferry::ipc {
 
-JobRules::JobRules(const TransitionTrace& trace, Ports ports)
-    : trace_(trace), ports_(std::move(ports)) {
+JobRules::JobRules(const TransitionTrace& trace,
+                   std::set<const relation::Move*>* taken,
+                   Ports ports)
+    : trace_(trace), ports_(std::move(ports)), walks_(taken) {
   for (std::size_t i = 0; i < trace.writers.size(); ++i) {
     writer_of_.emplace(trace.writers[i].who.incarnation.low(), i);
   }
@@ -22,6 +24,9 @@ bool JobRules::runs(const Launch& launch) const {
 }
 
 void JobRules::take(const TransitionRecord& record) {
+  if (auto stray = walks_.take(record, lost_some(record.writer))) {
+    ports_.breach(stray->rule, std::move(stray->what));
+  }
   switch (record.transition) {
     case Transition::kMoverAdmit:
     case Transition::kMoverStart:
@@ -101,7 +106,6 @@ void JobRules::admit(const TransitionRecord& record) const {
 void JobRules::answer(const TransitionRecord& record) {
   const std::uint64_t self = trace_.writers[record.writer].who.incarnation.low();
   Moved& job = moved_[{self, record.job.value}];
-  if (job.answered) ports_.breach("AnsweredOnce", "it had been answered");
   job.answered = true;
   job.failed = record.detail;
   if (!job.copying.empty() || !job.asked.empty() || !job.abandoned.empty()) {
@@ -145,6 +149,10 @@ void JobRules::launch(const TransitionRecord& record) {
     ports_.breach("LaunchedWhileMapped",
                   fmt::format("it has not mapped epoch {}, or has drained it", record.epoch.value));
   }
+  if (quiesced_.contains({record.writer, record.peer})) {
+    ports_.breach("NothingStartsAfterProof",
+                  fmt::format("it has said that nothing {:016x} asked runs", record.peer));
+  }
   launched_[{record.peer, record.detail}] = {record.writer, record.epoch};
 }
 
@@ -158,14 +166,12 @@ void JobRules::staging_step(const TransitionRecord& record) {
   switch (record.transition) {
     case Transition::kStagingLaunch: return launch(record);
     case Transition::kStagingEnded: launched_.erase({record.peer, record.detail}); return;
-    case Transition::kStagingAnswer:
-      return none_runs("HandedOverMeansEnded", [&](const ByMover& key) {
-        return key == ByMover{record.peer, record.detail};
-      });
+    case Transition::kStagingAnswer: return;  // its walk tells whether it has ended
     case Transition::kStagingWelcome:
       return none_runs("WelcomeMeansIdle",
                        [&](const ByMover& key) { return (key.second & 1U) == record.detail; });
     case Transition::kStagingQuiesced:
+      quiesced_.insert({record.writer, record.peer});
       return none_runs("QuiescedMeansIdle",
                        [&](const ByMover& key) { return key.first == record.peer; });
     default:  // kStagingSettled
@@ -251,9 +257,7 @@ void JobRules::commit(const TransitionRecord& record, const Managed& job) const 
   }
 }
 
-void JobRules::end(const TransitionRecord& record, Managed& job) {
-  if (job.ended) ports_.breach("EndedOnce", "it had been ended");
-  job.ended = true;
+void JobRules::end(const TransitionRecord& record, const Managed& job) {
   if (job.known && !job.open.empty()) {
     ports_.breach("GivenOnMeansEnded", fmt::format("{} of {} ranks have not ended it",
                                                    job.open.size(), job.sent.size()));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/transitions/transition_trace.hpp"
+#include "transitions/job_walks.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace kvferry::ipc {
 
 /// The rules that steps of jobs are held to: whoever says that something has ended is compared with
 /// what the processes that did it recorded, so that no block is read, shown or given on while a
-/// copier that may still write lives. @lifetime the trace outlives it.
+/// copier that may still write lives. And each step is a move of the relation (job_walks.hpp).
+/// @lifetime the trace and taken outlive it.
 class JobRules {
  public:
   struct Ports {
@@ -27,7 +29,8 @@ class JobRules {
     std::function<bool(std::size_t writer, const TransitionRecord& record)> may_use;
   };
 
-  JobRules(const TransitionTrace& trace, Ports ports);
+  /// taken, if given, gets the moves.
+  JobRules(const TransitionTrace& trace, std::set<const relation::Move*>* taken, Ports ports);
 
   void take(const TransitionRecord& record);
   /// A process says that it has no work of its own left on an epoch.
@@ -55,7 +58,6 @@ class JobRules {
     std::set<std::uint64_t> open;
     std::map<std::uint64_t, std::uint64_t> sent;  ///< Blocks, by mover.
     std::uint64_t most_failed = 0;
-    bool ended = false;
   };
   struct Launch {
     std::size_t worker = 0;
@@ -71,7 +73,7 @@ class JobRules {
   void worker_died(pid_t pid);
   void sees_end(const TransitionRecord& record, Managed& job);
   void commit(const TransitionRecord& record, const Managed& job) const;
-  void end(const TransitionRecord& record, Managed& job);
+  void end(const TransitionRecord& record, const Managed& job);
   void engine_done(const TransitionRecord& record);
 
   /// What still touches the blocks of a job at this mover, or on its behalf; empty: nothing.
@@ -88,6 +90,9 @@ class JobRules {
   std::map<JobNumber, Managed> managed_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, JobNumber> of_client_;
   std::set<std::size_t> dead_workers_;  ///< As their movers saw.
+  /// Workers, and the movers of whom each has said that it does nothing more for them.
+  std::set<std::pair<std::size_t, std::uint64_t>> quiesced_;
+  JobWalks walks_;
 };
 
 }  // namespace kvferry::ipc

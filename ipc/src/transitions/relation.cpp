@@ -13,6 +13,15 @@ constexpr auto kStateNames = std::to_array<std::string_view>({
 #include "transitions/relation.inc"
 });
 
+constexpr auto kMachineOfState = std::to_array<Machine>({
+#define KVFERRY_STATE(machine, name) Machine::k##machine,
+#include "transitions/relation.inc"
+});
+
+constexpr auto kMachineNames =
+    std::to_array<std::string_view>({"Owner", "Lease", "Attacher", "EngineJob", "Job", "Part",
+                                     "MoverJob", "Copy", "HandOver", "Launch"});
+
 constexpr auto kMoves = std::to_array<Move>({
 #define KVFERRY_MOVE(machine, from, transition, to) \
   {Machine::k##machine, State::k##machine##from, Transition::k##transition, State::k##machine##to},
@@ -45,6 +54,15 @@ std::string describe(const Move& move) {
 
 std::string_view to_string(State state) noexcept {
   return kStateNames.at(static_cast<std::size_t>(state));
+}
+
+std::string_view to_string(Machine machine) noexcept {
+  return kMachineNames.at(static_cast<std::size_t>(machine));
+}
+
+State first_state(Machine machine) noexcept {
+  const auto* found = std::find(kMachineOfState.begin(), kMachineOfState.end(), machine);
+  return static_cast<State>(found - kMachineOfState.begin());
 }
 
 std::optional<Machine> machine_of(Transition transition) noexcept {

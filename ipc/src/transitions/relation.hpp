@@ -15,7 +15,18 @@
 /// The transition relation of the handshake (relation.inc), and walks through it.
 namespace kvferry::ipc::relation {
 
-enum class Machine : std::uint8_t { kOwner, kLease, kAttacher };
+enum class Machine : std::uint8_t {
+  kOwner,
+  kLease,
+  kAttacher,
+  kEngineJob,
+  kJob,
+  kPart,
+  kMoverJob,
+  kCopy,
+  kHandOver,
+  kLaunch
+};
 
 /// States of all machines, those of one together and in the order of relation.inc.
 enum class State : std::uint8_t {
@@ -34,6 +45,10 @@ struct Move {
 /// "Attacher Idle AttacherAsk Asked", as in relation.inc.
 [[nodiscard]] std::string describe(const Move& move);
 [[nodiscard]] std::string_view to_string(State state) noexcept;
+/// Where all of its kind start.
+[[nodiscard]] State first_state(Machine machine) noexcept;
+
+[[nodiscard]] std::string_view to_string(Machine machine) noexcept;
 
 /// The machine whose moves are made by this transition, if any. OwnerSeesDeath without a lease is
 /// no move.

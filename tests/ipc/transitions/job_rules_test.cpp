@@ -59,8 +59,10 @@ class JobStory {
 
   JobStory& sent() {
     return job(kEngine, T::kEngineSubmit, 4)
+        .job(kEngine, T::kEngineSubmitted, 4)
         .job(kManager, T::kManagerTake, kClientJob, kEngine)
         .job(kManager, T::kManagerSend, 4, kMover)
+        .job(kManager, T::kManagerSent, 4, kMover)
         .job(kMover, T::kMoverAdmit, 4)
         .job(kMover, T::kMoverStart);
   }
@@ -71,7 +73,9 @@ class JobStory {
         .job(kWorker, T::kStagingAnswer, kGather, kMover)
         .job(kMover, T::kMoverSeesHandOver, kGather);
   }
-  JobStory& copied() { return job(kMover, T::kMoverCopy).job(kMover, T::kMoverCopied); }
+  JobStory& copied() {
+    return job(kMover, T::kMoverCopy).job(kMover, T::kMoverCopying).job(kMover, T::kMoverCopied);
+  }
   JobStory& answered(std::uint64_t failed = 0) {
     return job(kMover, T::kMoverAnswer, failed).job(kManager, T::kManagerSeesEnd, failed, kMover);
   }
@@ -293,8 +297,52 @@ TEST(JobRulesTest, AnOwnersDeathThatItsAttacherSawEndsItsJobs) {
 TEST(JobRulesTest, WhatIsLostHasTheBenefitOfTheDoubt) {
   JobStory manager = JobStory().sent().without(T::kManagerTake).losing(kManager);
   EXPECT_THAT(manager.job(kManager, T::kManagerCommit).breaches(), IsEmpty());
-  JobStory mover = JobStory().losing(kMover);
+  JobStory mover = JobStory().sent().losing(kMover);
   EXPECT_THAT(mover.job(kManager, T::kManagerSeesEnd, 0, kMover).breaches(), IsEmpty());
+  // Its oldest steps are lost, so the job may be anywhere; but not in two places.
+  JobStory late = JobStory().sent().without(T::kMoverAdmit).without(T::kMoverStart).losing(kMover);
+  late.job(kMover, T::kMoverStart).job(kMover, T::kMoverCopied);
+  EXPECT_THAT(late.breaches(), IsEmpty());
+  EXPECT_THAT(late.job(kMover, T::kMoverStart).breaches(), ElementsAre("MoverJobRelation"));
+}
+
+TEST(JobRulesTest, NothingStartsThatAMoverAskedOfWhomTheWorkerSaidThatNothingRuns) {
+  JobStory story = JobStory().sent().job(kMover, T::kMoverAsk, kGather).mover_dies();
+  JobStory settled = story;
+  story.job(kWorker, T::kStagingQuiesced, 0, kMover);
+  EXPECT_THAT(story.job(kWorker, T::kStagingLaunch, kGather, kMover).breaches(),
+              ElementsAre("NothingStartsAfterProof"));
+  settled.job(kWorker, T::kStagingSettled, 0, kMover);  // about all others
+  EXPECT_THAT(settled.job(kWorker, T::kStagingLaunch, kGather, kMover).breaches(), IsEmpty());
+}
+
+// Of each machine a step that its state does not allow.
+TEST(JobRulesTest, StepsOfJobsAreMovesOfTheRelation) {
+  EXPECT_THAT(JobStory().job(kEngine, T::kEngineDone).breaches(), ElementsAre("EngineJobRelation"));
+  EXPECT_THAT(JobStory().job(kManager, T::kManagerCommit).breaches(), ElementsAre("JobRelation"));
+  EXPECT_THAT(JobStory().job(kManager, T::kManagerSent, 4, kMover).breaches(),
+              ElementsAre("PartRelation"));
+  EXPECT_THAT(JobStory().job(kMover, T::kMoverStart).breaches(), ElementsAre("MoverJobRelation"));
+  EXPECT_THAT(JobStory().sent().job(kMover, T::kMoverCopied).breaches(),
+              ElementsAre("CopyRelation"));
+  EXPECT_THAT(JobStory().sent().job(kMover, T::kMoverSeesHandOver, kGather).breaches(),
+              ElementsAre("HandOverRelation"));
+  EXPECT_THAT(JobStory().job(kWorker, T::kStagingEnded, kGather, kMover).breaches(),
+              ElementsAre("LaunchRelation"));
+}
+
+TEST(JobRulesTest, AnAbandonedHandOverIsNotSeenToEnd) {
+  JobStory asked = JobStory().sent().job(kMover, T::kMoverAsk, kGather);
+  asked.job(kMover, T::kMoverAsk, kGather + 2);
+  JobStory seen = asked;
+  seen.job(kMover, T::kMoverSeesHandOver, kGather).job(kMover, T::kMoverAbandon, 0);
+  EXPECT_THAT(seen.breaches(), IsEmpty());
+  JobStory late = seen;
+  EXPECT_THAT(late.job(kMover, T::kMoverSeesHandOver, kGather + 2).breaches(),
+              ElementsAre("HandOverRelation"));
+  // Proven or asked of the dead, it has ended; asked again it would be another one.
+  seen.job(kMover, T::kMoverProof, 0).job(kMover, T::kMoverAsk, kGather + 2);
+  EXPECT_THAT(seen.breaches(), ElementsAre("HandOverRelation"));
 }
 
 }  // namespace
