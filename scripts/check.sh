@@ -64,8 +64,7 @@ stage_relation() {
 }
 
 stage_matrix() {
-  # Of the copy jobs' cells a third, which has all points, faults, roles and kinds of handles in it.
-  scripts/matrix.sh --every 3 --jobs 8
+  scripts/matrix.sh --jobs 8
 }
 
 stage_soak() {

@@ -41,6 +41,9 @@ constexpr auto kPoints = std::to_array<Point>({
     {"mover", Transition::kMoverAnswer, 2},
     {"mover", Transition::kMoverAbandon, 1, false, "worker", "staging.launch=kill"},
     {"mover", Transition::kMoverSeesDeath, 1, false, "worker", "staging.launch=kill"},
+    // The last store of a round has the cache cleared under it: a mover that lets go meanwhile has
+    // the worker's word over a new connection.
+    {"mover", Transition::kMoverProof, 1, false, "worker", "staging.launch#6=delay:600"},
     {"worker", Transition::kPeerRegister, 1, true},
     {"worker", Transition::kPeerRegistered},
     {"worker", Transition::kStagingWelcome},

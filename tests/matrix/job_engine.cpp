@@ -74,7 +74,8 @@ class Engine {
     KVFERRY_TRY(client_->reinit(0, Deadline::after(4s)));
     KVFERRY_TRY(client_->wait_ready(true, Deadline::after(3s)));
     KVFERRY_TRY(connect_steps());
-    return load();
+    KVFERRY_TRY(load());
+    return clear_under_a_store();
   }
 
  private:
@@ -136,6 +137,22 @@ class Engine {
   }
 
   Status store() {
+    KVFERRY_ASSIGN(const JobId job, submit_store());
+    return wait(job);
+  }
+
+  /// Whatever becomes of the store, it is answered, and the cache can be made again.
+  Status clear_under_a_store() {
+    for (Digest& hash : hashes_) hash = Digest::hash(hash.bytes.data(), hash.bytes.size());
+    KVFERRY_ASSIGN(const JobId job, submit_store());
+    KVFERRY_TRY(clear());
+    const std::array<JobId, 1> jobs{job};
+    KVFERRY_TRY(client_->wait(jobs, Deadline::after(3s)));
+    KVFERRY_TRY(client_->reinit(0, Deadline::after(4s)));
+    return ipc::ok();
+  }
+
+  Result<JobId> submit_store() {
     std::vector<worker::StoreTarget> targets;
     for (const Digest& hash : hashes_) targets.push_back({kMain, hash});
     KVFERRY_ASSIGN(const auto slots, client_->reserve_store(targets, Deadline::after(2s)));
@@ -146,8 +163,7 @@ class Engine {
       }
       items.push_back({kMain, BlockId{kComputed + i}, slots[i].slot});
     }
-    KVFERRY_ASSIGN(const JobId job, client_->submit_store(items));
-    return wait(job);
+    return client_->submit_store(items);
   }
 
   Status load() {
