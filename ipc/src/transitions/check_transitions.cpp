@@ -3,6 +3,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "transitions/job_rules.hpp"
+#include "transitions/lost_deaths.hpp"
 #include "transitions/relation.hpp"
 
 #include <fmt/format.h>
@@ -69,7 +70,10 @@ class Checker {
               taken,
               {.breach = [this](std::string_view rule,
                                 std::string what) { breach(rule, std::move(what)); },
-               .is_dead = [this](std::size_t writer) { return is_dead(writer); },
+               .is_dead =
+                   [this](std::size_t writer) {
+                     return is_dead(writer) || lost_deaths_.may_be_of(writer, trace_.records[at_]);
+                   },
                .may_use =
                    [this](std::size_t writer, const TransitionRecord& record) {
                      return may_use(writer, record);
@@ -380,6 +384,7 @@ class Checker {
   }
 
   const TransitionTrace& trace_;
+  const LostDeaths lost_deaths_{trace_};
   std::set<const relation::Move*>* taken_;
   std::size_t at_ = 0;
   std::map<std::uint64_t, std::size_t> writer_of_;                       ///< By incarnation.

@@ -92,6 +92,14 @@ class JobStory {
                   [transition](const TransitionRecord& r) { return r.transition == transition; });
     return *this;
   }
+  /// All that the process has recorded of the handshake so far is overwritten.
+  JobStory& forgetting_leases(Who who) {
+    trace_.writers[who].lost = 1;
+    std::erase_if(trace_.records, [who](const TransitionRecord& r) {
+      return r.writer == who && !is_of_jobs(r.transition);
+    });
+    return *this;
+  }
   JobStory& losing(Who who) {
     trace_.writers[who].lost_jobs = 1;
     return *this;
@@ -106,9 +114,9 @@ class JobStory {
   }
 
  private:
-  TransitionRecord begin(Who who, Transition transition) const {
+  TransitionRecord begin(Who who, Transition transition) {
     TransitionRecord record;
-    record.time = std::chrono::nanoseconds(trace_.records.size());
+    record.time = ++now_;
     record.writer = who;
     record.transition = transition;
     record.session = kSession;
@@ -121,6 +129,7 @@ class JobStory {
   }
 
   TransitionTrace trace_;
+  std::chrono::nanoseconds now_{};
 };
 
 JobStory store() { return JobStory().sent().gathered().copied().answered().ended(); }
@@ -292,6 +301,20 @@ TEST(JobRulesTest, AnOwnersDeathThatItsAttacherSawEndsItsJobs) {
                   .job(kWorker, T::kStagingEnded, kGather, kMover)
                   .breaches(),
               ElementsAre("DeadMeansDead"));
+}
+
+// Rings of the handshake turn over sooner than those of jobs.
+TEST(JobRulesTest, ADeathWhoseRecordIsLostMayHaveBeenSeen) {
+  const auto copying = [] { return JobStory().sent().job(kMover, T::kMoverCopy); };
+  EXPECT_THAT(copying().forgetting_leases(kWorker).job(kEngine, T::kEngineDone).breaches(),
+              IsEmpty());
+  // It lived on,
+  JobStory living = copying().forgetting_leases(kWorker).job(kEngine, T::kEngineDone);
+  EXPECT_THAT(living.job(kMover, T::kMoverCopied).breaches(), ElementsAre("DoneMeansEnded"));
+  // or nothing of that time is lost.
+  JobStory kept = JobStory().sent().forgetting_leases(kWorker).lease(kWorker, T::kOwnerDrain);
+  kept.job(kMover, T::kMoverCopy).job(kEngine, T::kEngineDone);
+  EXPECT_THAT(kept.breaches(), ElementsAre("DoneMeansEnded"));
 }
 
 TEST(JobRulesTest, WhatIsLostHasTheBenefitOfTheDoubt) {
