@@ -116,7 +116,7 @@ class Hostile {
     if (!connected->send(encode(hello)) || !connected->receive(soon())) return said("no agent");
     for (int i = 0; i < 1000; ++i) {
       StageRequest request;
-      request.id = scribbler_.number(1000);
+      request.id = static_cast<std::uint64_t>(i) + 1;
       request.session = scribbler_.number(4) == 0 ? Digest::random() : session;
       request.epoch = Epoch{scribbler_.number(3)};
       request.kind = scribbler_.number(2) == 0 ? StageKind::kGather : StageKind::kScatter;

@@ -65,12 +65,16 @@ TEST_F(WorkerAdmissionTest, SilentConnectionsKeepNoMoverOut) {
 TEST_F(WorkerAdmissionTest, MoverThatNeverReadsIsDroppedAndTheOthersAreServed) {
   PacketSocket deaf = connect();
   ASSERT_TRUE(greet(deaf));
-  const ipc::Bytes request = ipc::encode(ipc::StageRequest{});
+  ipc::StageRequest request;
+  request.id = 1;
   const ipc::Deadline deadline = soon();
   ErrorCode end = ErrorCode::kBusy;
   while (end == ErrorCode::kBusy && !deadline.expired()) {
-    const ipc::Status sent = deaf.send(request);
-    if (sent) continue;
+    const ipc::Status sent = deaf.send(ipc::encode(request));
+    if (sent) {
+      ++request.id;
+      continue;
+    }
     end = sent.error().code;
     pollfd room{deaf.fd(), POLLOUT, 0};
     if (end == ErrorCode::kBusy) ::poll(&room, 1, deadline.poll_timeout_ms());

@@ -197,6 +197,11 @@ TEST_F(WorkerStagingTest, DropsWhoeverBreaksTheProtocol) {
   EXPECT_EQ(receive().error().code, ErrorCode::kPeerDied);
   EXPECT_EQ(connect(mover_, ipc::Rank{1}).error().code, ErrorCode::kProtocol);
   EXPECT_TRUE(connect(mover_).has_value());
+  // A number names one request.
+  const auto request = make_request(StageKind::kGather, 0, {0});
+  stage_ok(request);
+  ASSERT_TRUE(agent_.send(ipc::encode(request)).has_value());
+  EXPECT_EQ(receive().error().code, ErrorCode::kPeerDied);
 }
 
 TEST_F(WorkerStagingTest, QuiescedMoverIsShutOutForGood) {

@@ -166,6 +166,11 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
                          connection.lane);
   }
   KVFERRY_ASSIGN(StageRequest stage, ipc::decode<StageRequest>(packet.bytes, "StageRequest"));
+  if (stage.id <= connection.last_request) {
+    return KVFERRY_ERROR(kProtocol, "request {} on lane {} after request {}: their numbers grow",
+                         stage.id, connection.lane, connection.last_request);
+  }
+  connection.last_request = stage.id;
   if (queue_.size() >= kMaxQueued) {
     answer(connection.id, stage.id,
            KVFERRY_ERROR(kBusy, "{} staging requests wait already; retry later", queue_.size()));
@@ -293,7 +298,9 @@ void StagingAgent::start(Request request) {
     if (!status && !work->error) work->error = status.error();
     const InFlight ended = std::move(*work);
     if (status) {
-      transitions_.record(Transition::kStagingEnded, {.peer = ended.mover, .detail = ended.id});
+      transitions_.record(
+          Transition::kStagingEnded,
+          {.job = ipc::JobId{ended.connection}, .peer = ended.mover, .detail = ended.id});
     }
     in_flight_.erase(work);
     answer(ended.connection, ended.id, ended.error);
@@ -305,9 +312,12 @@ void StagingAgent::start(Request request) {
 
 Status StagingAgent::launch(const Request& request, const MappedArena& arena) {
   const StageRequest& stage = request.stage;
-  KVFERRY_TRY(transitions_.attempt(
-      Transition::kStagingLaunch,
-      {.session = stage.session, .epoch = stage.epoch, .peer = request.mover, .detail = stage.id}));
+  KVFERRY_TRY(
+      transitions_.attempt(Transition::kStagingLaunch, {.session = stage.session,
+                                                        .epoch = stage.epoch,
+                                                        .job = ipc::JobId{request.connection},
+                                                        .peer = request.mover,
+                                                        .detail = stage.id}));
   const GroupView& group = arena.groups[stage.group.value];
   const ipc::RegionTable& table = *group.table(stage.set);
   const ipc::DevicePtr slot = arena.slots[stage.slot];
@@ -325,7 +335,8 @@ void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optio
         fmt::format("request {} of mover {} refused: {}", id, to->mover.hex(), error->to_string()));
   }
   if (id != 0) {
-    transitions_.record(Transition::kStagingAnswer, {.peer = to->mover, .detail = id});
+    transitions_.record(Transition::kStagingAnswer,
+                        {.job = ipc::JobId{connection}, .peer = to->mover, .detail = id});
   }
   const ipc::StageReply reply{id, std::move(error)};
   if (const auto sent = to->socket.send(ipc::encode(reply)); !sent) {

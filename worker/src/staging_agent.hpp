@@ -58,7 +58,8 @@ class StagingAgent {
     ipc::IncarnationId mover;  ///< Zero before its hello.
     ipc::TimerId hello_timer = 0;
     std::uint32_t lane = 0;
-    bool welcome = false;  ///< Its hello was answered: it may ask.
+    bool welcome = false;            ///< Its hello was answered: it may ask.
+    std::uint64_t last_request = 0;  ///< Numbers grow, so that each names one request.
   };
   struct Request {
     std::uint64_t connection = 0;

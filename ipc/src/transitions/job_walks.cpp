@@ -40,7 +40,7 @@ bool is_of_many(Transition transition) noexcept {
 JobWalks::Key JobWalks::key_of(Machine machine, const TransitionRecord& record) {
   switch (machine) {
     case Machine::kPart: return {machine, record.writer, record.job.value, record.peer};
-    case Machine::kLaunch: return {machine, record.writer, record.peer, record.detail};
+    case Machine::kLaunch:
     case Machine::kCopy:
     case Machine::kHandOver: return {machine, record.writer, record.job.value, record.detail};
     default: return {machine, record.writer, record.job.value, 0};

@@ -36,7 +36,7 @@ class JobWalks {
   struct Key {
     relation::Machine machine{};
     std::size_t writer = 0;
-    std::uint64_t job = 0;   ///< Launch: the mover that asked.
+    std::uint64_t job = 0;   ///< Launch: the connection over which it was asked for.
     std::uint64_t part = 0;  ///< Of a copy; the mover of a part; the number of a hand-over.
     friend auto operator<=>(const Key&, const Key&) = default;
   };
