@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "options.hpp"
 #include "replay/run_dir.hpp"
+#include "soak/exact_heap.hpp"
 #include "soak/report.hpp"
 #include "soak/soak.hpp"
 #include "soak/trace_reader.hpp"
@@ -12,7 +13,6 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <nlohmann/json.hpp>
 
 #include <csignal>
@@ -145,6 +145,7 @@ int main(int argc, char** argv) {
     if (arguments.size() == 4 && arguments[1] == kvferry::soak::kServeTraceReader) {
       return kvferry::soak::serve_trace_reader(arguments[2], arguments[3]);
     }
+    kvferry::soak::count_heap_exactly(argv);
     kvferry::soak::Options options;
     CLI::App app(
         "Clears and re-inits a cache thousands of times, under traffic, while its processes are "
@@ -152,9 +153,6 @@ int main(int argc, char** argv) {
     kvferry::soak::add_options(app, options);
     CLI11_PARSE(app, argc, argv);
     kvferry::soak::enter(options.soak.around, argv);
-    // One arena for all threads: with more of them, memory of ended threads waits for others to use
-    // it, and what the engine keeps cannot be told from that.
-    (void)::mallopt(M_ARENA_MAX, 1);
     kvferry::ipc::init_logging("soak", kvferry::ipc::LogLevel::kError);
     std::signal(SIGPIPE, SIG_IGN);
     return kvferry::soak::run(options);
