@@ -20,7 +20,7 @@ scripts/setup.sh --test
 log=build/test-build.log
 mkdir -p build
 echo "test: building the release preset (log: $root/$log)"
-build_preset release -DKVFERRY_BUILD_TESTS=ON > "$log" 2>&1 || {
+build_preset release -DKVFERRY_BUILD_TESTS=ON -DKVFERRY_FAULT_POINTS=ON > "$log" 2>&1 || {
   tail -n 60 "$log" >&2
   die "the build failed"
 }
