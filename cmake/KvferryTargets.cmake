@@ -19,7 +19,12 @@ endif()
 
 # Sources in batches take half the time to build. Off but in the preset of releases: elsewhere a file that
 # forgets an include is found, and one that changed is compiled alone.
-option(KVFERRY_UNITY "Compile the libraries' sources in batches" OFF)
+option(KVFERRY_UNITY "Compile sources in batches" OFF)
+if(KVFERRY_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # An eighth of gcc's time goes into collecting garbage, for a fifth less memory.
+  target_compile_options(kvferry_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:--param ggc-min-heapsize=2097152>")
+endif()
 
 # kvferry_use_unity(TARGET files...): the files are compiled alone, since names of theirs are others', too, or
 # since tests have objects in their place (tests/mutants).
