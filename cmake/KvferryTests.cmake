@@ -20,13 +20,34 @@ if(KVFERRY_TEST_PCH)
   target_compile_options(kvferry_test_pch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
+# What kvferry_add_test and kvferry_add_test_library have in common.
+function(kvferry_compile_as_test target)
+  target_link_libraries(${target} PRIVATE kvferry_options)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  if(KVFERRY_TEST_PCH)
+    target_precompile_headers(${target} REUSE_FROM kvferry_test_pch)
+    target_link_libraries(${target} PRIVATE fmt::fmt)  # its definitions are in the headers' text
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  endif()
+endfunction()
+
+# kvferry_add_test_library(NAME kvferry_replay_fixture SOURCES ... LINK ...): a fixture that several tests share.
+function(kvferry_add_test_library)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;LINK" ${ARGN})
+  add_library(${arg_NAME} STATIC ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PUBLIC ${arg_LINK} GTest::gmock)
+  kvferry_compile_as_test(${arg_NAME})
+endfunction()
+
 # kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p])
+# ALONE: sources, too; see kvferry_use_unity.
 # PREFIX goes before the names of the cases: two binaries of one source need it, since CTest would take
 # equal names for one test.
 # One label per binary: lists in gtest_discover_tests drop the properties after them on CMake 3.25.
 # NO_PRETTY_VALUES: a parameter without a printer would put addresses into the names.
 function(kvferry_add_test)
-  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT;PREFIX" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT;PREFIX" "SOURCES;ALONE;LINK" ${ARGN})
   if(NOT arg_LABEL)
     message(FATAL_ERROR "test ${arg_NAME} has no LABEL")
   endif()
@@ -37,14 +58,12 @@ function(kvferry_add_test)
     # The limit is for tests that hang; a sanitizer makes the others several times slower.
     math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 5")
   endif()
-  add_executable(${arg_NAME} ${arg_SOURCES})
-  target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK} GTest::gmock GTest::gtest_main kvferry_options)
-  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  set_target_properties(${arg_NAME} PROPERTIES CXX_EXTENSIONS OFF)
-  if(KVFERRY_TEST_PCH)
-    target_precompile_headers(${arg_NAME} REUSE_FROM kvferry_test_pch)
-    target_link_libraries(${arg_NAME} PRIVATE fmt::fmt)  # its definitions are in the headers' text
-    target_compile_options(${arg_NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  add_executable(${arg_NAME} ${arg_SOURCES} ${arg_ALONE})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK} GTest::gmock GTest::gtest_main)
+  kvferry_compile_as_test(${arg_NAME})
+  list(LENGTH arg_SOURCES source_count)
+  if(source_count GREATER 1)
+    kvferry_use_unity(${arg_NAME} ${arg_ALONE})
   endif()
   if(arg_LABEL STREQUAL "gpu")
     gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} RESOURCE_LOCK gpu0)

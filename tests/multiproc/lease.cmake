@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-add_library(kvferry_lease_fixture STATIC lease_fixture.cpp)
-target_link_libraries(kvferry_lease_fixture PUBLIC kvferry_test_support GTest::gtest
-                      PRIVATE kvferry_options)
-set_target_properties(kvferry_lease_fixture PROPERTIES CXX_EXTENSIONS OFF)
+kvferry_add_test_library(NAME kvferry_lease_fixture SOURCES lease_fixture.cpp LINK kvferry_test_support)
 target_include_directories(kvferry_lease_fixture PRIVATE ${PROJECT_SOURCE_DIR}/ipc/src)
 kvferry_add_executable(NAME kvferry_lease_peer SOURCES lease_peer.cpp LINK kvferry_test_support)
 
