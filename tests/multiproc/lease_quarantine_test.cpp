@@ -145,6 +145,27 @@ TEST_P(LeaseQuarantineTest, AttacherThatCannotDrainDiesIfItIsAMoverAndSaysSoIfNo
   owner->quit();
 }
 
+// What it has open is not the epoch that its owner serves by now.
+TEST_P(LeaseStalledWorkerTest, WhoHoldsAnEarlierEpochHasNotMappedTheNextOne) {
+  auto owner = start_owner({{"revoke", "400"}});
+  auto attacher = start_attacher();
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  attacher->expect_mapped(1);
+  (void)attacher->ask("close quiesce", "closed");
+  EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
+  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  const SeenView seen = attacher->expect_view(
+      "sees epoch 2", [](const SeenView& v) { return v.epoch == 2 && v.phase == "ready"; });
+  EXPECT_FALSE(seen.mapped);
+  EXPECT_THAT(attacher->ask("wait 2 300", "wait "), StartsWith("wait error timeout"));
+  (void)attacher->ask("open quiesce", "opened");
+  attacher->expect_mapped(2);
+  EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear cleared 0"));
+  EXPECT_EQ(used_bytes(), 0U);
+  attacher->quit();
+  owner->quit();
+}
+
 TEST_P(LeaseQuarantineTest, OwnerThatCannotDrainDiesIfItIsAMoverAndQuarantinesIfNot) {
   auto owner = start_owner();
   auto attacher = start_attacher();

@@ -292,7 +292,8 @@ void LeaseAttacher::Impl::session_ended(const SessionId& session) {
 void LeaseAttacher::Impl::changed() {
   LeaseView& draft = view_draft_;
   draft.session = session_;
-  draft.mapped = held_ && held_->accepted;
+  // Not an earlier one that its user does not let go of.
+  draft.mapped = held_ && held_->accepted && held_->arena.epoch() == draft.epoch;
   draft.prepared_by = draft.mapped ? held_->prepared_by : LeaseId{};
   draft.group_blocks.clear();
   if (draft.mapped) {
