@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/relation.sh [--seeds N] [--jobs N] [--preset NAME]
 #
-# Holds the models of the handshake and of copy jobs (tests/model/lease.pml, staging.pml), the checker
-# of what processes record (check_transitions) and the table that all share
+# Holds the models of the handshake, of copy jobs and of clears over ranks (tests/model/lease.pml,
+# staging.pml, ranks.pml), the checker of what processes record (check_transitions) and the table that all share
 # (ipc/src/transitions/relation.inc) to each other; described in docs/reliability.md. Fails when
 #   - a model, searched in full, makes a move that is not in the table;
 #   - none ever makes one that is, and tests/model/moves.txt does not say why; or that file is wrong;
@@ -24,12 +24,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 readonly out=$root/build/relation table=tests/model/checks.txt
 readonly memory_limit_mib=3500
 # Bounds of random runs that no search could exhaust.
-readonly long_bounds='-DNSES=2 -DNEP=3 -DNINC=4' long_jobs='-DNJOBS=6'
+readonly long_bounds='-DNSES=2 -DNEP=3 -DNINC=4' long_jobs='-DNJOBS=6' long_ranks='-DNEP=8 -DNOPS=20'
 
 # The rows of the table about models whose steps are marked: name|model|bounds|knobs|expected.
 rows() { # kind
   awk -F ' *[|] *' -v kind="$1" '
-    $1 == kind && ($3 == "lease" || $3 == "staging") { print $2 "|" $3 "|" $4 "|" $5 "|" $6 }' "$table"
+    $1 == kind && ($3 == "lease" || $3 == "staging" || $3 == "ranks") { print $2 "|" $3 "|" $4 "|" $5 "|" $6 }' "$table"
 }
 
 directory_of() { # search|walk, model, bounds
@@ -68,7 +68,7 @@ run_walk() { # name, model, bounds, knobs, seed
   local kind=mover place checker
   place=$out/runs/${1//[^A-Za-z0-9_-]/_}
   if [[ $4 == *MOVER_OWNS* ]]; then kind=worker; fi
-  if [[ $2 == staging ]]; then kind="jobs"; fi
+  if [[ $2 != lease ]]; then kind="jobs"; fi
   mkdir "$place"
   cd "$place"
   # A small table: runs are short, and a large one takes longer to clear than to use.
@@ -103,6 +103,11 @@ walks() {
     if ((seed % 2)); then knobs+=" DIE_MOVER DIE_WORKER DIE_MANAGER"; fi
     echo "long $seed of jobs|staging|$long_jobs|$knobs WALK AFTER=$((50 + seed % 70))|$seed"
   done
+  for ((seed = 1; seed <= 2 * seeds; ++seed)); do
+    knobs='DIE_RANK DIE_COMMANDER STALL FAIL FAULTS=6'
+    if ((seed % 2)); then knobs='STALL FAIL FAULTS=2'; fi
+    echo "long $seed of ranks|ranks|$long_ranks|$knobs WALK AFTER=$((50 + seed % 70))|$seed"
+  done
 }
 
 # How the model goes on when a mutant has broken its property.
@@ -123,7 +128,7 @@ compare_moves() {
   local wrong=0 what reason
   sed -nE 's/^KVFERRY_MOVE\(([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+), ([A-Za-z]+)\).*/move \1 \2 \3 \4/p' \
     ipc/src/transitions/relation.inc > "$out/all"
-  sed -nE -e 's/^KVFERRY_TRANSITION\([A-Za-z]+, "((owner|attacher)\.[a-z_]+)".*/noted \1/p' \
+  sed -nE -e 's/^KVFERRY_TRANSITION\([A-Za-z]+, "([a-z_.]+)".*/noted \1/p' \
     -e 's/^KVFERRY_JOB_TRANSITION\([A-Za-z]+, "([a-z_.]+)".*/noted \1/p' \
     ipc/include/kvferry/ipc/transitions/transitions.inc >> "$out/all"
   grep -hE '^(move|noted) ' "$out"/searches/*.out | sort -u > "$out/taken"
@@ -237,7 +242,7 @@ each() { xargs -P "$jobs" -d '\n' -n 1 scripts/relation.sh "$1"; }
 {
   rows search | awk -F '|' '{ print "search|" $2 "|" $3; print "walk|" $2 "|" $3 }'
   rows mutant | awk -F '|' '{ print "walk|" $2 "|" $3 }'
-  printf 'walk|%s\n' "lease|$long_bounds" "staging|$long_jobs"
+  printf 'walk|%s\n' "lease|$long_bounds" "staging|$long_jobs" "ranks|$long_ranks"
 } | sort -u | each --build-one
 rows search | each --search-one
 { walks && mutant_walks; } | each --walk-one

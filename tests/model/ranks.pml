@@ -15,15 +15,16 @@
    - Orders carry the session: one of an earlier life of the rank goes with its connection.
 
    Bounds: NEP epochs, NOPS operations. Knobs: FAULTS how many failures in any mix, DIE_RANK DIE_COMMANDER STALL FAIL
-   which there are, REST, and one M_ flag per mutant. */
+   which there are, REST, and one M_ flag per mutant; with STEPS also WALK, AFTER, TELL and GOAL (steps.pml). */
 #define FLAGS                                                                                                       \
   FLAG(FAULTS) FLAG(DIE_RANK) FLAG(DIE_COMMANDER) FLAG(STALL) FLAG(FAIL) FLAG(REST)                                 \
   FLAG(M_ignores_a_rank) FLAG(M_clear_without_epoch) FLAG(M_no_deadline) FLAG(M_waits_for_other_rank)               \
   FLAG(M_reinit_twice) FLAG(M_late_answer_counts) FLAG(M_death_unnoticed) FLAG(M_not_idempotent)                    \
-  FLAG(M_quarantine_told_as_cleared)
+  FLAG(M_quarantine_told_as_cleared) STEP_FLAGS
 #define PROPERTIES                                                                                                  \
   PROPERTY(SuccessMeansEveryRank) PROPERTY(ClearsTheEpochAsked) PROPERTY(OneInitPerEpoch)                           \
-  PROPERTY(ReadyMeansEveryRank) PROPERTY(SameResultAgain) PROPERTY(OutcomeIsTheRanks)
+  PROPERTY(ReadyMeansEveryRank) PROPERTY(SameResultAgain) PROPERTY(OutcomeIsTheRanks)                    \
+  STEP_PROPERTIES
 #include "common.pml"
 
 #ifndef NEP
@@ -67,6 +68,8 @@ byte ops, faults;
 
 #define NOT_READY(r) (!live[r] || ph[r] != R_READY)
 
+#include "ranks_steps.pml"
+
 /* In the order in which they were sent. */
 inline next_order(r) {
   order[r] = then[r]; orderep[r] = thenep[r]; orderid[r] = thenid[r]; then[r] = NOTHING; thenep[r] = 0; thenid[r] = 0
@@ -89,6 +92,7 @@ end:
        if
        :: ph[r] == R_READY && (orderep[r] == ep[r] || IF(M_clear_without_epoch)) ->
             HOLD(ClearsTheEpochAsked, orderep[r] == ep[r]);
+            BEGINS_CLEAR(r)
             ph[r] = R_CLEARING
        :: ph[r] != R_READY && orderep[r] == ep[r] && ep[r] > 0 ->
             reply[r] = (IF(M_not_idempotent) -> 3 : result[r]);
@@ -97,14 +101,16 @@ end:
        :: else -> reply[r] = (ep[r] == 0 -> 1 : 3); replyop[r] = orderid[r]; next_order(r); REACHED(stale_clear)
        fi }
   /* The unlink handshake: bounded, whatever its peers do. */
-  :: d_step { CLEAR_MAY_END(r) -> ph[r] = R_CLEARED; result[r] = 1; answer_clear(r) }
+  :: d_step { CLEAR_MAY_END(r) -> ENDS_CLEAR(r, 0) ph[r] = R_CLEARED; result[r] = 1; answer_clear(r) }
   :: d_step { CLEAR_MAY_END(r) ->
+       ENDS_CLEAR(r, 1)
        ph[r] = R_QUARANTINED; result[r] = (IF(M_quarantine_told_as_cleared) -> 1 : 2); answer_clear(r) }
   :: d_step { RRUNS(r) && order[r] == REINIT && ph[r] != R_CLEARING ->
        if
        :: ph[r] != R_READY && orderep[r] == ep[r] + 1 ->
-            ep[r]++; ph[r] = R_READY; inits[r] = 1; reply[r] = 1
+            ep[r]++; MAKES(r) ph[r] = R_READY; inits[r] = 1; reply[r] = 1
        :: ph[r] == R_READY && IF(M_reinit_twice) ->
+            MAKES(r)
             inits[r]++; HOLD(OneInitPerEpoch, inits[r] == 1); reply[r] = 1
        :: ph[r] == R_READY && orderep[r] == ep[r] && !IF(M_reinit_twice) -> reply[r] = 1; REACHED(repeated_reinit)
        :: else -> reply[r] = 3
@@ -127,7 +133,8 @@ inline send(r, what, epoch) {
   :: order[r] == NOTHING -> order[r] = what; orderep[r] = epoch; orderid[r] = opid
   :: else -> then[r] = what; thenep[r] = epoch; thenid[r] = opid; REACHED(behind_an_earlier_order)
   fi;
-  pending[r] = 1; got[r] = 0; askedses[r] = session[r]
+  pending[r] = 1; got[r] = 0; askedses[r] = session[r];
+  TOLD(r, what, epoch) skip
 }
 
 inline end_operation() {
@@ -135,6 +142,7 @@ inline end_operation() {
   :: op == CLEAR && RESULT_OK(0) && RESULT_OK(1) ->
        HOLD(SuccessMeansEveryRank, HAS_LET_GO(0) && HAS_LET_GO(1));
        HOLD(OutcomeIsTheRanks, TOLD_TRUE(0) && TOLD_TRUE(1));
+       TELLS(ManagerTellsCleared)
        if
        :: got[0] == 2 || got[1] == 2 -> REACHED(cleared_with_a_quarantine)
        :: else -> REACHED(all_cleared)
@@ -147,6 +155,7 @@ inline end_operation() {
        fi
   :: op == REINIT && RESULT_OK(0) && RESULT_OK(1) ->
        HOLD(ReadyMeansEveryRank, (ph[0] == R_READY || OF_PAST_LIFE(0)) && (ph[1] == R_READY || OF_PAST_LIFE(1)));
+       TELLS(ManagerTellsReady)
        REACHED(all_ready)
   :: op == REINIT && !(RESULT_OK(0) && RESULT_OK(1)) -> REACHED(reinit_of_all_failed)
   fi;
@@ -158,16 +167,16 @@ inline end_operation() {
   :: d_step { clive && reply[r] && !(op != NOTHING && pending[r] && IS_OF_NOW(r)) ->                                \
        reply[r] = 0; REACHED(stale_reply) }                                                                         \
   :: d_step { clive && op != NOTHING && pending[r] && reply[r] && IS_OF_NOW(r) ->                                   \
-       got[r] = reply[r]; reply[r] = 0; pending[r] = 0 }                                                            \
+       TAKES_REPLY(r) got[r] = reply[r]; reply[r] = 0; pending[r] = 0 }                                                            \
   :: d_step { clive && op != NOTHING && pending[r] && !live[r] && !IF(M_death_unnoticed) ->                         \
-       got[r] = 3; pending[r] = 0; REACHED(rank_died_meanwhile) }                                                   \
+       GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(rank_died_meanwhile) }                                                   \
   :: d_step { clive && op != NOTHING && pending[r] && askedses[r] != session[r] && live[r] ->                       \
-       got[r] = 3; pending[r] = 0 }                                                                                 \
+       GIVES_UP(r) got[r] = 3; pending[r] = 0 }                                                                                 \
   :: d_step { clive && op != NOTHING && pending[r] && !IF(M_no_deadline) && (stalled[r] || IF(STALL)) ->            \
-       got[r] = 3; pending[r] = 0; REACHED(deadline_passed) }
+       GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(deadline_passed) }
 
 active proctype Commander() {
-  atomic { run Rank(0); run Rank(1) };
+  atomic { run Rank(0); run Rank(1); REGISTERS(0) REGISTERS(1) skip };
 end:
   do
   TAKE(0)
@@ -181,8 +190,8 @@ end:
    then[1] == NOTHING)
 #define FAULTS_OF(r)                                                                                                \
   :: d_step { IF(DIE_RANK) && MAY_FAULT && live[r] -> faults++; live[r] = 0; session[r]++; stalled[r] = 0;          \
-       ph[r] = R_CLEARED; ep[r] = 0; result[r] = 0; inits[r] = 0; order[r] = NOTHING; then[r] = NOTHING }           \
-  :: d_step { !live[r] -> live[r] = 1; REACHED(rank_restarted) }                                                    \
+       ph[r] = R_CLEARED; ep[r] = 0; result[r] = 0; inits[r] = 0; order[r] = NOTHING; then[r] = NOTHING; RANK_IS_DEAD(r) skip }           \
+  :: d_step { !live[r] -> live[r] = 1; REGISTERS(r) REACHED(rank_restarted) }                                     \
   :: d_step { IF(STALL) && MAY_FAULT && RRUNS(r) -> faults++; stalled[r] = 1 }                                      \
   :: d_step { stalled[r] -> stalled[r] = 0; REACHED(rank_continued) }
 
@@ -206,7 +215,7 @@ end:
   :: d_step { IF(DIE_COMMANDER) && MAY_FAULT && clive ->
        faults++; clive = 0; op = NOTHING; pending[0] = 0; pending[1] = 0; got[0] = 0; got[1] = 0;
        reply[0] = 0; reply[1] = 0; lose_orders(0); lose_orders(1) }
-  :: d_step { !clive -> clive = 1; REACHED(commander_replaced) }
+  :: d_step { !clive -> clive = 1; NEXT_MANAGER REACHED(commander_replaced) }
   od
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The kvferry authors */
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which transition of the code (transitions.inc) a step of a model is; the marks of each model are in lease_steps.pml
-   and staging_steps.pml. They are compiled out, so that searches are the same without them, unless STEPS is defined.
-   Then
+/* Which transition of the code (transitions.inc) a step of a model is; the marks of each model are in lease_steps.pml,
+   staging_steps.pml and ranks_steps.pml. They are compiled out, so that searches are the same without them, unless
+   STEPS is defined. Then
    - each mark moves the machines of relation.inc, which check_transitions() uses, in the state of the model: KnownMove
      says that no other move is made, and "move ..." and "noted ..." in the output, which ones were;
    - WALK, or GOAL=MARK, in KNOBS asks for a run instead of a proof: the checker stops, and leaves a trail, AFTER
@@ -43,6 +43,8 @@ c_decl {
     machine_Owner,
     machine_Lease,
     machine_Attacher,
+    machine_Registration,
+    machine_Order,
     machine_EngineJob,
     machine_Job,
     machine_Part,

@@ -374,7 +374,7 @@ Status ClientLink::on_hello_reply(const Envelope& envelope) {
   KVFERRY_TRY(cache_.greet(envelope.body, !was_greeted_));
   settle_orphans();
   greeted_ = was_greeted_ = true;
-  transitions_.record(ipc::Transition::kPeerRegistered, {});
+  transitions_.record(ipc::Transition::kPeerRegistered, {.peer = manager_});
   if (jobs_.has_orphans()) count_settled(jobs_.settle_greeted(manager_));
   return ipc::ok();
 }

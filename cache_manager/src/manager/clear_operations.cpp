@@ -14,6 +14,14 @@ constexpr std::chrono::milliseconds kAttacherGrace{2000};
 
 }  // namespace
 
+ipc::TransitionFields ClearOperations::step_of(const Asked& asked, std::uint64_t detail) {
+  return {.session = asked.state.session,
+          .epoch = asked.state.epoch,
+          .lease = asked.operation,
+          .peer = asked.peer,
+          .detail = detail};
+}
+
 void ClearOperations::start(const ipc::Peer& peer,
                             const ipc::Envelope& request,
                             const ipc::ClearRequest& message,
@@ -22,6 +30,7 @@ void ClearOperations::start(const ipc::Peer& peer,
   clear->peer = peer;
   clear->request = request;
   clear->host = message.host;
+  clear->operation = {++context_.operations.value};
   clear->start = ipc::MonotonicClock::now();
   clear->scope = std::move(scope);
   clears_.push_back(clear);
@@ -79,7 +88,7 @@ void ClearOperations::start_clear(const ClearRef& clear,
                             .attacher_note = {},
                             .attacher_free_before = 0,
                             .attacher_free_after = 0,
-                            .attacher_open = false,
+                            .open_attacher = {},
                             .attacher_failed = false,
                             .again = engine.is_cleared(rank)});
     const RankPeer* owner = engine.owner(rank);
@@ -113,51 +122,51 @@ void ClearOperations::send_clear(const ClearRef& clear,
   message.session = target.state.session;
   message.epoch = target.state.epoch;
   message.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
+  const Asked asked{.peer = target.id,
+                    .state = target.state,
+                    .operation = clear->operation,
+                    .is_owner = is_owner};
   ++clear->pending;
-  context_.transitions.record(
-      ipc::Transition::kManagerClear,
-      {.session = message.session, .epoch = message.epoch, .peer = target.id});
-  clear->ranks[index].attacher_open = clear->ranks[index].attacher_open || !is_owner;
+  context_.transitions.record(ipc::Transition::kManagerClear, step_of(asked));
+  if (!is_owner) {
+    clear->ranks[index].open_attacher = asked;
+  }
   context_.calls.call(target.id, ipc::MessageKind::kRankClear, message,
                       ipc::Deadline::after(deadline + margin_),
-                      [this, clear, index, is_owner, peer = target.id,
-                       asked = target.state](const ipc::Result<ipc::Envelope>& answer) {
-                        if (answer) {
-                          context_.transitions.record(
-                              ipc::Transition::kManagerSeesCleared,
-                              {.session = asked.session, .epoch = asked.epoch, .peer = peer});
-                        }
-                        on_clear_answer(clear, index, is_owner, asked, answer);
+                      [this, clear, index, asked](const ipc::Result<ipc::Envelope>& answer) {
+                        on_clear_answer(clear, index, asked, answer);
                       });
 }
 
 void ClearOperations::on_clear_answer(const ClearRef& clear,
                                       std::size_t index,
-                                      bool is_owner,
-                                      const ipc::RankState& asked,
+                                      const Asked& asked,
                                       const ipc::Result<ipc::Envelope>& answer) {
   if (clear->answered) {
     return;
   }
   ClearRank& rank = clear->ranks[index];
-  if (!is_owner && !std::exchange(rank.attacher_open, false)) {
+  if (!asked.is_owner && !std::exchange(rank.open_attacher, std::nullopt)) {
     return;  // Too late: nobody waits for it any more.
   }
   ipc::Result<ipc::RankClearReply> reply =
       answer ? ipc::decode<ipc::RankClearReply>(answer->body, "RankClearReply")
              : ipc::Result<ipc::RankClearReply>(answer.error());
+  context_.transitions.record(
+      reply ? ipc::Transition::kManagerSeesCleared : ipc::Transition::kManagerGivesUp,
+      step_of(asked, reply ? reply->quarantined_bytes : 0));
   if (reply) {
     if (EngineRecord* engine = context_.directory.find(rank.engine)) {
-      engine->note_cleared(rank.rank.value, asked.session, asked.epoch);
+      engine->note_cleared(rank.rank.value, asked.state.session, asked.state.epoch);
     }
-    if (is_owner) {
+    if (asked.is_owner) {
       rank.outcome = *reply;
       limit_attacher(clear, index);
     } else {
       rank.attacher_free_before = reply->free_before;
       rank.attacher_free_after = reply->free_after;
     }
-  } else if (is_owner) {
+  } else if (asked.is_owner) {
     rank.error = in_rank(reply.error(), rank.engine, rank.rank);
   } else if (!is_gone(reply.error().code) && reply.error().code != ipc::ErrorCode::kStaleEpoch) {
     // A dead attacher holds nothing, and one that has moved on has let go: the owner's answer says
@@ -171,14 +180,16 @@ void ClearOperations::on_clear_answer(const ClearRef& clear,
 }
 
 void ClearOperations::limit_attacher(const ClearRef& clear, std::size_t index) {
-  if (!clear->ranks[index].attacher_open) {
+  if (!clear->ranks[index].open_attacher) {
     return;
   }
   context_.loop.after(kAttacherGrace, [this, clear, index] {
     ClearRank& rank = clear->ranks[index];
-    if (clear->answered || !std::exchange(rank.attacher_open, false)) {
+    if (clear->answered || !rank.open_attacher) {
       return;
     }
+    context_.transitions.record(ipc::Transition::kManagerGivesUp, step_of(*rank.open_attacher));
+    rank.open_attacher.reset();
     rank.attacher_note = "no answer, the owner's counts";
     if (--clear->pending == 0) {
       finish_clear(clear);
@@ -259,6 +270,8 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
   }
   std::erase(clears_, clear);
   if (!first) {
+    context_.transitions.record(ipc::Transition::kManagerTellsCleared,
+                                {.lease = clear->operation, .peer = clear->peer.id});
     context_.reply(clear->peer, clear->request, reply);
   } else {
     ipc::log_warn("clear failed: {}", first->to_string());

@@ -35,6 +35,13 @@ class ClearOperations {
   void cancel_all(const ipc::Error& why);
 
  private:
+  /// Who was told to clear, and what of.
+  struct Asked {
+    ipc::IncarnationId peer;
+    ipc::RankState state;
+    ipc::LeaseId operation;
+    bool is_owner = false;
+  };
   struct ClearRank {
     std::string engine;
     ipc::Rank rank;
@@ -44,7 +51,7 @@ class ClearOperations {
     // The attacher may be the first or the last one that gives memory back. 0: not known.
     std::uint64_t attacher_free_before = 0;
     std::uint64_t attacher_free_after = 0;
-    bool attacher_open = false;  ///< Asked, and its answer is waited for.
+    std::optional<Asked> open_attacher;  ///< Its answer is waited for.
     bool attacher_failed = false;
     bool again = false;  ///< There was nothing left to clear.
   };
@@ -52,6 +59,7 @@ class ClearOperations {
     ipc::Peer peer;
     ipc::Envelope request;
     ipc::HostPolicy host = ipc::HostPolicy::kDrop;
+    ipc::LeaseId operation;
     ipc::TimePoint start;
     ClearScope scope;  ///< Operations keep their engines alive.
     std::vector<ClearRank> ranks;
@@ -60,6 +68,7 @@ class ClearOperations {
   };
   using ClearRef = std::shared_ptr<Clear>;  // Shared by the answers that are outstanding.
 
+  [[nodiscard]] static ipc::TransitionFields step_of(const Asked& asked, std::uint64_t detail = 0);
   /// Memory that nobody here can reach is told, never passed over.
   static void add_unknown(Clear& clear);
   void start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Duration deadline);
@@ -70,8 +79,7 @@ class ClearOperations {
                   ipc::Duration deadline);
   void on_clear_answer(const ClearRef& clear,
                        std::size_t index,
-                       bool is_owner,
-                       const ipc::RankState& asked,
+                       const Asked& asked,
                        const ipc::Result<ipc::Envelope>& answer);
   /// The owner has answered: what it says holds, the attacher's answer is waited for a little only.
   void limit_attacher(const ClearRef& clear, std::size_t index);

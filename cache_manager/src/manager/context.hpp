@@ -38,6 +38,8 @@ struct ManagerContext {
   /// To be called after anything about an engine's ranks or operation changed: derives its state,
   /// tells its clients, sends or ends its queued jobs.
   std::function<void(EngineRecord&)> engine_changed;
+  ipc::LeaseId operations =
+      {};  ///< Clears and re-inits that have begun, for the transitions' record.
   bool stopping = false;
   std::uint64_t protocol_errors = 0;  ///< Messages that were well-formed and wrong.
 

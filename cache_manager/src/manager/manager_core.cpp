@@ -15,11 +15,12 @@ constexpr std::chrono::milliseconds kFarewell{50};
 
 ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
                                            const HostPool& pool,
-                                           int pool_fd) {
+                                           int pool_fd,
+                                           const ipc::SessionId& session) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.registry_socket();
   options.control_path = dir.control_socket();
-  options.session = ipc::Digest::random();
+  options.session = session;
   options.pool_fd = pool_fd;
   options.pool_bytes = pool.stats().bytes;
   return options;
@@ -43,14 +44,14 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                          int pool_fd)
     : config_(config),
       dir_(dir),
-      transitions_(ipc::TransitionLog::create_or_warn(
-          dir, {.role = "manager", .incarnation = ipc::IncarnationId::random()})),
+      transitions_(
+          ipc::TransitionLog::create_or_warn(dir, {.role = "manager", .incarnation = session_})),
       loop_(loop),
       pool_(pool),
       started_(ipc::MonotonicClock::now()),
       index_(pool),
       host_(directory_, index_, sequences_),
-      server_(loop, server_options(dir, pool, pool_fd), *this),
+      server_(loop, server_options(dir, pool, pool_fd, session_), *this),
       calls_(loop, server_),
       jobs_(pool,
             {.targets = [this](std::uint32_t engine,

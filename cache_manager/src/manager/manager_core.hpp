@@ -60,6 +60,8 @@ class ManagerCore : private ipc::ControlHandler {
   void after_event();
   void finish_stop();
 
+  /// Its clients know it by this, and its records are under it.
+  const ipc::SessionId session_ = ipc::SessionId::random();
   const ManagerConfig config_;
   const ipc::RuntimeDir dir_;
   const ipc::TransitionLog transitions_;

@@ -8,6 +8,22 @@
 #include <utility>
 
 namespace kvferry::cache_manager {
+namespace {
+
+ipc::Transition answer_of(bool ready) {
+  return ready ? ipc::Transition::kManagerSeesReady : ipc::Transition::kManagerGivesUp;
+}
+
+}  // namespace
+
+void ReinitOperations::record(ipc::Transition transition,
+                              const Reinit& reinit,
+                              const ipc::RankReinit& order,
+                              const ipc::IncarnationId& peer) const {
+  context_.transitions.record(
+      transition,
+      {.session = order.session, .epoch = order.epoch, .lease = reinit.operation, .peer = peer});
+}
 
 ipc::Status ReinitOperations::check(const EngineRecord& engine) const {
   if (context_.stopping) {
@@ -44,6 +60,7 @@ void ReinitOperations::start(const ipc::Peer& peer,
   auto reinit = std::make_shared<Reinit>();
   reinit->peer = peer;
   reinit->request = request;
+  reinit->operation = {++context_.operations.value};
   reinit->start = ipc::MonotonicClock::now();
   reinit->give_up = reinit->start + message.deadline + margin_;
   reinit->engine = &engine;
@@ -77,17 +94,15 @@ void ReinitOperations::reinit_owner(const ReinitRef& reinit,
                                     const ipc::IncarnationId& owner,
                                     const ipc::RankReinit& order) {
   ++reinit->pending;
-  context_.transitions.record(ipc::Transition::kManagerReinit,
-                              {.epoch = order.epoch, .peer = owner});
+  record(ipc::Transition::kManagerReinit, *reinit, order, owner);
   context_.calls.call(
       owner, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
       [this, reinit, rank, order, peer = owner](const ipc::Result<ipc::Envelope>& answer) {
         if (reinit->answered) {
           return;
         }
+        record(answer_of(answer.has_value()), *reinit, order, peer);
         if (answer) {
-          context_.transitions.record(ipc::Transition::kManagerSeesReady,
-                                      {.epoch = order.epoch, .peer = peer});
           // Only now: an attacher that waits for an arena that could not be made
           // would be deaf to everything else until its deadline.
           reinit_attacher(reinit, rank, order);
@@ -109,15 +124,15 @@ void ReinitOperations::reinit_attacher(const ReinitRef& reinit,
   }
   const bool is_mover = engine.config()->cache_owner == ipc::CacheOwner::kWorker;
   ++reinit->pending;
-  context_.transitions.record(ipc::Transition::kManagerReinit,
-                              {.epoch = order.epoch, .peer = engine.attacher(rank)->id});
+  const ipc::IncarnationId attacher = engine.attacher(rank)->id;
+  record(ipc::Transition::kManagerReinit, *reinit, order, attacher);
   context_.calls.call(
-      engine.attacher(rank)->id, ipc::MessageKind::kRankReinit, order,
-      ipc::Deadline::at(reinit->give_up),
-      [this, reinit, rank, is_mover](const ipc::Result<ipc::Envelope>& answer) {
+      attacher, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
+      [this, reinit, rank, order, attacher, is_mover](const ipc::Result<ipc::Envelope>& answer) {
         if (reinit->answered) {
           return;
         }
+        record(answer_of(answer.has_value()), *reinit, order, attacher);
         if (!answer && is_mover && is_gone(answer.error().code)) {
           // The workers serve on without offload until another mover has attached.
           ipc::log_warn("engine {} rank {}: its mover is gone, reinit goes on without",
@@ -172,6 +187,8 @@ void ReinitOperations::finish_reinit(const ReinitRef& reinit) {
     context_.drop_if_unused(name);
     return;
   }
+  context_.transitions.record(ipc::Transition::kManagerTellsReady,
+                              {.lease = reinit->operation, .peer = reinit->peer.id});
   ipc::ReinitReply reply;
   reply.generation = engine.generation();
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -

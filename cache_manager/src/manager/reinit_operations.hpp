@@ -40,6 +40,7 @@ class ReinitOperations {
   struct Reinit {
     ipc::Peer peer;
     ipc::Envelope request;
+    ipc::LeaseId operation;
     ipc::TimePoint start;
     ipc::TimePoint give_up;
     EngineRecord* engine = nullptr;
@@ -56,6 +57,10 @@ class ReinitOperations {
                     const ipc::IncarnationId& owner,
                     const ipc::RankReinit& order);
   void reinit_attacher(const ReinitRef& reinit, std::uint32_t rank, const ipc::RankReinit& order);
+  void record(ipc::Transition transition,
+              const Reinit& reinit,
+              const ipc::RankReinit& order,
+              const ipc::IncarnationId& peer) const;
   void finish_reinit(const ReinitRef& reinit);
 
   ManagerContext& context_;

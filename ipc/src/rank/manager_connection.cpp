@@ -106,7 +106,7 @@ Result<std::unique_ptr<ControlLink>> ManagerConnection::connect_and_register() {
   hello.device = self_.device.spec().to_string();
   KVFERRY_TRY(self_.transitions.attempt(Transition::kPeerRegister, {}));
   KVFERRY_TRY(link->call<Empty>(MessageKind::kRankHello, hello, deadline));
-  self_.transitions.record(Transition::kPeerRegistered, {});
+  self_.transitions.record(Transition::kPeerRegistered, {.peer = link->welcome().manager_session});
   return link;
 }
 

@@ -4,6 +4,7 @@
 #include "transitions/job_rules.hpp"
 #include "transitions/lease_rules.hpp"
 #include "transitions/lost_deaths.hpp"
+#include "transitions/order_rules.hpp"
 #include "transitions/relation.hpp"
 
 #include <set>
@@ -33,7 +34,8 @@ class Checker {
                .may_use =
                    [this](std::size_t writer, const TransitionRecord& record) {
                      return leases_.may_use(writer, record);
-                   }}) {}
+                   }}),
+        orders_(trace, taken, leases_, breach_) {}
 
   std::vector<TransitionBreach> run() {
     for (at_ = 0; at_ < trace_.records.size(); ++at_) {
@@ -42,6 +44,7 @@ class Checker {
       // jobs.
       if (is_drained(record.transition)) jobs_.drained(record);
       leases_.take(record);
+      orders_.take(record);
       if (is_of_jobs(record.transition)) jobs_.take(record);
     }
     return std::move(violations_);
@@ -57,6 +60,7 @@ class Checker {
   };
   LeaseRules leases_;
   JobRules jobs_;
+  OrderRules orders_;
 };
 
 }  // namespace

@@ -72,6 +72,57 @@ bool LeaseRules::may_use(std::size_t writer, const TransitionRecord& record) con
          attacher->second.walk.state() < State::kAttacherDrained;
 }
 
+std::optional<std::size_t> LeaseRules::whole_writer(std::uint64_t incarnation) const {
+  const auto writer = writer_of_.find(incarnation);
+  if (writer == writer_of_.end() || is_partial(writer->second)) return std::nullopt;
+  return writer->second;
+}
+
+const LeaseRules::Owner* LeaseRules::owner_in(std::uint64_t session, std::size_t writer) const {
+  const auto owner = owners_.find(session);
+  return owner != owners_.end() && owner->second.writer == writer ? &owner->second : nullptr;
+}
+
+bool LeaseRules::owns(std::uint64_t incarnation, std::uint64_t session) const {
+  const auto writer = writer_of_.find(incarnation);
+  return writer != writer_of_.end() && owner_in(session, writer->second) != nullptr;
+}
+
+std::string LeaseRules::against_cleared(const TransitionRecord& record) const {
+  const auto writer = whole_writer(record.peer);
+  if (!writer) return {};
+  if (const Owner* owner = owner_in(record.session, *writer)) {
+    const auto told = owner->told_quarantined.find(record.epoch.value);
+    if (told == owner->told_quarantined.end()) {
+      return fmt::format("it has not published epoch {} as cleared", record.epoch.value);
+    }
+    if (told->second == (record.detail != 0)) return {};
+    return fmt::format(
+        "it has published epoch {} as {}, the manager took {} bytes to be in "
+        "quarantine",
+        record.epoch.value, told->second ? "quarantined" : "cleared", record.detail);
+  }
+  const auto attacher = attachers_.find({*writer, record.session});
+  if (attacher == attachers_.end() || attacher->second.epoch != record.epoch ||
+      !is_open(attacher->second.walk.state())) {
+    return {};
+  }
+  return fmt::format("it has epoch {} mapped under lease {}", record.epoch.value,
+                     attacher->second.lease.value);
+}
+
+std::string LeaseRules::against_ready(const TransitionRecord& record) const {
+  const auto writer = whole_writer(record.peer);
+  if (!writer) return {};
+  if (const Owner* owner = owner_in(record.session, *writer)) {
+    if (owner->epoch >= record.epoch) return {};
+    return fmt::format("it has not published epoch {} as ready", record.epoch.value);
+  }
+  const auto attacher = attachers_.find({*writer, record.session});
+  if (attacher != attachers_.end() && attacher->second.mapped >= record.epoch) return {};
+  return fmt::format("it has not mapped epoch {}", record.epoch.value);
+}
+
 bool LeaseRules::is_worker(std::uint64_t incarnation) const {
   const auto writer = writer_of_.find(incarnation);
   return writer != writer_of_.end() && trace_.writers[writer->second].who.role == "worker";
@@ -248,6 +299,7 @@ void LeaseRules::cleared(Owner& owner, const TransitionRecord& record) {
   if (!owner.freed.contains(record.epoch.value) && !is_partial(record.writer)) {
     breach_("ClearedMeansFreed", fmt::format("epoch {} was not freed", record.epoch.value));
   }
+  owner.told_quarantined[record.epoch.value] = false;
   move(owner, record, LeasePhase::kCleared);
 }
 
@@ -256,6 +308,7 @@ void LeaseRules::quarantined(Owner& owner, const TransitionRecord& record) {
     breach_("QuarantinedMeansKept",
             fmt::format("no memory of epoch {} is in quarantine", record.epoch.value));
   }
+  owner.told_quarantined[record.epoch.value] = true;
   move(owner, record, LeasePhase::kQuarantined);
 }
 
@@ -273,6 +326,7 @@ void LeaseRules::attacher_transition(const TransitionRecord& record) {
   }
   if (record.transition == Transition::kAttacherAsk) check_holds_nothing(record, attacher);
   if (record.transition == Transition::kAttacherImport) check_granted(record);
+  if (record.transition == Transition::kAttacherMapped) attacher.mapped = record.epoch;
   if (record.transition == Transition::kAttacherRelease) {
     attacher.released.insert(record.lease.value);
   }

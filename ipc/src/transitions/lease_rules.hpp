@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -36,6 +37,13 @@ class LeaseRules {
   /// that its work on it is over.
   [[nodiscard]] bool may_use(std::size_t writer, const TransitionRecord& record) const;
 
+  /// Whether that process has recorded itself as the session's owner.
+  [[nodiscard]] bool owns(std::uint64_t incarnation, std::uint64_t session) const;
+  /// What the record's peer itself has recorded against what the manager took it to have done, to
+  /// have cleared an epoch or to have it; empty: nothing, or its records are lost.
+  [[nodiscard]] std::string against_cleared(const TransitionRecord& record) const;
+  [[nodiscard]] std::string against_ready(const TransitionRecord& record) const;
+
  private:
   struct Lease {
     Epoch epoch;
@@ -55,12 +63,14 @@ class LeaseRules {
     std::set<std::uint64_t> drained;  ///< Epochs.
     std::set<std::uint64_t> freed;
     std::set<std::uint64_t> kept;
+    std::map<std::uint64_t, bool> told_quarantined;  ///< By epoch that was cleared.
   };
   /// One attacher under one session.
   struct Attacher {
     relation::Walk walk{relation::State::kAttacherIdle};
     Epoch epoch;
     LeaseId lease;
+    Epoch mapped;  ///< The latest one.
     std::set<std::uint64_t> released;
   };
 
@@ -68,6 +78,9 @@ class LeaseRules {
   [[nodiscard]] bool is_worker(std::uint64_t incarnation) const;
   [[nodiscard]] relation::Walk start_at(relation::State state, std::size_t writer) const;
   [[nodiscard]] std::uint64_t incarnation_of(std::size_t writer) const;
+  /// The writer with this incarnation, if all that it recorded is here.
+  [[nodiscard]] std::optional<std::size_t> whole_writer(std::uint64_t incarnation) const;
+  [[nodiscard]] const Owner* owner_in(std::uint64_t session, std::size_t writer) const;
 
   void check_alive(const TransitionRecord& record);
   Owner& owner_of(const TransitionRecord& record);

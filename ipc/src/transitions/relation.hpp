@@ -19,6 +19,8 @@ enum class Machine : std::uint8_t {
   kOwner,
   kLease,
   kAttacher,
+  kRegistration,
+  kOrder,
   kEngineJob,
   kJob,
   kPart,

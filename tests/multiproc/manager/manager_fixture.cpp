@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "multiproc/manager/manager_fixture.hpp"
 
+#include "support/instance_checks.hpp"
+
 #include <unistd.h>
 
 #include <array>
@@ -16,6 +18,11 @@ void ManagerTest::SetUp() {
 }
 
 void ManagerTest::TearDown() {
+  // A manager that has ended in order took its records with it.
+  const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
+  if (instance && std::filesystem::exists(instance->transitions_folder())) {
+    for (const std::string& breach : find_breaches(*instance)) ADD_FAILURE() << breach;
+  }
   client_.reset();
   operator_.reset();
   workers_.clear();

@@ -37,7 +37,7 @@ enum class Transition : std::uint32_t {
 struct TransitionFields {
   SessionId session = {};
   Epoch epoch = {};
-  LeaseId lease = {};  ///< Of the handshake.
+  LeaseId lease = {};  ///< Of the handshake; a manager's: the number of its clear or re-init.
   JobId job = {};      ///< Of jobs.
   IncarnationId peer = {};
   std::uint64_t detail = 0;
