@@ -15,11 +15,6 @@ namespace {
 
 constexpr const char* kOwnDescriptors = "/proc/self/fd";
 
-std::size_t limit_of_descriptors() noexcept {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
-}
-
 // Kernels from 6.2 on give the number as the size of the folder; others want it read.
 std::size_t open_descriptors(std::size_t limit) noexcept {
   struct stat info {};
@@ -37,8 +32,13 @@ std::size_t open_descriptors(std::size_t limit) noexcept {
 
 }  // namespace
 
+std::size_t descriptor_limit() noexcept {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
 std::size_t free_descriptors() noexcept {
-  const std::size_t limit = limit_of_descriptors();
+  const std::size_t limit = descriptor_limit();
   return limit - std::min(limit, open_descriptors(limit));
 }
 
@@ -49,7 +49,7 @@ Status need_descriptors(std::size_t count) {
       kBusy,
       "{} of this process's {} descriptors are free, {} are kept in reserve; raise "
       "its limit of open files (ulimit -n)",
-      free, limit_of_descriptors(), kReservedDescriptors);
+      free, descriptor_limit(), kReservedDescriptors);
 }
 
 bool raise_descriptor_limit(std::size_t wanted) noexcept {

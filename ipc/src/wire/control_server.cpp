@@ -3,6 +3,7 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "os/socket_address.hpp"
+#include "wire/guarded_accept.hpp"
 #include "wire/protocol_errors.hpp"
 #include "wire/registered_peers.hpp"
 #include "wire/registry.hpp"
@@ -28,10 +29,10 @@ constexpr std::size_t kBytesPerRound = std::size_t{32} << 20;
 // Messages of others after which a dead peer has none left: they come from each in turn.
 constexpr std::uint64_t kTurnsAfterDeath = 64;
 
-ZmqSocket serve_or_throw(const std::filesystem::path& path, int max_unread) {
+UniqueFd listen_or_throw(const std::filesystem::path& path) {
   auto listening = listen_on_path(path, SOCK_STREAM);
   if (!listening) throw Exception(std::move(listening).error());
-  return ZmqSocket::serve(path, std::move(listening).value(), max_unread);
+  return std::move(listening).value();
 }
 
 Bytes encode_reply(const Envelope& request, std::optional<Error> error, Bytes body) {
@@ -55,7 +56,10 @@ class ControlServer::Impl {
         registry_(loop,
                   options_.registry_path,
                   [this](RegistryCandidate candidate) { peers_.on_hello(std::move(candidate)); }),
-        socket_(serve_or_throw(options_.control_path, options_.max_unread_messages)),
+        listening_(listen_or_throw(options_.control_path)),
+        guard_(listening_.get()),
+        socket_(ZmqSocket::serve(
+            options_.control_path, std::move(listening_), options_.max_unread_messages)),
         peers_(loop,
                options_,
                errors_,
@@ -306,7 +310,9 @@ class ControlServer::Impl {
   Options options_;
   ControlHandler& handler_;
   ProtocolErrors errors_;
-  Registry registry_;  // holds the lock, under which the control path is ours, too
+  Registry registry_;   // holds the lock, under which the control path is ours, too
+  UniqueFd listening_;  // ZeroMQ's, as soon as it serves it
+  GuardedAccept guard_;
   ZmqSocket socket_;
   RegisteredPeers peers_;
   std::vector<IncarnationId> dying_;

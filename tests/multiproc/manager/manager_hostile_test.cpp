@@ -135,6 +135,32 @@ TEST_F(ManagerHostileTest, ManagerShortOfDescriptorsRefusesNewPeersAndServesTheO
   EXPECT_TRUE(late.has_value()) << late.error().to_string();
 }
 
+// ZeroMQ would end the process when it accepts a connection and there is no descriptor for it.
+TEST_F(ManagerHostileTest, AFloodOfControlDoesNotGetTheLastDescriptors) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  limit_descriptors();
+  constexpr int kRoom = 300;
+  set_descriptors(open_descriptors() + kRoom);
+  ChildProcess intruder = flood("control", 10 * kRoom, "silent");
+  int connected = 0;
+  EXPECT_GE(serve_during(intruder, connected), 1);
+  ASSERT_NO_FATAL_FAILURE(store(1, 1)) << "who was there works on";
+  const ipc::Status shut_out = try_connect(5s);
+  ASSERT_FALSE(shut_out.has_value());
+  EXPECT_EQ(shut_out.error().code, ErrorCode::kBusy) << shut_out.error().to_string();
+  EXPECT_THAT(shut_out.error().message, HasSubstr("descriptors"));
+  // When the intruder has gone, somebody new comes in.
+  intruder.kill();
+  ASSERT_TRUE(intruder.wait(soon()).has_value());
+  const Deadline deadline = soon();
+  ipc::Status late = try_connect(5s);
+  while (!late && late.error().code == ErrorCode::kBusy && !deadline.expired()) {
+    late = try_connect(5s);
+  }
+  EXPECT_TRUE(late.has_value()) << late.error().to_string();
+  ASSERT_NO_FATAL_FAILURE(store(2, 2));
+}
+
 TEST_F(ManagerHostileTest, ManagerWithoutDescriptorsDoesNotSpinAndRecovers) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   limit_descriptors();

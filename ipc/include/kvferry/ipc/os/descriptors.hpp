@@ -13,6 +13,9 @@ namespace kvferry::ipc {
 /// first and refuses work while it still can.
 inline constexpr std::size_t kReservedDescriptors = 16;
 
+/// How many descriptors this process may have open; 0 when that cannot be told.
+[[nodiscard]] std::size_t descriptor_limit() noexcept;
+
 /// How many descriptors this process can still open; 0 when not even that can be told.
 [[nodiscard]] std::size_t free_descriptors() noexcept;
 
