@@ -195,6 +195,8 @@ class RuntimeDir::Hold {
         (void)::rmdir(folder.c_str());
       }
       (void)NameLock::sweep(path_, /*alone=*/true);
+      // A killed manager's, which has no lock of its own; nothing else under that name.
+      (void)remove_stale_socket(path_ / RuntimeDir::kControl);
       if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
       log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
     } catch (...) {

@@ -82,6 +82,20 @@ TEST_F(ManagerLifecycleTest, KilledManagersNamesAreTakenOver) {
   EXPECT_EQ(status()["pid"], manager_->pid());
 }
 
+TEST_F(ManagerLifecycleTest, WhoLeavesLastRemovesTheNamesOfAKilledManager) {
+  start_manager();
+  {
+    const auto last = ipc::RuntimeDir::open(dir_.string(), "default");
+    ASSERT_TRUE(last.has_value());
+    operator_.reset();
+    manager_->kill();
+    ASSERT_TRUE(manager_->wait(soon()).has_value());
+    manager_.reset();
+    EXPECT_TRUE(std::filesystem::exists(last->control_socket()));
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "default"));
+}
+
 TEST_F(ManagerLifecycleTest, NamesOfKilledProcessesAreSweptAtTheNextStart) {
   start_manager();
   const auto directory = ipc::RuntimeDir::open(dir_.string(), "default");

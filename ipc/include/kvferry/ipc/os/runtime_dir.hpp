@@ -44,7 +44,8 @@ class RuntimeDir {
   [[nodiscard]] const std::string& instance() const noexcept { return instance_; }
 
   [[nodiscard]] std::filesystem::path registry_socket() const { return path_ / "registry"; }
-  [[nodiscard]] std::filesystem::path control_socket() const { return path_ / "control"; }
+  [[nodiscard]] std::filesystem::path control_socket() const { return path_ / kControl; }
+  static constexpr std::string_view kControl = "control";
   /// Where the processes of the instance record their transitions; removed with what is in it by
   /// the last one to let go.
   [[nodiscard]] std::filesystem::path transitions_folder() const { return path_ / "transitions"; }
