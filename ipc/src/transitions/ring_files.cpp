@@ -34,8 +34,8 @@ Result<std::filesystem::path> make_ring_folder(const RuntimeDir& dir) {
 }
 
 std::string ring_name(const TransitionWriter& writer) {
-  return fmt::format("{}.{}.{}.{}.{:04x}", writer.role, writer.engine, writer.rank.value,
-                     writer.pid, writer.incarnation.low() & 0xffffU);
+  return fmt::format("{}.{}.{}.{}.{:016x}", writer.role, writer.engine, writer.rank.value,
+                     writer.pid, writer.incarnation.low());
 }
 
 Status lock_ring(int ring_fd) {
