@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-// Holds runs of tests/model/lease.pml and staging.pml to check_transitions(), as if real processes
-// had recorded them. Reads from standard input, for each run,
+// Holds runs of tests/model/lease.pml, staging.pml and ranks.pml to check_transitions(), as if real
+// processes had recorded them. Reads from standard input, for each run,
 //   TRACE worker|mover|jobs NAME       what the attachers of a lease are, or that it is of jobs
 //   STEP WRITER TRANSITION SESSION EPOCH LEASE-OR-JOB PEER DETAIL
-// where the numbers of writers tell their roles (lease_steps.pml, staging_steps.pml),
+// where the numbers of writers tell their roles (lease_steps.pml and its like),
 // and prints "trace NAME: COUNT transitions: RULE..." with the rules that are broken, or "none"; at
 // the end "move ..." for each move of relation.inc that was taken.
 #include "transitions/relation.hpp"
