@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/guarded_accept.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/descriptors.hpp"
 
 #include <dlfcn.h>
@@ -9,15 +10,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 
 namespace kvferry::ipc {
 namespace {
 
-constexpr int kNobody = -1;
+// Descriptors of guarded sockets and one more, so that a free place is told by 0.
 // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): as is accept4()
-std::atomic<int> guarded{kNobody};
+std::array<std::atomic<int>, 64> guarded{};
+
+bool is_guarded(int fd) noexcept {
+  return std::any_of(guarded.begin(), guarded.end(),
+                     [fd](const auto& one) { return one == fd + 1; });
+}
 
 using Accept = int (*)(int, sockaddr*, socklen_t*, int);
 
@@ -34,8 +43,8 @@ bool is_reserved(int fd) noexcept {
 
 int accept_guarded(int fd, sockaddr* address, socklen_t* length, int flags) noexcept {
   const int accepted = next_accept()(fd, address, length, flags);
-  if (accepted < 0 && errno == EMFILE) {
-    // The limit was lowered meanwhile. Not again at once: who waits at the socket goes on waiting.
+  if (accepted < 0 && (errno == EMFILE || errno == ENOBUFS || errno == ENOMEM)) {
+    // Not again at once: who waits at the socket goes on waiting.
     constexpr int kPauseMs = 10;
     // wait-brief: a pause of ZeroMQ's thread; kPauseMs
     (void)::poll(nullptr, 0, kPauseMs);
@@ -49,15 +58,27 @@ int accept_guarded(int fd, sockaddr* address, socklen_t* length, int flags) noex
 }
 
 int accept_anywhere(int fd, sockaddr* address, socklen_t* length, int flags) noexcept {
-  return fd == guarded ? accept_guarded(fd, address, length, flags)
-                       : next_accept()(fd, address, length, flags);
+  return is_guarded(fd) ? accept_guarded(fd, address, length, flags)
+                        : next_accept()(fd, address, length, flags);
 }
 
 }  // namespace
 
-GuardedAccept::GuardedAccept(int listening_fd) noexcept { guarded = listening_fd; }
+GuardedAccept::GuardedAccept(int listening_fd) {
+  for (std::atomic<int>& one : guarded) {
+    int free = 0;
+    if (one.compare_exchange_strong(free, listening_fd + 1)) return;
+    ++place_;
+  }
+  log_warn(
+      "{} control sockets of this process are guarded against floods of connections, and no "
+      "place is left for one more: with it, a flood may end the process",
+      guarded.size());
+}
 
-GuardedAccept::~GuardedAccept() { guarded = kNobody; }
+GuardedAccept::~GuardedAccept() {
+  if (place_ < guarded.size()) guarded.at(place_) = 0;
+}
 
 }  // namespace kvferry::ipc
 
