@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 namespace kvferry::ipc {
 namespace {
@@ -195,8 +196,7 @@ class RuntimeDir::Hold {
         (void)::rmdir(folder.c_str());
       }
       (void)NameLock::sweep(path_, /*alone=*/true);
-      // A killed manager's, which has no lock of its own; nothing else under that name.
-      (void)remove_stale_socket(path_ / RuntimeDir::kControl);
+      remove_lockless_sockets();
       if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
       log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
     } catch (...) {
@@ -205,6 +205,17 @@ class RuntimeDir::Hold {
   }
 
  private:
+  // Of killed managers and workers: a control socket is under the lock of the registry beside it.
+  void remove_lockless_sockets() const {
+    std::error_code ignored;
+    std::vector<std::filesystem::path> found;
+    for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
+      const std::filesystem::path& path = entry.path();
+      if (path.filename() == kControl || path.extension() == kStepControl) found.push_back(path);
+    }
+    for (const auto& path : found) (void)remove_stale_socket(path);
+  }
+
   HomeProcess home_;
   UniqueFd fd_;
   std::filesystem::path path_;

@@ -3,9 +3,11 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 
 #include "ipc/os/temp_dir.hpp"
+#include "os/socket_address.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -131,6 +133,25 @@ TEST(RuntimeDirTest, TheLastOneToLetGoRemovesItWhenItIsEmpty) {
   std::ofstream(temp / "one" / "left");
   one = KVFERRY_ERROR(kCancelled, "let go");
   EXPECT_TRUE(std::filesystem::exists(temp / "one" / "left"));
+}
+
+TEST(RuntimeDirTest, TheLastOneToLetGoRemovesSocketsThatHaveNoLockAndNothingElse) {
+  for (const bool with_file : {false, true}) {
+    const test::ShortTempDir temp;
+    const std::filesystem::path folder = temp / "one";
+    {
+      const auto dir = RuntimeDir::open(temp.path().native(), "one");
+      ASSERT_TRUE(dir.has_value());
+      for (const auto& path : {dir->control_socket(), dir->rank_socket("chat", 3, "stepctl")}) {
+        ASSERT_TRUE(listen_on_path(path, SOCK_STREAM).has_value()) << path;
+      }
+      if (with_file) std::ofstream(dir->rank_socket("chat", 4, "stepctl")) << "somebody's";
+    }
+    EXPECT_EQ(std::filesystem::exists(folder), with_file);
+    if (with_file) {
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+    }
+  }
 }
 
 TEST(RuntimeDirTest, ASuccessorOfTheSameNameIsNotRemoved) {
