@@ -37,8 +37,8 @@ inline registers(r) {
 inline told(r, what, epoch) {
   told_epoch[r] = epoch;
   if
-  :: what == CLEAR -> ORDER_STEP(r, ManagerClear, 0)
-  :: else -> ORDER_STEP(r, ManagerReinit, 0)
+  :: what == CLEAR -> ORDER_STEP(r, ManagerClear, 1)
+  :: else -> ORDER_STEP(r, ManagerReinit, 1)
   fi
 }
 inline takes_reply(r) {

@@ -127,7 +127,7 @@ void ClearOperations::send_clear(const ClearRef& clear,
                     .operation = clear->operation,
                     .is_owner = is_owner};
   ++clear->pending;
-  context_.transitions.record(ipc::Transition::kManagerClear, step_of(asked));
+  context_.transitions.record(ipc::Transition::kManagerClear, step_of(asked, is_owner ? 1 : 0));
   if (!is_owner) {
     clear->ranks[index].open_attacher = asked;
   }

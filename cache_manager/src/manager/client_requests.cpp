@@ -132,6 +132,7 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   }
   context_.directory.prune_roots(
       decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
+  context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
   context_.directory.set_client(std::move(client));
   ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
                 peer.pid, decoded->engine, decoded->model, decoded->name_space);

@@ -104,9 +104,6 @@ ManagerCore::~ManagerCore() { loop_.cancel(stop_timer_); }
 // ---- peers ----
 
 void ManagerCore::on_peer(const ipc::Peer& peer) {
-  if (peer.kind != ipc::ProcessKind::kOperator) {
-    transitions_.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
-  }
   directory_.add_peer(peer);
   jobs_.mover_rejoined(peer.id);
   if (EngineRecord* engine = directory_.engine_of(peer.id)) {

@@ -51,6 +51,7 @@ void RankRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) {
     context_.drop_if_unused(hello->engine);
     return;
   }
+  context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
   context_.directory.bind(peer.id, engine);
   if (peer.kind == ipc::ProcessKind::kWorker) {
     deaths_.watch_worker(peer.id);

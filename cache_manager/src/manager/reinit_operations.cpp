@@ -19,10 +19,13 @@ ipc::Transition answer_of(bool ready) {
 void ReinitOperations::record(ipc::Transition transition,
                               const Reinit& reinit,
                               const ipc::RankReinit& order,
-                              const ipc::IncarnationId& peer) const {
-  context_.transitions.record(
-      transition,
-      {.session = order.session, .epoch = order.epoch, .lease = reinit.operation, .peer = peer});
+                              const ipc::IncarnationId& peer,
+                              std::uint64_t detail) const {
+  context_.transitions.record(transition, {.session = order.session,
+                                           .epoch = order.epoch,
+                                           .lease = reinit.operation,
+                                           .peer = peer,
+                                           .detail = detail});
 }
 
 ipc::Status ReinitOperations::check(const EngineRecord& engine) const {
@@ -94,7 +97,7 @@ void ReinitOperations::reinit_owner(const ReinitRef& reinit,
                                     const ipc::IncarnationId& owner,
                                     const ipc::RankReinit& order) {
   ++reinit->pending;
-  record(ipc::Transition::kManagerReinit, *reinit, order, owner);
+  record(ipc::Transition::kManagerReinit, *reinit, order, owner, 1);
   context_.calls.call(
       owner, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
       [this, reinit, rank, order, peer = owner](const ipc::Result<ipc::Envelope>& answer) {
@@ -125,7 +128,7 @@ void ReinitOperations::reinit_attacher(const ReinitRef& reinit,
   const bool is_mover = engine.config()->cache_owner == ipc::CacheOwner::kWorker;
   ++reinit->pending;
   const ipc::IncarnationId attacher = engine.attacher(rank)->id;
-  record(ipc::Transition::kManagerReinit, *reinit, order, attacher);
+  record(ipc::Transition::kManagerReinit, *reinit, order, attacher, is_mover ? 0 : 1);
   context_.calls.call(
       attacher, ipc::MessageKind::kRankReinit, order, ipc::Deadline::at(reinit->give_up),
       [this, reinit, rank, order, attacher, is_mover](const ipc::Result<ipc::Envelope>& answer) {

@@ -60,7 +60,8 @@ class ReinitOperations {
   void record(ipc::Transition transition,
               const Reinit& reinit,
               const ipc::RankReinit& order,
-              const ipc::IncarnationId& peer) const;
+              const ipc::IncarnationId& peer,
+              std::uint64_t detail = 0) const;
   void finish_reinit(const ReinitRef& reinit);
 
   ManagerContext& context_;

@@ -83,11 +83,6 @@ const LeaseRules::Owner* LeaseRules::owner_in(std::uint64_t session, std::size_t
   return owner != owners_.end() && owner->second.writer == writer ? &owner->second : nullptr;
 }
 
-bool LeaseRules::owns(std::uint64_t incarnation, std::uint64_t session) const {
-  const auto writer = writer_of_.find(incarnation);
-  return writer != writer_of_.end() && owner_in(session, writer->second) != nullptr;
-}
-
 std::string LeaseRules::against_cleared(const TransitionRecord& record) const {
   const auto writer = whole_writer(record.peer);
   if (!writer) return {};
@@ -103,15 +98,16 @@ std::string LeaseRules::against_cleared(const TransitionRecord& record) const {
         record.epoch.value, told->second ? "quarantined" : "cleared", record.detail);
   }
   const auto attacher = attachers_.find({*writer, record.session});
-  if (attacher == attachers_.end() || attacher->second.epoch != record.epoch ||
+  if (attacher == attachers_.end() || attacher->second.epoch > record.epoch ||
       !is_open(attacher->second.walk.state())) {
     return {};
   }
-  return fmt::format("it has epoch {} mapped under lease {}", record.epoch.value,
+  return fmt::format("it has epoch {} mapped under lease {}", attacher->second.epoch.value,
                      attacher->second.lease.value);
 }
 
-std::string LeaseRules::against_ready(const TransitionRecord& record) const {
+std::string LeaseRules::against_ready(const TransitionRecord& record,
+                                      std::chrono::nanoseconds told) const {
   const auto writer = whole_writer(record.peer);
   if (!writer) return {};
   if (const Owner* owner = owner_in(record.session, *writer)) {
@@ -119,7 +115,10 @@ std::string LeaseRules::against_ready(const TransitionRecord& record) const {
     return fmt::format("it has not published epoch {} as ready", record.epoch.value);
   }
   const auto attacher = attachers_.find({*writer, record.session});
-  if (attacher != attachers_.end() && attacher->second.mapped >= record.epoch) return {};
+  if (attacher != attachers_.end() && attacher->second.mapped >= record.epoch &&
+      (is_open(attacher->second.walk.state()) || attacher->second.closed >= told)) {
+    return {};
+  }
   return fmt::format("it has not mapped epoch {}", record.epoch.value);
 }
 
@@ -327,6 +326,7 @@ void LeaseRules::attacher_transition(const TransitionRecord& record) {
   if (record.transition == Transition::kAttacherAsk) check_holds_nothing(record, attacher);
   if (record.transition == Transition::kAttacherImport) check_granted(record);
   if (record.transition == Transition::kAttacherMapped) attacher.mapped = record.epoch;
+  if (record.transition == Transition::kAttacherUnmapped) attacher.closed = record.time;
   if (record.transition == Transition::kAttacherRelease) {
     attacher.released.insert(record.lease.value);
   }

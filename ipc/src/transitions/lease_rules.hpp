@@ -6,6 +6,7 @@
 #include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "transitions/relation.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,12 +38,11 @@ class LeaseRules {
   /// that its work on it is over.
   [[nodiscard]] bool may_use(std::size_t writer, const TransitionRecord& record) const;
 
-  /// Whether that process has recorded itself as the session's owner.
-  [[nodiscard]] bool owns(std::uint64_t incarnation, std::uint64_t session) const;
   /// What the record's peer itself has recorded against what the manager took it to have done, to
-  /// have cleared an epoch or to have it; empty: nothing, or its records are lost.
+  /// have cleared an epoch or, when told to, to have it; empty: nothing, or its records are lost.
   [[nodiscard]] std::string against_cleared(const TransitionRecord& record) const;
-  [[nodiscard]] std::string against_ready(const TransitionRecord& record) const;
+  [[nodiscard]] std::string against_ready(const TransitionRecord& record,
+                                          std::chrono::nanoseconds told) const;
 
  private:
   struct Lease {
@@ -70,7 +70,8 @@ class LeaseRules {
     relation::Walk walk{relation::State::kAttacherIdle};
     Epoch epoch;
     LeaseId lease;
-    Epoch mapped;  ///< The latest one.
+    Epoch mapped;                       ///< The latest one,
+    std::chrono::nanoseconds closed{};  ///< and when it was closed.
     std::set<std::uint64_t> released;
   };
 

@@ -33,17 +33,17 @@ void OrderRules::take(const TransitionRecord& record) {
     case Transition::kManagerRegister: ++known_[{record.writer, record.peer}]; return;
     case Transition::kPeerRegistered: return check_known(record);
     case Transition::kManagerClear:
-    case Transition::kManagerReinit: undone_[operation].insert(record.peer); return;
+    case Transition::kManagerReinit:
+      if (record.detail != 0) undone_[operation].insert(record.peer);
+      told_at_[{record.writer, record.peer}] = record.time;
+      return;
     case Transition::kManagerSeesCleared:
       undone_[operation].erase(record.peer);
       return compare("ClearedAsPublished", leases_.against_cleared(record));
     case Transition::kManagerSeesReady:
       undone_[operation].erase(record.peer);
-      return compare("ReadyAsPublished", leases_.against_ready(record));
-    case Transition::kManagerGivesUp:
-      // Of an attacher it is the owner's word that counts.
-      if (!leases_.owns(record.peer, record.session)) undone_[operation].erase(record.peer);
-      return;
+      return compare("ReadyAsPublished",
+                     leases_.against_ready(record, told_at_[{record.writer, record.peer}]));
     case Transition::kManagerTellsCleared: return check_all_done("AllClearedMeansEvery", record);
     case Transition::kManagerTellsReady: return check_all_done("AllReadyMeansEvery", record);
     default: return;

@@ -6,6 +6,7 @@
 #include "transitions/lease_rules.hpp"
 #include "transitions/relation.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -40,9 +41,10 @@ class OrderRules {
   std::set<const relation::Move*>* taken_;
   const LeaseRules& leases_;
   LeaseRules::Breach breach_;
-  std::map<std::uint64_t, std::size_t> writer_of_;  ///< By incarnation.
-  std::map<Pair, relation::Walk> orders_;           ///< By manager and whom it told.
-  /// Of a manager's clear or re-init: whom it told and who has not done it, as far as is known.
+  std::map<std::uint64_t, std::size_t> writer_of_;    ///< By incarnation.
+  std::map<Pair, relation::Walk> orders_;             ///< By manager and whom it told.
+  std::map<Pair, std::chrono::nanoseconds> told_at_;  ///< When a manager last told whom.
+  /// Of a manager's clear or re-init: who has to have done it, and has not as far as is known.
   std::map<std::pair<std::size_t, LeaseId>, std::set<std::uint64_t>> undone_;
   std::map<std::size_t, relation::Walk> registrations_;
   std::map<Pair, std::uint64_t> known_;  ///< How often a manager registered whom,
