@@ -23,7 +23,7 @@
   FLAG(M_quarantine_told_as_cleared) STEP_FLAGS
 #define PROPERTIES                                                                                                  \
   PROPERTY(SuccessMeansEveryRank) PROPERTY(ClearsTheEpochAsked) PROPERTY(OneInitPerEpoch)                           \
-  PROPERTY(ReadyMeansEveryRank) PROPERTY(SameResultAgain) PROPERTY(OutcomeIsTheRanks)                    \
+  PROPERTY(ReadyMeansEveryRank) PROPERTY(SameResultAgain) PROPERTY(OutcomeIsTheRanks)                               \
   STEP_PROPERTIES
 #include "common.pml"
 
@@ -167,11 +167,11 @@ inline end_operation() {
   :: d_step { clive && reply[r] && !(op != NOTHING && pending[r] && IS_OF_NOW(r)) ->                                \
        reply[r] = 0; REACHED(stale_reply) }                                                                         \
   :: d_step { clive && op != NOTHING && pending[r] && reply[r] && IS_OF_NOW(r) ->                                   \
-       TAKES_REPLY(r) got[r] = reply[r]; reply[r] = 0; pending[r] = 0 }                                                            \
+       TAKES_REPLY(r) got[r] = reply[r]; reply[r] = 0; pending[r] = 0 }                                             \
   :: d_step { clive && op != NOTHING && pending[r] && !live[r] && !IF(M_death_unnoticed) ->                         \
-       GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(rank_died_meanwhile) }                                                   \
+       GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(rank_died_meanwhile) }                                       \
   :: d_step { clive && op != NOTHING && pending[r] && askedses[r] != session[r] && live[r] ->                       \
-       GIVES_UP(r) got[r] = 3; pending[r] = 0 }                                                                                 \
+       GIVES_UP(r) got[r] = 3; pending[r] = 0 }                                                                     \
   :: d_step { clive && op != NOTHING && pending[r] && !IF(M_no_deadline) && (stalled[r] || IF(STALL)) ->            \
        GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(deadline_passed) }
 
@@ -190,8 +190,9 @@ end:
    then[1] == NOTHING)
 #define FAULTS_OF(r)                                                                                                \
   :: d_step { IF(DIE_RANK) && MAY_FAULT && live[r] -> faults++; live[r] = 0; session[r]++; stalled[r] = 0;          \
-       ph[r] = R_CLEARED; ep[r] = 0; result[r] = 0; inits[r] = 0; order[r] = NOTHING; then[r] = NOTHING; RANK_IS_DEAD(r) skip }           \
-  :: d_step { !live[r] -> live[r] = 1; REGISTERS(r) REACHED(rank_restarted) }                                     \
+       ph[r] = R_CLEARED; ep[r] = 0; result[r] = 0; inits[r] = 0; order[r] = NOTHING; then[r] = NOTHING;            \
+       RANK_IS_DEAD(r) skip }                                                                                       \
+  :: d_step { !live[r] -> live[r] = 1; REGISTERS(r) REACHED(rank_restarted) }                                       \
   :: d_step { IF(STALL) && MAY_FAULT && RRUNS(r) -> faults++; stalled[r] = 1 }                                      \
   :: d_step { stalled[r] -> stalled[r] = 0; REACHED(rank_continued) }
 
