@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-# Usage: scripts/fuzz.sh [--seconds N | --minutes N] [--target NAME]... [--jobs N] [--grow] [--list]
+# Usage: scripts/fuzz.sh [--seconds N | --minutes N | --each-minutes N] [--target NAME]... [--jobs N] [--grow] [--list]
 #        scripts/fuzz.sh --pack DIR
-#        scripts/fuzz.sh --binaries DIR [--seconds N | --minutes N] [--target NAME]... [--jobs N]
+#        scripts/fuzz.sh --binaries DIR [--seconds N | --minutes N | --each-minutes N] [--target NAME]... [--jobs N]
 #
 # Builds the fuzz targets of tests/fuzz with clang and runs them, one line per target. The exit code
 # is the number of targets with a finding; each finding is a file under build/fuzz/findings, its
@@ -12,6 +12,8 @@
 #
 #   --seconds N    for all targets together [60]; none gets more than that
 #   --minutes N    the same in minutes
+#   --each-minutes N
+#                  for each target
 #   --target NAME  this target only; may be given several times
 #   --jobs N       targets that run at the same time [one per processor]
 #   --grow         afterwards, choose the committed corpus anew: the smallest inputs that reach the
@@ -32,17 +34,19 @@ most_bytes=2048
 mapfile -t targets < <(basename -s .cpp tests/fuzz/*.cpp | grep -vx seeds)
 selected=()
 seconds=60
+of_each=0
 jobs=$(job_count)
 grow=false
 pack=
 binaries=
 while (($#)); do
   case $1 in
-    --seconds | --minutes | --jobs)
+    --seconds | --minutes | --each-minutes | --jobs)
       [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "$1 needs a number of at least 1"
       case $1 in
         --jobs) jobs=$2 ;;
         --minutes) seconds=$((60 * $2)) ;;
+        --each-minutes) of_each=$((60 * $2)) ;;
         *) seconds=$2 ;;
       esac
       shift 2
@@ -165,6 +169,7 @@ run_target() { # target seconds
 each=$((seconds * jobs / ${#selected[@]}))
 ((each > 0)) || each=1
 ((each <= seconds)) || each=$seconds
+((of_each == 0)) || each=$of_each
 failed=0
 running=0
 for target in "${selected[@]}"; do
