@@ -75,14 +75,17 @@ done
 [[ -n $(find "$out" -name '*.log' -print -quit) ]] || die "no cell matches '$only'"
 
 failed=0
-python3 - "$out" $((SECONDS - started)) "$listed" << 'END' || failed=1
+# Of all cells so many count at the least: what does not apply is no test.
+least=0
+[[ -n $only || $every -ne 1 ]] || least=400
+python3 - "$out" $((SECONDS - started)) "$listed" "$least" << 'END' || failed=1
 import collections
 import glob
 import json
 import re
 import sys
 
-out, seconds, listed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+out, seconds, listed, least = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 cells = [json.loads(line) for path in glob.glob(out + "/*.jsonl") for line in open(path)]
 log = "".join(open(path, errors="replace").read() for path in sorted(glob.glob(out + "/*.log")))
 passed = set(re.findall(r"\[       OK \] \S*/(\S+) \(", log))
@@ -134,7 +137,9 @@ print("%d cells counted, %d passed, %d failed, %d not applicable, %s s; logs in 
 missing = listed - len(passed) - len(skipped) - len(failures) - len(unfinished)
 if missing:
     print("FAILED: %d cells never began; a shard ended early" % missing)
-sys.exit(bool(failures or unfinished or missing or len(passed) != len(cells)))
+if len(cells) < least:
+    print("FAILED: fewer than %d cells count" % least)
+sys.exit(bool(failures or unfinished or missing or len(passed) != len(cells) or len(cells) < least))
 END
 
 # Every move of the relation is made by the code, or has a reason why it is not made here.
