@@ -50,6 +50,7 @@ shard() { # GPU, its place among them
     ((SECONDS < seconds)) || break
     # Only this GPU is to be seen: a process takes a little memory of every one that it can see.
     CUDA_VISIBLE_DEVICES=$1 KVFERRY_MATRIX_DEVICE=cuda:0 KVFERRY_MATRIX_REPORT=$out/$1.jsonl \
+      KVFERRY_MATRIX_UNDISTURBED=$out/$1.undisturbed \
       "$bin/job_matrix" --gtest_filter="${cells[i]}" >> "$out/$1.log" 2>&1 || true
   done
 }

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine for the job cells of the matrix: on "round N" it computes blocks, stores them, loads
 // them elsewhere, swaps a sequence out and in, clears, re-creates and loads again, and checks every
-// block that it was told it has. Says "round N ok" or "round N failed: ERROR", and before that
-// "corrupt N K" if K words were wrong.
+// block that it was told it has. On "rest N" it does no more than the first store and load: after
+// it every connection is there that the instance ever has. Says "round N ok" or "round N failed:
+// ERROR", and before that "corrupt N K" if K words were wrong.
 //
 // Usage: kvferry_job_engine DIR INSTANCE GEOMETRY
 #include "kvferry/ipc/model/geometry.hpp"
@@ -57,7 +58,7 @@ class Engine {
     return std::unique_ptr<Engine>(new Engine(std::move(runtime_dir), std::move(client)));
   }
 
-  Status round(std::uint64_t number) {
+  Status rest(std::uint64_t number) {
     number_ = number;
     hashes_.clear();
     for (std::uint32_t i = 0; i < kBlocks; ++i) {
@@ -68,7 +69,11 @@ class Engine {
     KVFERRY_TRY(compute(kComputed, seed()));
     KVFERRY_TRY(store());
     KVFERRY_TRY(compute(kLoaded, kJunk));
-    KVFERRY_TRY(load());
+    return load();
+  }
+
+  Status round(std::uint64_t number) {
+    KVFERRY_TRY(rest(number));
     KVFERRY_TRY(swap());
     KVFERRY_TRY(clear());
     KVFERRY_TRY(client_->reinit(0, Deadline::after(4s)));
@@ -105,7 +110,13 @@ class Engine {
     return connect_steps();
   }
 
+  /// A connection that still answers is kept: the worker holds a descriptor for a while for each
+  /// one that was closed.
   Status connect_steps() {
+    if (steps_ != nullptr) {
+      const auto known = greet_steps();
+      if (known || known.error().code == ipc::ErrorCode::kTimeout) return known;
+    }
     ipc::ControlLink::Options options;
     options.registry_path = dir_.rank_socket("default", 0, "step");
     options.control_path = dir_.rank_socket("default", 0, "stepctl");
@@ -114,6 +125,10 @@ class Engine {
     options.name = "matrix engine";
     steps_.reset();
     KVFERRY_ASSIGN(steps_, ipc::ControlLink::connect(options, Deadline::after(2s)));
+    return greet_steps();
+  }
+
+  Status greet_steps() {
     KVFERRY_TRY(
         steps_->call<ipc::Empty>(ipc::MessageKind::kStepHello, ipc::Empty{}, Deadline::after(2s)));
     return ipc::ok();
@@ -244,7 +259,7 @@ int serve(const std::string& dir, const std::string& instance, const std::string
         status = connected.error();
       }
     }
-    if (status) status = engine->round(number);
+    if (status) status = line->starts_with("rest") ? engine->rest(number) : engine->round(number);
     say(status ? fmt::format("round {} ok", number)
                : fmt::format("round {} failed: {}", number, status.error().to_string()));
   }

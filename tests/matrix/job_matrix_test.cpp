@@ -3,12 +3,12 @@
 // Every blow at every point of a job's way, at the manager, the mover, the worker and the engine:
 // the engine gets an answer in a stated time, whoever is gone is replaced, the next round works, no
 // block that was said to be there is wrong, and memory and names are back.
-#include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "matrix/job_cells.hpp"
-#include "support/child_process.hpp"
+#include "matrix/job_instance.hpp"
+#include "support/descriptors.hpp"
 #include "support/instance_checks.hpp"
 
 #include <fmt/format.h>
@@ -16,11 +16,13 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,16 +39,10 @@ constexpr milliseconds kAnswerBound{5000};
 constexpr milliseconds kScheduling{6000};
 /// From the mending to a round that works: old jobs end, processes start, an epoch is made.
 constexpr milliseconds kRecoveryBound{20000};
-/// From the last process's end to the device's memory being back.
+/// From the last process's end to the device's memory being back, and from a round to its
+/// descriptors being closed.
 constexpr milliseconds kSettle{3000};
-constexpr milliseconds kRound{20};
 constexpr unsigned kKindBits = 8;
-
-/// One process of the instance, as often as it has to be started.
-struct Part {
-  std::unique_ptr<ChildProcess> process;
-  std::vector<std::string> errors;  ///< Of lives that have ended.
-};
 
 class JobMatrix : public testing::TestWithParam<JobCell> {
  protected:
@@ -58,10 +54,8 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
 
   void SetUp() override {
     if (const auto reason = cell().inapplicable()) GTEST_SKIP() << *reason;
-    auto instance = ipc::RuntimeDir::open(dir_.path().native(), "test");
-    ASSERT_TRUE(instance.has_value()) << instance.error().to_string();
-    instance_.emplace(*std::move(instance));
-    auto spec = ipc::DeviceSpec::parse(device_);
+    instance_.emplace(cell().owner, cell().handles);
+    auto spec = ipc::DeviceSpec::parse(JobInstance::device());
     ASSERT_TRUE(spec.has_value()) << spec.error().to_string();
     observer_ = ipc::open_device(*spec);
     free_before_ = free_bytes();
@@ -70,97 +64,64 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
   void TearDown() override {
     if (IsSkipped()) return;
     EXPECT_FALSE(bystander_->wait_zombie(Deadline::after({}))) << "a process of nobody's was ended";
-    parts_.clear();
+    instance_->kill_all();
+    for (const std::string& corrupt : instance_->take_corrupt()) ADD_FAILURE() << corrupt;
     EXPECT_TRUE(wait_memory_back()) << "device memory was leaked: " << free_bytes()
                                     << " bytes are free, before it were " << free_before_;
-    for (const std::string& breach : find_breaches(*instance_)) ADD_FAILURE() << breach;
-    instance_.reset();
-    // This process was the last one in there: what it leaves is what stays.
-    EXPECT_EQ(names_below(dir_.path()), std::vector<std::string>{}) << "names were left behind";
-    EXPECT_FALSE(std::filesystem::exists(dir_.path() / "test"));
+    for (const std::string& breach : find_breaches(instance_->runtime_dir())) {
+      ADD_FAILURE() << breach;
+    }
+    instance_->leave();
+    EXPECT_EQ(names_below(instance_->folder()), std::vector<std::string>{})
+        << "names were left behind";
+    EXPECT_FALSE(std::filesystem::exists(instance_->folder() / "test"));
   }
 
   static const JobCell& cell() { return GetParam(); }
-  ChildProcess& process(const std::string& name) { return *parts_[name].process; }
+  ChildProcess& process(const std::string& name) { return instance_->process(name); }
   ChildProcess& victim() { return process(cell().victim); }
 
-  void start(const std::string& name, const std::string& faults = {}) {
-    std::vector<std::string> environment{"KVFERRY_RUNTIME_DIR=" + dir_.path().string(),
-                                         "KVFERRY_INSTANCE=test", "KVFERRY_FAULTS=" + faults};
-    ChildOptions options{.program = setting("KVFERRY_MATRIX_PROGRAM", KVFERRY_PROGRAM),
-                         .arguments = {name}};
-    if (name == "engine") {
-      options.program = sibling_program("kvferry_job_engine");
-      options.arguments = {dir_.path().string(), "test", geometry()};
-    } else if (name == "manager") {
-      // Short, so that hundreds of cells fit into minutes.
-      environment.insert(environment.end(),
-                         {"KVFERRY_HOST_MEMORY=" + setting("KVFERRY_MATRIX_POOL", "4MiB"),
-                          "KVFERRY_QUEUE_DEADLINE=1500ms", "KVFERRY_JOB_DEADLINE=700ms"});
-    } else {
-      environment.insert(environment.end(),
-                         {"KVFERRY_GEOMETRY=" + geometry(), "KVFERRY_GPU_BLOCKS=16",
-                          "KVFERRY_DEVICE=" + device_, "KVFERRY_CACHE_OWNER=" + cell().owner,
-                          "KVFERRY_HANDLES=" + cell().handles, "KVFERRY_DRAIN_DEADLINE=300ms",
-                          "KVFERRY_REVOKE_DEADLINE=600ms", "KVFERRY_SETTLE_DEADLINE=400ms"});
-    }
-    options.environment = std::move(environment);
-    Part& part = parts_[name];
-    if (name == "engine") running_ = false;
-    if (part.process) part.errors.push_back(part.process->stderr_text());
-    part.process = std::make_unique<ChildProcess>(std::move(options));
-  }
-
   void start_all() {
-    for (const char* name : {"manager", "worker", "mover", "engine"}) {
+    for (const char* name : JobInstance::kNames) {
       std::string faults;
       if (name == cell().victim) faults = plan_of(cell().point, cell().occurrence, cell().blow);
       if (name == cell().other.first) faults = cell().other.second;
-      start(name, faults);
+      instance_->start(name, {.faults = faults});
     }
     victim_pid_ = victim().pid();
   }
 
-  /// As a supervisor does; the fault plan was the first life's.
-  void replace_dead() {
-    for (const char* name : {"manager", "worker", "mover", "engine"}) {
-      if (process(name).wait(Deadline::after({}))) start(name);
+  /// Of each process.
+  using Descriptors = std::map<std::string, DescriptorKinds>;
+  Descriptors descriptors() {
+    Descriptors all;
+    for (const char* name : JobInstance::kNames) all[name] = descriptor_kinds(process(name).pid());
+    return all;
+  }
+  void come_to_rest();
+  void learn_descriptors();
+  void see_descriptors();
+
+  /// The victim's record of the blow, once it has struck.
+  std::optional<std::uint64_t> struck() { return instance_->struck(victim_pid_, cell().point); }
+
+  /// Whether the manager has seen the engine's death, and has ended all that it took of it.
+  bool is_forgotten() {
+    const auto trace = instance_->trace();
+    if (!trace) return false;
+    std::uint64_t engine = 0;
+    for (const auto& writer : trace->writers) {
+      if (writer.who.pid == victim_pid_) engine = writer.who.incarnation.low();
     }
-  }
-
-  /// Tells the engine to go through a round, unless one still runs.
-  void begin_round() {
-    if (running_) return;
-    if (process("engine").write_line(fmt::format("round {}", ++round_))) running_ = true;
-  }
-
-  /// What the engine said about its round meanwhile.
-  std::optional<std::string> hear_engine() {
-    const Deadline deadline = Deadline::after(kRound);
-    while (const auto line = process("engine").read_line(deadline)) {
-      if (line->starts_with("corrupt ")) ADD_FAILURE() << *line;
-      if (line->starts_with("round ")) {
-        running_ = false;
-        return line->substr(line->find(' ', 6) + 1);
-      }
-    }
-    if (process("engine").wait_zombie(Deadline::after({}))) running_ = false;
-    return std::nullopt;
-  }
-
-  /// The victim's record of the blow, once it has struck: the fault's kind and what it left behind.
-  std::optional<std::uint64_t> struck() {
-    const auto trace = ipc::read_transitions(*instance_);
-    if (!trace) return std::nullopt;
-    std::map<std::uint32_t, Transition> last;  // by thread of the victim
+    std::set<ipc::JobId> taken;
+    bool is_seen = false;
     for (const ipc::TransitionRecord& record : trace->records) {
-      if (trace->writers[record.writer].who.pid != victim_pid_) continue;
-      if (record.transition == Transition::kStruck && last[record.thread] == cell().point) {
-        return record.detail;
-      }
-      if (record.transition != Transition::kStruck) last[record.thread] = record.transition;
+      const bool is_of_it = record.peer == engine;
+      if (record.transition == Transition::kManagerSeesDeath && is_of_it) is_seen = true;
+      if (record.transition == Transition::kManagerTake && is_of_it) taken.insert(record.job);
+      if (record.transition == Transition::kManagerEnd) taken.erase(record.job);
     }
-    return std::nullopt;
+    return is_seen && taken.empty();
   }
 
   void drive();
@@ -168,15 +129,9 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
   void mend();
   void next_round_works();
   void end_all();
-  std::string stories();
+  std::string stories() { return instance_->stories(); }
   void report(const std::string& outcome, milliseconds took) const;
 
-  static std::string setting(const char* name, const std::string& otherwise) {
-    std::string value = ipc::environment(name);
-    return value.empty() ? otherwise : value;
-  }
-  /// On a GPU, one with blocks that take their time.
-  static std::string geometry() { return setting("KVFERRY_MATRIX_GEOMETRY", "tiny"); }
   /// Free memory as the driver tells this process, which has no part in it.
   [[nodiscard]] std::uint64_t free_bytes() {
     const auto memory = observer_->memory_info();
@@ -188,38 +143,25 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
   bool wait_memory_back() {
     // Its own books may differ by a page afterwards.
     constexpr std::uint64_t kSlack = 2ULL << 20;
-    const std::uint64_t slack = device_.starts_with("host:") ? 0 : kSlack;
+    const std::uint64_t slack = JobInstance::device().starts_with("host:") ? 0 : kSlack;
     const Deadline deadline = Deadline::after(kSettle);
     while (free_bytes() + slack < free_before_) {
       if (deadline.expired()) return false;
       // Nobody was told to live for so long: it ends by the deadline.
-      (void)bystander_->wait_zombie(deadline.earlier(Deadline::after(kRound)));
+      (void)bystander_->wait_zombie(deadline.earlier(Deadline::after(JobInstance::kRound)));
     }
     return true;
   }
 
-  const std::string device_ =
-      setting("KVFERRY_MATRIX_DEVICE", fmt::format("host:jobs-{}:64MiB", ::getpid()));
   std::unique_ptr<ipc::Device> observer_;
   std::uint64_t free_before_ = 0;
-  ShortTempDir dir_;
-  std::optional<ipc::RuntimeDir> instance_;
-  std::map<std::string, Part> parts_;
+  std::optional<JobInstance> instance_;
   pid_t victim_pid_ = 0;
-  std::uint64_t round_ = 0;
-  bool running_ = false;
   std::optional<std::string> answer_;  ///< Of the round that was struck.
+  /// Of an instance that nothing has struck, after a round; by owner and handles.
+  inline static std::map<std::string, Descriptors> undisturbed_;
   inline static std::unique_ptr<ChildProcess> bystander_;
 };
-
-std::string JobMatrix::stories() {
-  std::string text;
-  for (const auto& [name, part] : parts_) {
-    for (const std::string& errors : part.errors) text += name + " (ended):\n" + errors + "\n";
-    if (part.process) text += name + ":\n" + part.process->stderr_text() + "\n";
-  }
-  return text;
-}
 
 // Rounds until the blow, wherever it comes.
 void JobMatrix::drive() {
@@ -228,9 +170,11 @@ void JobMatrix::drive() {
   while (!struck()) {
     ASSERT_FALSE(deadline.expired()) << "the point was not reached\n" << stories();
     // Whoever's death leads to the point is replaced, as a supervisor would.
-    if (!other.empty() && process(other).wait(Deadline::after({}))) start(other);
-    begin_round();
-    answer_ = hear_engine();
+    if (!other.empty() && process(other).wait(Deadline::after({}))) {
+      instance_->start(other);
+    }
+    instance_->begin_round();
+    answer_ = instance_->hear_engine();
   }
 }
 
@@ -240,18 +184,24 @@ void JobMatrix::see_survivors() {
   const auto took = [start_time] {
     return std::chrono::duration_cast<milliseconds>(ipc::MonotonicClock::now() - start_time);
   };
-  if (cell().victim == "engine") {
-    const bool dead = cell().blow == Blow::kKill || cell().blow == Blow::kOrphan;
-    return report(dead ? "replaced" : "goes_on", took());
-  }
   const Deadline deadline = Deadline::after(kAnswerBound + kScheduling);
-  begin_round();
+  if (cell().victim == "engine") {
+    // A stopped engine is in nobody's way; of a dead one the manager has to know, and to end its
+    // jobs.
+    const bool dead = cell().blow == Blow::kKill || cell().blow == Blow::kOrphan;
+    while (dead && !is_forgotten()) {
+      ASSERT_FALSE(deadline.expired()) << "nobody sees that the engine is dead\n" << stories();
+      (void)bystander_->wait_zombie(Deadline::after(JobInstance::kRound));
+    }
+    return report(dead ? "let_go" : "goes_on", took());
+  }
+  instance_->begin_round();
   while (!answer_) {
     ASSERT_FALSE(deadline.expired()) << "the engine waits for ever\n" << stories();
     // A supervisor replaces the dead, but nobody has looked after the stopped yet.
-    replace_dead();
-    begin_round();
-    answer_ = hear_engine();
+    instance_->replace_dead();
+    instance_->begin_round();
+    answer_ = instance_->hear_engine();
   }
   const std::string outcome = *answer_ == "ok" ? "ok" : answer_->substr(answer_->find(' ') + 1);
   report(outcome.substr(0, outcome.find(':')), took());
@@ -278,13 +228,58 @@ void JobMatrix::next_round_works() {
   const Deadline deadline = Deadline::after(kRecoveryBound + kScheduling);
   std::string last;
   for (;;) {
-    replace_dead();
-    begin_round();
-    const auto answer = hear_engine();
+    instance_->replace_dead();
+    instance_->begin_round();
+    const auto answer = instance_->hear_engine();
     // A round that began before the mending counts as well: it is one after the blow.
     if (answer == "ok") return;
     if (answer) last = *answer;
     ASSERT_FALSE(deadline.expired()) << "no round works: " << last << "\n" << stories();
+  }
+}
+
+// With all connections that there ever are.
+void JobMatrix::come_to_rest() {
+  const Deadline deadline = Deadline::after(kRecoveryBound);
+  for (std::optional<std::string> answer; answer != "ok"; answer = instance_->hear_engine()) {
+    ASSERT_FALSE(deadline.expired()) << stories();
+    instance_->begin_rest();
+  }
+}
+
+// What an instance has open when nothing has struck it.
+void JobMatrix::learn_descriptors() {
+  const std::string kind = cell().owner + cell().handles;
+  // Where every cell has a process of its own, one of each kind learns it for all.
+  const std::string kept = ipc::environment("KVFERRY_MATRIX_UNDISTURBED");
+  if (nlohmann::json all = nlohmann::json::parse(std::ifstream(kept), nullptr, false);
+      !all.is_discarded()) {
+    undisturbed_ = all.get<std::map<std::string, Descriptors>>();
+  }
+  if (undisturbed_.contains(kind)) return;
+  for (const char* name : JobInstance::kNames) instance_->start(name);
+  ASSERT_NO_FATAL_FAILURE(next_round_works());
+  ASSERT_NO_FATAL_FAILURE(come_to_rest());
+  const Deadline deadline = Deadline::after(kSettle);
+  for (Descriptors last, now = descriptors(); last != now; now = descriptors()) {
+    ASSERT_FALSE(deadline.expired()) << "descriptors come and go";
+    last = now;
+    (void)instance_->hear_engine();
+  }
+  undisturbed_[kind] = descriptors();
+  if (!kept.empty()) std::ofstream(kept) << nlohmann::json(undisturbed_);
+  ASSERT_NO_FATAL_FAILURE(end_all());
+  instance_->kill_all();
+}
+
+// Whoever lived through it, and whoever was replaced, has open what such a process always has.
+void JobMatrix::see_descriptors() {
+  const Descriptors& expected = undisturbed_[cell().owner + cell().handles];
+  ASSERT_NO_FATAL_FAILURE(come_to_rest());
+  const Deadline deadline = Deadline::after(kSettle);
+  while (descriptors() != expected && !deadline.expired()) (void)instance_->hear_engine();
+  for (const auto& [name, kinds] : descriptors()) {
+    EXPECT_EQ(kinds, expected.at(name)) << name << " has other descriptors open than before";
   }
 }
 
@@ -299,11 +294,13 @@ void JobMatrix::end_all() {
 }
 
 TEST_P(JobMatrix, IsSurvived) {
+  ASSERT_NO_FATAL_FAILURE(learn_descriptors());
   ASSERT_NO_FATAL_FAILURE(start_all());
   ASSERT_NO_FATAL_FAILURE(drive());
   ASSERT_NO_FATAL_FAILURE(see_survivors());
   ASSERT_NO_FATAL_FAILURE(mend());
   ASSERT_NO_FATAL_FAILURE(next_round_works());
+  ASSERT_NO_FATAL_FAILURE(see_descriptors());
   ASSERT_NO_FATAL_FAILURE(end_all());
 }
 

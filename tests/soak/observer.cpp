@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "soak/observer.hpp"
 
+#include "support/descriptors.hpp"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -19,21 +21,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMemfdName = "/memfd:";
-constexpr std::string_view kDeleted = " (deleted)";
 
 std::uint64_t to_number(std::string_view text) {
   std::uint64_t value = 0;
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
-}
-
-/// "socket:[4711]" -> "socket", "/memfd:kvferry-x (deleted)" -> "memfd", a path -> "file".
-std::string kind_of(std::string_view target) {
-  if (target.starts_with(kMemfdName)) return "memfd";
-  if (target.starts_with("anon_inode:")) return std::string(target.substr(11));
-  if (target.starts_with("/dev/")) return std::string(target);
-  if (target.starts_with("/")) return target.ends_with(kDeleted) ? "deleted file" : "file";
-  return std::string(target.substr(0, target.find(':')));
 }
 
 void look_at_descriptors(ProcessLook& look, std::set<std::uint64_t>* sockets) {
@@ -43,7 +35,7 @@ void look_at_descriptors(ProcessLook& look, std::set<std::uint64_t>* sockets) {
     const std::string target = fs::read_symlink(entry.path(), error);
     if (error) continue;
     ++look.descriptors;
-    ++look.kinds[kind_of(target)];
+    ++look.kinds[test::descriptor_kind(target)];
     constexpr std::string_view kSocket = "socket:[";
     if (sockets != nullptr && target.starts_with(kSocket)) {
       sockets->insert(to_number(std::string_view(target).substr(kSocket.size())));
