@@ -16,6 +16,7 @@
 #   relation  scripts/relation.sh: the model, its relation and the checker of the code, held to each other
 #   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
 #             the code makes every move of the relation
+#   mutants   scripts/mutants.sh: mistakes built into the code, each caught by its own rule
 #   soak      scripts/soak.sh, briefly: clears under traffic and kills, both owners
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
@@ -24,8 +25,8 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering waits model build labels headers relation tests strace matrix soak tidy asan tsan
-  fuzz install)
+stages=(format shell layering waits model build labels headers relation tests strace matrix mutants soak tidy
+  asan tsan fuzz install)
 
 stage_format() {
   scripts/format.sh --check
@@ -65,6 +66,10 @@ stage_relation() {
 
 stage_matrix() {
   scripts/matrix.sh --jobs 8
+}
+
+stage_mutants() {
+  scripts/mutants.sh
 }
 
 stage_soak() {

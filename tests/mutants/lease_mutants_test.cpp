@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <iostream>
 #include <set>
 
 namespace kvferry::test {
@@ -183,14 +184,16 @@ TEST_P(LeaseMutantsTest, IsCaughtForItsOwnReason) {
   }
   look_at_records();
   if (GetParam().caught_by.empty()) {
-    EXPECT_THAT(found_, testing::IsEmpty());
+    ASSERT_THAT(found_, testing::IsEmpty());
+    std::cout << fmt::format("story {}: no rule is broken\n", GetParam().name);
     return;
   }
   const auto& reasons = GetParam().caught_by;
-  EXPECT_TRUE(std::any_of(found_.begin(), found_.end(),
-                          [&](const std::string& rule) { return reasons.contains(rule); }))
-      << "found: " << testing::PrintToString(found_) << ", expected one of "
-      << testing::PrintToString(reasons);
+  const auto reason = std::find_if(found_.begin(), found_.end(),
+                                   [&](const std::string& rule) { return reasons.contains(rule); });
+  ASSERT_NE(reason, found_.end()) << "found: " << testing::PrintToString(found_)
+                                  << ", expected one of " << testing::PrintToString(reasons);
+  std::cout << fmt::format("mutant {}: caught by {}\n", GetParam().name, *reason);
 }
 
 const auto kMutants = testing::Values(

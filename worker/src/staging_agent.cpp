@@ -3,6 +3,7 @@
 #include "staging_agent.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "stage_check.hpp"
 
 #include <algorithm>
@@ -293,6 +294,10 @@ void StagingAgent::start(Request request) {
   if (auto launched = launch(request, work->use.arena()); !launched) {
     // A part of it may run already: the answer waits for the stream like any other.
     work->error = std::move(launched).error();
+  }
+  if (ipc::is_mutant("answers_at_the_launch")) {
+    answer(work->connection, work->id, std::nullopt);
+    work->connection = 0;  // not twice
   }
   completions_.when_done([this, work](const Status& status) {
     if (!status && !work->error) work->error = status.error();

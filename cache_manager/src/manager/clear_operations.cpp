@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/clear_operations.hpp"
 
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "manager/rank_errors.hpp"
 
 #include <algorithm>
@@ -152,6 +153,7 @@ void ClearOperations::on_clear_answer(const ClearRef& clear,
   ipc::Result<ipc::RankClearReply> reply =
       answer ? ipc::decode<ipc::RankClearReply>(answer->body, "RankClearReply")
              : ipc::Result<ipc::RankClearReply>(answer.error());
+  if (reply && ipc::is_mutant("takes_quarantined_as_cleared")) reply->quarantined_bytes = 0;
   context_.transitions.record(
       reply ? ipc::Transition::kManagerSeesCleared : ipc::Transition::kManagerGivesUp,
       step_of(asked, reply ? reply->quarantined_bytes : 0));
@@ -166,7 +168,7 @@ void ClearOperations::on_clear_answer(const ClearRef& clear,
       rank.attacher_free_before = reply->free_before;
       rank.attacher_free_after = reply->free_after;
     }
-  } else if (asked.is_owner) {
+  } else if (asked.is_owner && !ipc::is_mutant("tells_cleared_without_an_owner")) {
     rank.error = in_rank(reply.error(), rank.engine, rank.rank);
   } else if (!is_gone(reply.error().code) && reply.error().code != ipc::ErrorCode::kStaleEpoch) {
     // A dead attacher holds nothing, and one that has moved on has let go: the owner's answer says

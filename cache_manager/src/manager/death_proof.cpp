@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/death_proof.hpp"
 
+#include "kvferry/ipc/transitions/mutants.hpp"
+
 #include <chrono>
 #include <vector>
 
@@ -36,6 +38,10 @@ void DeathProof::mover_died(const ipc::IncarnationId& mover) {
   for (const ipc::IncarnationId& worker : context_.jobs.workers_used_by(mover)) {
     if (!is_living(worker)) {
       note_death(worker);
+      context_.jobs.mover_untouchable(mover, worker);
+      continue;
+    }
+    if (ipc::is_mutant("writes_off_what_a_worker_runs")) {
       context_.jobs.mover_untouchable(mover, worker);
       continue;
     }

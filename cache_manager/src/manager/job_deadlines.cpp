@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "manager/job_table.hpp"
 
 #include <algorithm>
@@ -100,6 +101,10 @@ void JobTable::expire_lane(const MoverLane& lane, ipc::TimePoint now) {
                 lane.mover.hex(), lane.to_host ? "store" : "load", limits_.job_deadline.count());
   for (Entry* entry : open) {
     if (entry->sent + limits_.job_deadline <= now) {
+      if (ipc::is_mutant("ends_jobs_at_their_deadline")) {
+        end_unsent(*entry, KVFERRY_ERROR(kTimeout, "too late"));
+        continue;
+      }
       entry->gives_up = true;
       ask_to_cancel(*entry);
     }

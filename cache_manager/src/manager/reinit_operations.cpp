@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/reinit_operations.hpp"
 
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "manager/rank_errors.hpp"
 
 #include <string_view>
@@ -140,7 +141,7 @@ void ReinitOperations::reinit_attacher(const ReinitRef& reinit,
           // The workers serve on without offload until another mover has attached.
           ipc::log_warn("engine {} rank {}: its mover is gone, reinit goes on without",
                         reinit->engine->name(), rank);
-        } else if (!answer && !reinit->error) {
+        } else if (!answer && !reinit->error && !ipc::is_mutant("tells_ready_without_a_worker")) {
           reinit->error = in_rank(answer.error(), reinit->engine->name(), ipc::Rank{rank});
         }
         if (--reinit->pending == 0) {
@@ -161,7 +162,8 @@ void ReinitOperations::on_engine_changed(const EngineRecord& engine) {
 
 void ReinitOperations::finish_reinit(const ReinitRef& reinit) {
   EngineRecord& engine = *reinit->engine;
-  const bool ready = engine.phase() == ipc::CachePhase::kReady;
+  const bool ready =
+      engine.phase() == ipc::CachePhase::kReady || ipc::is_mutant("tells_ready_without_a_worker");
   if (!reinit->error && !ready) {
     if (ipc::MonotonicClock::now() < reinit->give_up) {
       reinit->waits_for_ready = true;

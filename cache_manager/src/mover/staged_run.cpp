@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 
 #include <poll.h>
 #include <unistd.h>
@@ -59,6 +60,7 @@ Status StagedRun::run() {
   while (!finished()) {
     stop_if_asked();
     start_chunks();
+    if (ipc::is_mutant("answers_before_its_copies")) copying_.clear();
     if (finished()) break;
     wait_for_progress();
     if (looked_ >= context_.device_hang) return device_hangs(looked_);

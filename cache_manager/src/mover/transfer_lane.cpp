@@ -3,6 +3,7 @@
 #include "mover/transfer_lane.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "mover/staged_run.hpp"
 
 #include <algorithm>
@@ -225,7 +226,7 @@ void TransferLane::execute(LaneJob& job) {
     fail_stream(job.job.job, state.error());
   } else if (!ran) {
     fail_stream(job.job.job, ran.error());
-  } else if (proven) {
+  } else if (proven || ipc::is_mutant("answers_what_it_abandoned")) {
     finish(std::move(result));
   } else {
     held_.add(std::move(result));

@@ -3,8 +3,8 @@
 #include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "lease/attacher_impl.hpp"
-#include "lease/mutants.hpp"
 
 #include <poll.h>
 #include <unistd.h>
@@ -104,7 +104,7 @@ void LeaseAttacher::Impl::acknowledge(LeaseId lease) {
 
 void LeaseAttacher::Impl::release_up_to(LeaseId lease) {
   record(Transition::kAttacherRelease, Epoch{}, lease);
-  if (lease::is_mutant("release_by_epoch")) lease = LeaseId{view_draft_.epoch.value};
+  if (is_mutant("release_by_epoch")) lease = LeaseId{view_draft_.epoch.value};
   if (lease > words_->released()) words_->release_up_to(lease);
   record(Transition::kAttacherReleased, Epoch{}, lease);
 }
@@ -147,8 +147,8 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   const TimePoint started = MonotonicClock::now();
   log_info("{}: detaches from epoch {} (lease {}): {}; drains at most {} ms", tag_, epoch.value,
            held_->lease.value, why, std::chrono::ceil<milliseconds>(deadline.remaining()).count());
-  if (lease::is_mutant("release_before_drain")) release_up_to(held_->lease);
-  while (lease::is_mutant("both_sides_wait") && owner_words_->load() &&
+  if (is_mutant("release_before_drain")) release_up_to(held_->lease);
+  while (is_mutant("both_sides_wait") && owner_words_->load() &&
          owner_words_->load()->phase == LeasePhase::kRevoking) {
     // wait-none: a mistake that is built into a copy of this file for its tests
     ::poll(nullptr, 0, 1);
@@ -157,7 +157,7 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
   if (idle) idle = user_.quiesce(epoch, deadline);
   record(idle ? Transition::kAttacherDrained : Transition::kAttacherStuck, epoch, held_->lease);
   if (!idle) {
-    if (is_mover() && !lease::is_mutant("no_fail_stop")) {
+    if (is_mover() && !is_mutant("no_fail_stop")) {
       log_error("{}: epoch {} cannot be drained: {}; this mover exits, its death ends the lease",
                 tag_, epoch.value, idle.error().to_string());
       ::_exit(kCannotDrainExit);
@@ -192,12 +192,12 @@ Status LeaseAttacher::Impl::let_go(Deadline deadline, std::string_view why) {
 // Every segment.
 Status LeaseAttacher::Impl::close_arena() {
   const Epoch epoch = held_->arena.epoch();
-  if (lease::is_mutant("forgets_to_unmap")) {
+  if (is_mutant("forgets_to_unmap")) {
     keep_until_process_end(std::move(held_->arena));
     return ok();
   }
   Status released = attempt(Transition::kAttacherUnmap, epoch, held_->lease);
-  if (lease::is_mutant("half_import_leaks") && !held_->accepted) {
+  if (is_mutant("half_import_leaks") && !held_->accepted) {
     keep_until_process_end(std::move(held_->arena));
   }
   if (released) released = held_->arena.release();

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
-#include "lease/mutants.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "lease/owner_impl.hpp"
 #include "lease/process_memory.hpp"
 
@@ -122,7 +122,7 @@ void LeaseOwner::Impl::set_stage(ClearStage stage, Deadline end) {
   clear_->stage = stage;
   clear_->stage_end = end;
   const bool steps = stage == ClearStage::kUnmapping || stage == ClearStage::kSettling;
-  if (lease::is_mutant("no_deadline")) return;
+  if (is_mutant("no_deadline")) return;
   arm_clear_timer(steps ? std::min(end.when(), MonotonicClock::now() + kSettleStep) : end.when());
 }
 
@@ -140,7 +140,7 @@ void LeaseOwner::Impl::advance_clear() {
   if (!clear_) return;
   if (clear_->stage != ClearStage::kWaiting && clear_->stage != ClearStage::kKilling) return;
   const auto holders = slots_.holding(clear_->epoch);
-  if (holders.empty() || lease::is_mutant("free_without_waiting")) return free_arena();
+  if (holders.empty() || is_mutant("free_without_waiting")) return free_arena();
   if (clear_->stage == ClearStage::kWaiting) return;
   const bool dying =
       std::any_of(holders.begin(), holders.end(), [](const Slot* slot) { return slot->killed; });
@@ -167,7 +167,7 @@ void LeaseOwner::Impl::on_clear_timer() {
 // The deadline is never permission to free: a mover is killed, and its death must then be proven; a
 // worker or a foreign process is not ours to end.
 void LeaseOwner::Impl::end_movers() {
-  if (lease::is_mutant("free_at_the_deadline")) return release_arena();
+  if (is_mutant("free_at_the_deadline")) return release_arena();
   std::uint64_t most_bytes = 0;
   bool any = false;
   const auto holders = slots_.holding(clear_->epoch);
@@ -226,8 +226,8 @@ void LeaseOwner::Impl::free_arena() {
 // The one free of the owner's side.
 void LeaseOwner::Impl::release_arena() {
   const lease::Deaths* deaths = slots_.deaths(clear_->epoch);
-  KVFERRY_CHECK(slots_.holding(clear_->epoch).empty() || lease::is_mutant("free_without_waiting") ||
-                    lease::is_mutant("free_at_the_deadline"),
+  KVFERRY_CHECK(slots_.holding(clear_->epoch).empty() || is_mutant("free_without_waiting") ||
+                    is_mutant("free_at_the_deadline"),
                 "a free under a living lease");
   // Not as at the start: what the others gave back since then is not ours.
   clear_->check = lease::ReturnCheck(*arena_, memory_now().free_bytes);

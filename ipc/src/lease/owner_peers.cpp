@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "lease/hello.hpp"
-#include "lease/mutants.hpp"
 #include "lease/owner_impl.hpp"
 
 #include <unistd.h>
@@ -139,7 +139,7 @@ void LeaseOwner::Impl::on_connection(const IncarnationId& incarnation) {
       // Closed is not dead: its lease lives on until the word or the pidfd says otherwise.
       log_info("{}: {} closed its connection ({})", tag_, slot->name(), packet.error().message);
       close_connection(*slot);
-      if (lease::is_mutant("eof_is_death")) slot->lease.reset();
+      if (is_mutant("eof_is_death")) slot->lease.reset();
       break;
     }
     if (!packet->has_value()) break;
@@ -188,7 +188,7 @@ Status LeaseOwner::Impl::on_attach(Slot& slot, Epoch min_epoch) {
                          slot.lease->id.value, slot.lease->epoch.value);
   }
   slot.wanted = min_epoch;
-  if ((phase() == LeasePhase::kReady || lease::is_mutant("grant_while_revoking")) &&
+  if ((phase() == LeasePhase::kReady || is_mutant("grant_while_revoking")) &&
       epoch() >= min_epoch && may_grant()) {
     grant(slot);
   } else {
@@ -307,7 +307,7 @@ void LeaseOwner::Impl::on_death(const IncarnationId& incarnation) {
                        : std::string(", held no lease"));
   const std::optional<lease::Lease> held = slot->lease;
   slots_.remove_dead(incarnation);
-  if (lease::is_mutant("death_of_an_earlier_life")) {
+  if (is_mutant("death_of_an_earlier_life")) {
     slots_.for_each([this](Slot& other) {
       if (!other.lease) return;
       record(Transition::kOwnerSeesDeath, other, *other.lease);

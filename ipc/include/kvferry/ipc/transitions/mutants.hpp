@@ -4,10 +4,10 @@
 
 #include <string_view>
 
-/// Mistakes that a test builds into copies of these sources, one at a time, to see that each is
-/// caught for its own reason (tests/mutants/). In the product every one is the constant false.
-namespace kvferry::ipc::lease {
+namespace kvferry::ipc {
 
+/// Mistakes that tests build into copies of sources, one at a time, to see that each is caught for
+/// its own reason (tests/mutants/). In the product every one is the constant false.
 #if defined(KVFERRY_MUTANTS)
 /// Whether this mistake is the one to make. Defined by the test's program.
 [[nodiscard]] bool is_mutant(std::string_view name) noexcept;
@@ -15,4 +15,4 @@ namespace kvferry::ipc::lease {
 [[nodiscard]] constexpr bool is_mutant(std::string_view /*name*/) noexcept { return false; }
 #endif
 
-}  // namespace kvferry::ipc::lease
+}  // namespace kvferry::ipc
