@@ -34,7 +34,7 @@ void OrderRules::take(const TransitionRecord& record) {
     case Transition::kPeerRegistered: return check_known(record);
     case Transition::kManagerClear:
     case Transition::kManagerReinit:
-      if (record.detail != 0) undone_[operation].insert(record.peer);
+      undone_[operation].insert_or_assign(record.peer, record.detail != 0);
       told_at_[{record.writer, record.peer}] = record.time;
       return;
     case Transition::kManagerSeesCleared:
@@ -44,6 +44,12 @@ void OrderRules::take(const TransitionRecord& record) {
       undone_[operation].erase(record.peer);
       return compare("ReadyAsPublished",
                      leases_.against_ready(record, told_at_[{record.writer, record.peer}]));
+    case Transition::kManagerGivesUp:
+      // Whoever all depends on stays: without it nothing is done.
+      std::erase_if(undone_[operation], [&record](const auto& told) {
+        return told.first == record.peer && !told.second;
+      });
+      return;
     case Transition::kManagerTellsCleared: return check_all_done("AllClearedMeansEvery", record);
     case Transition::kManagerTellsReady: return check_all_done("AllReadyMeansEvery", record);
     default: return;
@@ -64,8 +70,9 @@ void OrderRules::follow(Machine machine, const TransitionRecord& record) {
 }
 
 void OrderRules::check_all_done(std::string_view rule, const TransitionRecord& record) {
-  for (const std::uint64_t peer : undone_[{record.writer, record.lease}]) {
-    breach_(rule, fmt::format("{:016x} has not done what it was told", peer));
+  for (const auto& [peer, needed] : undone_[{record.writer, record.lease}]) {
+    breach_(rule, fmt::format("{:016x} has not done what it was told{}", peer,
+                              needed ? "" : ", and has not been given up"));
   }
 }
 

@@ -44,8 +44,9 @@ class OrderRules {
   std::map<std::uint64_t, std::size_t> writer_of_;    ///< By incarnation.
   std::map<Pair, relation::Walk> orders_;             ///< By manager and whom it told.
   std::map<Pair, std::chrono::nanoseconds> told_at_;  ///< When a manager last told whom.
-  /// Of a manager's clear or re-init: who has to have done it, and has not as far as is known.
-  std::map<std::pair<std::size_t, LeaseId>, std::set<std::uint64_t>> undone_;
+  /// Of a manager's clear or re-init: who was told and has not done it, as far as is known, and
+  /// whether all depends on that one.
+  std::map<std::pair<std::size_t, LeaseId>, std::map<std::uint64_t, bool>> undone_;
   std::map<std::size_t, relation::Walk> registrations_;
   std::map<Pair, std::uint64_t> known_;  ///< How often a manager registered whom,
   std::map<Pair, std::uint64_t> told_;   ///< and how often that one says it was.
