@@ -75,9 +75,9 @@ done
 [[ -n $(find "$out" -name '*.log' -print -quit) ]] || die "no cell matches '$only'"
 
 failed=0
-# Of all cells so many count at the least: what does not apply is no test.
-least=0
-[[ -n $only || $every -ne 1 ]] || least=400
+# Of all cells so many of the handshake and of jobs count at the least: what does not apply is no test.
+least='0 0'
+[[ -n $only || $every -ne 1 ]] || least='700 1600'
 python3 - "$out" $((SECONDS - started)) "$listed" "$least" << 'END' || failed=1
 import collections
 import glob
@@ -85,7 +85,8 @@ import json
 import re
 import sys
 
-out, seconds, listed, least = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+out, seconds, listed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+least = [int(number) for number in sys.argv[4].split()]
 cells = [json.loads(line) for path in glob.glob(out + "/*.jsonl") for line in open(path)]
 log = "".join(open(path, errors="replace").read() for path in sorted(glob.glob(out + "/*.log")))
 passed = set(re.findall(r"\[       OK \] \S*/(\S+) \(", log))
@@ -137,9 +138,12 @@ print("%d cells counted, %d passed, %d failed, %d not applicable, %s s; logs in 
 missing = listed - len(passed) - len(skipped) - len(failures) - len(unfinished)
 if missing:
     print("FAILED: %d cells never began; a shard ended early" % missing)
-if len(cells) < least:
-    print("FAILED: fewer than %d cells count" % least)
-sys.exit(bool(failures or unfinished or missing or len(passed) != len(cells) or len(cells) < least))
+of_jobs = sum("victim" in cell for cell in cells)
+few = len(cells) - of_jobs < least[0] or of_jobs < least[1]
+if few:
+    print("FAILED: %d cells of the handshake and %d of jobs, fewer than %d and %d"
+          % (len(cells) - of_jobs, of_jobs, least[0], least[1]))
+sys.exit(bool(failures or unfinished or missing or len(passed) != len(cells) or few))
 END
 
 # Every move of the relation is made by the code, or has a reason why it is not made here.
