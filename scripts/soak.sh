@@ -55,6 +55,8 @@ if [[ -z $bin ]]; then
 else
   [[ $bin == /* ]] || bin=$caller_directory/$bin
   soak=$bin/kvferry_soak program=$bin/kvferry
+  # Where it is not, nobody's live heap is counted.
+  set -- --heap-library "$(find "$bin" -name libkvferry_heap.so)" "$@"
 fi
 [[ -x $soak && -x $program ]] || die "no kvferry_soak or no kvferry"
 

@@ -197,6 +197,12 @@ TEST(JudgeTest, FailsForEachThingThatMayNotBe) {
                 }
               }),
               ElementsAre("private memory, worker/0"));
+  EXPECT_THAT(failed_with([](Seen& s) {
+                for (std::size_t i = 0; i < s.samples.size(); ++i) {
+                  s.samples[i].processes[0].heap_bytes = (1U << 20U) + (i << 18U);
+                }
+              }),
+              ElementsAre("live heap, worker/0"));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "options.hpp"
 #include "replay/run_dir.hpp"
-#include "soak/exact_heap.hpp"
 #include "soak/report.hpp"
 #include "soak/soak.hpp"
 #include "soak/trace_reader.hpp"
@@ -72,6 +71,10 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--odd", soak.around.odd,
                  "What surrounds all processes: eintr, clock, old-kernel, separated by commas");
   app.add_option("--odd-library", soak.around.odd_library, "What does that")->capture_default_str();
+  soak.around.heap_library = KVFERRY_HEAP_LIBRARY;
+  app.add_option("--heap-library", soak.around.heap_library,
+                 "What counts the live heap of all processes; empty: nothing does")
+      ->capture_default_str();
   app.add_flag("--reuse-pids", soak.fleet.reuse_pids,
                "Give a process the number of the dead one that it replaces");
   app.add_option("--forks", soak.around.fork_share, "Share of cycles that the engine forks in")
@@ -110,6 +113,9 @@ int run(Options& options) {
             ? fmt::format("host:soak-{}-{}:{}", run_dir->token(), rank, soak.capacity)
             : options.device);
   }
+  const struct Books {
+    ~Books() { forget_live_heaps(); }
+  } books;
   Seen seen;
   {
     Soak running(soak);
@@ -145,7 +151,6 @@ int main(int argc, char** argv) {
     if (arguments.size() == 4 && arguments[1] == kvferry::soak::kServeTraceReader) {
       return kvferry::soak::serve_trace_reader(arguments[2], arguments[3]);
     }
-    kvferry::soak::count_heap_exactly(argv);
     kvferry::soak::Options options;
     CLI::App app(
         "Clears and re-inits a cache thousands of times, under traffic, while its processes are "

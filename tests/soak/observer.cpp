@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "soak/observer.hpp"
 
+#include "soak/surroundings.hpp"
 #include "support/descriptors.hpp"
 
 #include <fmt/format.h>
@@ -107,6 +108,7 @@ ProcessLook look_at_process(std::string name, pid_t pid, std::uint64_t life) {
   look.life = life;
   look_at_descriptors(look, nullptr);
   look_at_mappings(look);
+  look.heap_bytes = read_live_heap(pid);
   return look;
 }
 

@@ -22,6 +22,7 @@ struct ProcessLook {
   std::uint64_t descriptors = 0;
   std::uint64_t resident_bytes = 0;
   std::uint64_t private_bytes = 0;  ///< Anonymous memory: heap and stacks.
+  std::uint64_t heap_bytes = 0;     ///< Allocated and not freed; 0: nothing counts it.
   std::set<std::uint64_t> memfds;   ///< Anonymous shared memory, open or mapped, by inode.
 };
 
@@ -34,7 +35,6 @@ struct Look {
   std::set<std::string> abstract;  ///< Abstract socket names of these processes.
   std::uint64_t memfds = 0;        ///< Distinct ones.
   std::uint64_t device_used = 0;   ///< Simulated devices, by the kernel's books: exact.
-  std::uint64_t own_heap = 0;      ///< What this process has allocated and not freed.
   std::uint64_t driver_used =
       0;  ///< GPUs, by the driver: other processes and its own rounding count.
 };

@@ -35,14 +35,15 @@ Figure count_figure(std::string name, std::uint64_t count) {
 
 using Series = std::vector<Point>;
 
-/// Private bytes over cycles of each process's longest life.
-std::map<std::string, Series> longest_lives(const Seen& seen) {
+/// A number over cycles of each process's longest life.
+std::map<std::string, Series> longest_lives(const Seen& seen,
+                                            std::uint64_t Sample::Process::*number) {
   std::map<std::string, std::map<std::uint64_t, Series>> lives;
   for (const Sample& sample : seen.samples) {
     for (std::size_t i = 0; i < seen.names.size(); ++i) {
       const Sample::Process& process = sample.processes.at(i);
       lives[seen.names[i]][process.life].push_back(
-          {static_cast<double>(sample.cycle), static_cast<double>(process.private_bytes)});
+          {static_cast<double>(sample.cycle), static_cast<double>(process.*number)});
     }
   }
   std::map<std::string, Series> longest;
@@ -96,21 +97,22 @@ void judge_times(const SoakOptions& options, const Seen& seen, std::vector<Figur
   }
 }
 
-/// What the engine's process has allocated and not freed, to the byte; only for memory that moves
-/// while one looks the interval is not a point.
-void judge_heap(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
-  Series heap;
-  for (const Sample& sample : seen.samples) {
-    if (sample.own_heap == 0) continue;
-    heap.push_back({static_cast<double>(sample.cycle), static_cast<double>(sample.own_heap)});
-  }
-  if (heap.size() < 3) return;
+/// What each process has allocated and not freed, to the byte; only for memory that moves while one
+/// looks the interval is not a point.
+void judge_heaps(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
   const double over_span = options.cycles < kLongRun ? kMiB : 0;
-  const SlopeVerdict verdict = judge_slope(heap, {.per_x = 8, .over_span = over_span});
-  figures.push_back({"live heap, engine",
-                     fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}]", verdict.fit.slope,
-                                 verdict.fit.low, verdict.fit.high),
-                     fmt::format("upper end < {:.0f}", verdict.limit), verdict.good});
+  for (const auto& [name, series] : longest_lives(seen, &Sample::Process::heap_bytes)) {
+    if (series.empty() || series.back().y == 0) continue;  // not counted
+    const SlopeVerdict verdict = judge_slope(series, {.per_x = 8, .over_span = over_span});
+    // A process that was struck again and again in a short run has no life to judge.
+    if (verdict.fit.points == 0 && options.cycles < kLongRun) continue;
+    figures.push_back(
+        {"live heap, " + name,
+         fmt::format("{:+.1f} B/cycle [{:+.1f}, {:+.1f}], {:.0f} cycles at {:.2f} MiB",
+                     verdict.fit.slope, verdict.fit.low, verdict.fit.high, verdict.fit.span,
+                     series.back().y / kMiB),
+         fmt::format("upper end < {:.0f}", verdict.limit), verdict.good});
+  }
 }
 
 void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
@@ -118,7 +120,7 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
   // Heaps fill up for some 1,500 cycles: a short run sees little else, and a life between two kills
   // sees it in part.
   limit.over_span = options.cycles < kLongRun ? 1.5 * kMiB : kMiB / 4;
-  for (const auto& [name, series] : longest_lives(seen)) {
+  for (const auto& [name, series] : longest_lives(seen, &Sample::Process::private_bytes)) {
     const SlopeVerdict verdict = judge_slope(series, limit);
     // Of the engine a short run judges the live heap alone, which is exact.
     if (name == "engine" && options.cycles < kLongRun) continue;
@@ -200,7 +202,7 @@ std::vector<Figure> judge(const SoakOptions& options, const Seen& seen) {
   figures.push_back({"files of transitions, most", std::to_string(rings),
                      fmt::format("{}", most_rings), rings <= most_rings});
   judge_memory(options, seen, figures);
-  judge_heap(options, seen, figures);
+  judge_heaps(options, seen, figures);
   figures.push_back(
       {"transitions checked",
        fmt::format("{} in {} checks, {} breaches, {} not seen", seen.trace.transitions,
@@ -256,12 +258,12 @@ nlohmann::json to_json(const SoakOptions& options,
       processes[seen.names[i]] = {{"life", process.life},
                                   {"descriptors", process.descriptors},
                                   {"private", process.private_bytes},
-                                  {"resident", process.resident_bytes}};
+                                  {"resident", process.resident_bytes},
+                                  {"heap", process.heap_bytes}};
     }
     report["samples"].push_back({{"cycle", sample.cycle},
                                  {"processes", processes},
                                  {"driver_used", sample.driver_used},
-                                 {"own_heap", sample.own_heap},
                                  {"rings", sample.rings}});
   }
   return report;

@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <unistd.h>
@@ -310,8 +309,6 @@ Look Soak::look_once() {
     }
   });
   look.processes.push_back(look_at_process("engine", ::getpid(), 1));
-  const struct mallinfo2 heap = ::mallinfo2();
-  look.own_heap = heap.uordblks + heap.hblkhd;
   look_around(dir_->path(), look);
   if (const auto free = probe_.free_now()) {
     for (const cli::DeviceFree& device : *free) {
@@ -360,13 +357,12 @@ void Soak::keep(std::uint64_t number, const Look& look) {
   Sample sample;
   sample.cycle = number;
   sample.driver_used = look.driver_used;
-  sample.own_heap = look.own_heap;
   sample.rings = look.rings;
   for (std::size_t i = 0; i < look.processes.size() && i < sample.processes.size(); ++i) {
     const ProcessLook& process = look.processes[i];
     if (seen_.names.size() == i) seen_.names.push_back(process.name);
     sample.processes.at(i) = {process.life, process.descriptors, process.private_bytes,
-                              process.resident_bytes};
+                              process.resident_bytes, process.heap_bytes};
   }
   if (sample_count_ < seen_.samples.size()) seen_.samples[sample_count_++] = sample;
 }

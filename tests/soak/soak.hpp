@@ -59,10 +59,10 @@ struct Sample {
     std::uint64_t descriptors = 0;
     std::uint64_t private_bytes = 0;
     std::uint64_t resident_bytes = 0;
+    std::uint64_t heap_bytes = 0;
   };
   std::uint64_t cycle = 0;
   std::uint64_t driver_used = 0;
-  std::uint64_t own_heap = 0;
   std::uint64_t rings = 0;
   std::array<Process, kMaxProcesses> processes;  ///< In the order of Seen::names.
 };

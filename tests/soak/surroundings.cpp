@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "soak/surroundings.hpp"
 
+#include "environment/heap_gauge.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/os/process.hpp"
@@ -16,6 +17,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
+#include <system_error>
 
 namespace kvferry::soak {
 namespace {
@@ -28,22 +31,43 @@ int retried_waitpid(pid_t pid, int& status, int options) {
   return rc;
 }
 
-}  // namespace
+std::string library(const std::string& path, std::string_view target) {
+  if (std::filesystem::exists(path)) return path;
+  throw ipc::Exception(
+      KVFERRY_ERROR(kNotFound, "no library {}: build the target {}", path, target));
+}
 
-void enter(const Surroundings& wanted, char** argv) {
-  if (wanted.odd.empty() || !ipc::environment(test::kOddVariable).empty()) return;
-  if (!std::filesystem::exists(wanted.odd_library)) {
-    throw ipc::Exception(KVFERRY_ERROR(kNotFound, "no library {}: build the target kvferry_odd",
-                                       wanted.odd_library));
-  }
+std::string make_counts() {
   std::string counts = (std::filesystem::temp_directory_path() / "kvferry-odd-XXXXXX").string();
   const ipc::UniqueFd fd(::mkostemp(counts.data(), O_CLOEXEC));
   if (!fd.valid() || ::ftruncate(fd.get(), sizeof(test::OddCounts)) != 0) {
     throw ipc::Exception(KVFERRY_ERRNO("file for counts {}", counts));
   }
-  (void)::setenv(test::kOddVariable, wanted.odd.c_str(), 1);
-  (void)::setenv(test::kOddCountsVariable, counts.c_str(), 1);
-  (void)::setenv("LD_PRELOAD", wanted.odd_library.c_str(), 1);
+  return counts;
+}
+
+}  // namespace
+
+void enter(const Surroundings& wanted, char** argv) {
+  constexpr const char* kEntered = "KVFERRY_SOAK_ENTERED";
+  if (!ipc::environment(kEntered).empty()) return;
+  std::string preloaded;
+  if (!wanted.heap_library.empty()) {
+    preloaded = library(wanted.heap_library, "kvferry_heap");
+    std::string folder = (std::filesystem::temp_directory_path() / "kvferry-heap-XXXXXX").string();
+    if (::mkdtemp(folder.data()) == nullptr) {
+      throw ipc::Exception(KVFERRY_ERRNO("folder for heaps {}", folder));
+    }
+    (void)::setenv(test::kHeapFolderVariable, folder.c_str(), 1);
+  }
+  if (!wanted.odd.empty()) {
+    preloaded += (preloaded.empty() ? "" : ":") + library(wanted.odd_library, "kvferry_odd");
+    (void)::setenv(test::kOddVariable, wanted.odd.c_str(), 1);
+    (void)::setenv(test::kOddCountsVariable, make_counts().c_str(), 1);
+  }
+  if (preloaded.empty()) return;
+  (void)::setenv("LD_PRELOAD", preloaded.c_str(), 1);
+  (void)::setenv(kEntered, "yes", 1);
   (void)::execv("/proc/self/exe", argv);
   throw ipc::Exception(KVFERRY_ERRNO("start this program anew"));
 }
@@ -56,6 +80,21 @@ std::array<std::uint64_t, test::kOddNames.size()> read_odd_counts() {
       .read(reinterpret_cast<char*>(counts.data()), sizeof(counts));
   (void)::unlink(file.c_str());
   return counts;
+}
+
+std::uint64_t read_live_heap(pid_t pid) {
+  const std::string folder = ipc::environment(test::kHeapFolderVariable);
+  if (folder.empty()) return 0;
+  std::int64_t bytes = 0;
+  std::ifstream(fmt::format("{}/{}", folder, pid), std::ios::binary)
+      .read(reinterpret_cast<char*>(&bytes), sizeof(bytes));
+  return bytes > 0 ? static_cast<std::uint64_t>(bytes) : 0;
+}
+
+void forget_live_heaps() {
+  const std::string folder = ipc::environment(test::kHeapFolderVariable);
+  std::error_code ignored;
+  if (!folder.empty()) std::filesystem::remove_all(folder, ignored);
 }
 
 bool ask_for_pid(pid_t pid) {

@@ -15,10 +15,11 @@ namespace kvferry::soak {
 
 /// What a run has around it that most machines do not show, or not often.
 struct Surroundings {
-  std::string odd;          ///< Of environment/odd.hpp, separated by commas.
-  std::string odd_library;  ///< What does it.
-  bool reuse_pids = false;  ///< A process that is replaced gets the number of the dead one.
-  double fork_share = 0;    ///< Of cycles in which the engine forks a child.
+  std::string odd;           ///< Of environment/odd.hpp, separated by commas.
+  std::string odd_library;   ///< What does it.
+  std::string heap_library;  ///< What counts each process's live heap; empty: nothing does.
+  bool reuse_pids = false;   ///< A process that is replaced gets the number of the dead one.
+  double fork_share = 0;     ///< Of cycles in which the engine forks a child.
 };
 
 /// What of it has been done.
@@ -28,11 +29,15 @@ struct SurroundingsDone {
   std::uint64_t forks = 0;
 };
 
-/// Starts this program anew, with everything odd that is asked for, unless that has been done.
-/// Throws Exception.
+/// Starts this program anew, with everything that is asked for around it and around all that it
+/// starts, unless that has been done. Throws Exception.
 void enter(const Surroundings& wanted, char** argv);
 /// How often, up to now, in all processes.
 [[nodiscard]] std::array<std::uint64_t, test::kOddNames.size()> read_odd_counts();
+/// What a process has allocated and not freed; 0 where nothing counts it.
+[[nodiscard]] std::uint64_t read_live_heap(pid_t pid);
+/// The counts of all processes are read for the last time.
+void forget_live_heaps();
 
 /// Makes the kernel give the next process this number, if it is free. False where that is not
 /// allowed: it takes CAP_CHECKPOINT_RESTORE in the pid namespace.
