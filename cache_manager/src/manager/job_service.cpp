@@ -84,6 +84,7 @@ void JobService::refuse(const ClientRecord& client,
     context_.refuse(client.peer, request, error);
     return;
   }
+  context_.jobs.note_over(client.peer.id, job);
   context_.reply(client.peer, request, ipc::Empty{});
   ipc::JobDone done;
   done.job = job;

@@ -136,6 +136,11 @@ class JobTable {
   void fail_queued(std::uint32_t engine, const ipc::Error& error);
   /// Nobody is answered any more; queued jobs end, running ones are cancelled.
   void orphan(const ipc::IncarnationId& client);
+  /// A job that was never taken, and that its client is told the end of: none of that id comes any
+  /// more.
+  void note_over(const ipc::IncarnationId& client, ipc::JobId job) {
+    over_before_[client].add(job);
+  }
   /// The client is dead: its ids will not be used again.
   void forget_client(const ipc::IncarnationId& client) { over_before_.erase(client); }
   [[nodiscard]] bool has_orphans(std::uint32_t engine) const;

@@ -185,6 +185,16 @@ TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
   EXPECT_FALSE(refused(5, client_));
 }
 
+// Else its id would be a gap between those that are over for as long as its client lives.
+TEST_F(JobTableTest, WhatWasRefusedIsOver) {
+  JobTable table = make_table();
+  table.note_over(client_, ipc::JobId{1});
+  const ipc::Status again = table.can_accept(0, client_, ipc::JobId{1});
+  ASSERT_FALSE(again.has_value());
+  EXPECT_EQ(again.error().code, ErrorCode::kAlreadyExists);
+  EXPECT_TRUE(table.can_accept(0, client_, ipc::JobId{2}).has_value());
+}
+
 TEST(FinishedJobsTest, AnyOrderOfAClientsJobsEndsAsOneRun) {
   std::mt19937_64 random(7);
   std::vector<std::uint64_t> ids(500);
