@@ -100,9 +100,12 @@ void judge_times(const SoakOptions& options, const Seen& seen, std::vector<Figur
 /// What each process has allocated and not freed, to the byte; only for memory that moves while one
 /// looks the interval is not a point.
 void judge_heaps(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
-  const double over_span = options.cycles < kLongRun ? kMiB : 0;
   for (const auto& [name, series] : longest_lives(seen, &Sample::Process::heap_bytes)) {
     if (series.empty() || series.back().y == 0) continue;  // not counted
+    // Queues and caches fill in the first hundreds of cycles; a life between two kills has no
+    // others.
+    const bool is_long = series.back().x - series.front().x >= static_cast<double>(kLongRun);
+    const double over_span = options.cycles < kLongRun ? kMiB : is_long ? 0 : kMiB / 8;
     const SlopeVerdict verdict = judge_slope(series, {.per_x = 8, .over_span = over_span});
     // A process that was struck again and again in a short run has no life to judge.
     if (verdict.fit.points == 0 && options.cycles < kLongRun) continue;
