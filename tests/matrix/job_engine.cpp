@@ -3,8 +3,8 @@
 // An engine for the job cells of the matrix: on "round N" it computes blocks, stores them, loads
 // them elsewhere, swaps a sequence out and in, clears, re-creates and loads again, and checks every
 // block that it was told it has. On "rest N" it does no more than the first store and load: after
-// it every connection is there that the instance ever has. Says "round N ok" or "round N failed:
-// ERROR", and before that "corrupt N K" if K words were wrong.
+// it every connection is there that the instance ever has; on "fill N" it stores many blocks. Says
+// "round N ok" or "round N failed: ERROR", and before that "corrupt N K" if K words were wrong.
 //
 // Usage: kvferry_job_engine DIR INSTANCE GEOMETRY
 #include "kvferry/ipc/model/geometry.hpp"
@@ -70,6 +70,22 @@ class Engine {
     KVFERRY_TRY(store());
     KVFERRY_TRY(compute(kLoaded, kJunk));
     return load();
+  }
+
+  Status fill(std::uint64_t number) {
+    constexpr std::uint64_t kJobs = 100;
+    number_ = number;
+    KVFERRY_TRY(begin());
+    KVFERRY_TRY(compute(kComputed, seed()));
+    for (std::uint64_t job = 0; job < kJobs; ++job) {
+      hashes_.clear();
+      for (std::uint64_t i = 0; i < kBlocks; ++i) {
+        const std::array<std::uint64_t, 3> name{number, job, i};
+        hashes_.push_back(Digest::hash(name.data(), sizeof(name)));
+      }
+      KVFERRY_TRY(store());
+    }
+    return ipc::ok();
   }
 
   Status round(std::uint64_t number) {
@@ -259,7 +275,11 @@ int serve(const std::string& dir, const std::string& instance, const std::string
         status = connected.error();
       }
     }
-    if (status) status = line->starts_with("rest") ? engine->rest(number) : engine->round(number);
+    if (status) {
+      status = line->starts_with("rest")   ? engine->rest(number)
+               : line->starts_with("fill") ? engine->fill(number)
+                                           : engine->round(number);
+    }
     say(status ? fmt::format("round {} ok", number)
                : fmt::format("round {} failed: {}", number, status.error().to_string()));
   }

@@ -58,6 +58,8 @@ class JobInstance {
   /// one.
   void begin_round() { tell_engine("round"); }
   void begin_rest() { tell_engine("rest"); }
+  /// Or to store some hundred blocks more.
+  void begin_fill() { tell_engine("fill"); }
   /// What the engine said about its round meanwhile: "ok", or what failed.
   std::optional<std::string> hear_engine();
   /// What it said about wrong blocks; forgotten with this.

@@ -1,0 +1,165 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// How soon memory is back when processes of an instance are killed under traffic, with a host pool
+// that may be large (KVFERRY_MATRIX_POOL) and is in use: on a GPU (KVFERRY_MATRIX_DEVICE) the mover
+// has pinned what was used of it, and the driver has to let go of each page before the process is
+// gone.
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "matrix/job_instance.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvferry::test {
+namespace {
+
+using ipc::Deadline;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kBase{1000};
+constexpr milliseconds kPerGiB{35};
+/// To start an instance, and to fill its pool.
+constexpr milliseconds kStart{100'000};
+constexpr std::uint64_t kGiB = 1ULL << 30;
+/// Of the pool has to be in the mover's hands before it is killed.
+constexpr double kUsed = 0.9;
+
+/// A line of a file of the kernel's, in bytes.
+std::uint64_t read_kib(const std::string& file, const std::string& key) {
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(key)) return std::stoull(line.substr(key.size())) << 10U;
+  }
+  return 0;
+}
+/// All shared memory of the machine, the pools of managers among it.
+std::uint64_t shared_memory() { return read_kib("/proc/meminfo", "Shmem:"); }
+
+struct Victims {
+  std::string name;
+  std::vector<std::string> killed;
+};
+
+class PoolDeathTest : public testing::TestWithParam<Victims> {
+ protected:
+  static void SetUpTestSuite() { (void)::setenv("KVFERRY_MATRIX_POOL", "32MiB", 0); }
+
+  void SetUp() override {
+    auto spec = ipc::DeviceSpec::parse(JobInstance::device());
+    ASSERT_TRUE(spec.has_value()) << spec.error().to_string();
+    observer_ = ipc::open_device(*spec);
+    auto size = ipc::parse_size(JobInstance::setting("KVFERRY_MATRIX_POOL", ""));
+    ASSERT_TRUE(size.has_value()) << size.error().to_string();
+    pool_ = *size;
+    bound_ = kBase + milliseconds(kPerGiB.count() * static_cast<std::int64_t>(pool_) /
+                                  static_cast<std::int64_t>(kGiB));
+  }
+
+  std::uint64_t free_bytes() {
+    const auto memory = observer_->memory_info();
+    return memory ? memory->free_bytes : 0;
+  }
+
+  /// True once it holds, looked at every few milliseconds.
+  template <typename Condition> bool until(const Deadline& deadline, Condition holds) {
+    while (!holds()) {
+      if (deadline.expired()) return false;
+      (void)waiter_.wait_zombie(Deadline::after(milliseconds(2)));
+    }
+    return true;
+  }
+
+  void fill(JobInstance& instance);
+  void wait_for_traffic(JobInstance& instance);
+
+  std::unique_ptr<ipc::Device> observer_;
+  std::uint64_t pool_ = 0;
+  milliseconds bound_{};
+  /// Lives longer than any test: to wait on.
+  ChildProcess waiter_{ChildOptions{.program = "/bin/sleep", .arguments = {"3600"}}};
+};
+
+void PoolDeathTest::fill(JobInstance& instance) {
+  const Deadline deadline = Deadline::after(kStart);
+  const std::string mover = fmt::format("/proc/{}/status", instance.process("mover").pid());
+  std::string last;
+  while (static_cast<double>(read_kib(mover, "RssShmem:")) < kUsed * static_cast<double>(pool_)) {
+    ASSERT_FALSE(deadline.expired()) << "the pool is not in use: " << last << instance.stories();
+    instance.begin_fill();
+    if (const auto answer = instance.hear_engine()) last = *answer;
+  }
+}
+
+// A copy of the mover's has begun since.
+void PoolDeathTest::wait_for_traffic(JobInstance& instance) {
+  const auto latest = [&instance] {
+    std::chrono::nanoseconds when{};
+    const auto trace = instance.trace();
+    if (!trace) return when;
+    for (const ipc::TransitionRecord& record : trace->records) {
+      if (record.transition == ipc::Transition::kMoverCopying) when = record.time;
+    }
+    return when;
+  };
+  const auto before = latest();
+  const Deadline deadline = Deadline::after(kStart);
+  while (latest() <= before) {
+    ASSERT_FALSE(deadline.expired()) << instance.stories();
+    instance.begin_fill();
+    (void)instance.hear_engine();
+  }
+}
+
+TEST_P(PoolDeathTest, MemoryIsBackInTime) {
+  const std::uint64_t free_before = free_bytes();
+  const std::uint64_t shared_before = shared_memory();
+  JobInstance instance("worker", "vmm");
+  for (const char* name : JobInstance::kNames) instance.start(name);
+  ASSERT_NO_FATAL_FAILURE(fill(instance));
+  ASSERT_NO_FATAL_FAILURE(wait_for_traffic(instance));
+  EXPECT_LT(free_bytes(), free_before);
+
+  const ipc::TimePoint struck = ipc::MonotonicClock::now();
+  const Deadline deadline = Deadline::after(bound_);
+  for (const std::string& name : GetParam().killed) instance.process(name).kill();
+  for (const std::string& name : GetParam().killed) {
+    EXPECT_TRUE(instance.process(name).wait(deadline)) << name << " is not gone";
+  }
+  const bool all = GetParam().killed.size() == JobInstance::kNames.size();
+  if (all) {
+    // The driver's own books may differ by a page.
+    constexpr std::uint64_t kSlack = 2ULL << 20;
+    EXPECT_TRUE(until(deadline, [&] { return free_bytes() + kSlack >= free_before; }))
+        << free_bytes() << " bytes of the device are free, " << free_before << " before";
+  }
+  // Others on the machine have shared memory, too: a large pool tells itself from theirs.
+  if (all && pool_ >= kGiB) {
+    EXPECT_TRUE(until(deadline, [&] { return shared_memory() <= shared_before + pool_ / 10; }))
+        << shared_memory() << " bytes are shared, " << shared_before << " before";
+  }
+  const auto took = std::chrono::duration_cast<milliseconds>(ipc::MonotonicClock::now() - struck);
+  std::cout << fmt::format("killed {}: {} after {} ms, bound {} ms, {} of host memory in use\n",
+                           GetParam().name, all ? "memory is back" : "gone", took.count(),
+                           bound_.count(), ipc::format_size(pool_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Victims,
+                         PoolDeathTest,
+                         testing::Values(Victims{"manager", {"manager"}},
+                                         Victims{"mover", {"mover"}},
+                                         Victims{"worker", {"worker"}},
+                                         Victims{"engine", {"engine"}},
+                                         Victims{"all", {"manager", "mover", "worker", "engine"}}),
+                         [](const auto& shown) { return shown.param.name; });
+
+}  // namespace
+}  // namespace kvferry::test
