@@ -62,7 +62,7 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
   }
 
   void TearDown() override {
-    if (IsSkipped()) return;
+    if (IsSkipped() || !instance_) return;
     EXPECT_FALSE(bystander_->wait_zombie(Deadline::after({}))) << "a process of nobody's was ended";
     instance_->kill_all();
     for (const std::string& corrupt : instance_->take_corrupt()) ADD_FAILURE() << corrupt;
