@@ -19,6 +19,8 @@ ipc::Status JobService::check(const ClientRecord& client,
                               std::uint64_t generation,
                               const Items& items) const {
   const EngineRecord& engine = *client.engine;
+  // First: a second answer to that id would be taken for the first one's.
+  KVFERRY_TRY(context_.jobs.can_accept(engine.id(), client.peer.id, job));
   if (context_.stopping) {
     return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
   }
@@ -42,7 +44,6 @@ ipc::Status JobService::check(const ClientRecord& client,
                            job.value, item.block.value, item.group.value);
     }
   }
-  KVFERRY_TRY(context_.jobs.can_accept(engine.id(), client.peer.id, job));
   if (has_backlog(client)) {
     return KVFERRY_ERROR(kBusy, "{} completions wait until {} reads them: read, then submit",
                          unsent(client.peer.id), client.peer.name);
@@ -81,6 +82,9 @@ void JobService::refuse(const ClientRecord& client,
   if (error.code == ipc::ErrorCode::kAlreadyExists || unsent(client.peer.id) > 0) {
     // The job of that id will be answered; a second answer would be taken for its own. And a client
     // that does not read its completions gets no more of them for what it was refused.
+    if (error.code != ipc::ErrorCode::kAlreadyExists) {
+      context_.jobs.note_over(client.peer.id, job);
+    }
     context_.refuse(client.peer, request, error);
     return;
   }

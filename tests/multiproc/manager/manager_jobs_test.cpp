@@ -108,6 +108,29 @@ TEST_F(ManagerJobsTest, JobOfAnotherGenerationIsStale) {
   EXPECT_EQ(status()["engines"][0]["jobs"]["stale"], 1);
 }
 
+TEST_F(ManagerJobsTest, AnIdIsTakenOnceAlsoWhenItWasRefusedOrStillRuns) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  const auto again = [this](std::uint64_t job, std::uint64_t generation) {
+    const auto answer = client_->call<ipc::Empty>(
+        MessageKind::kSubmitLoad,
+        ipc::SubmitLoad{JobId{job}, generation, 1, {{GroupId{0}, BlockId{5}, key(1)}}});
+    return answer ? std::nullopt : std::optional(answer.error().code);
+  };
+  --state_.generation;
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kStaleEpoch)));
+  ++state_.generation;
+  EXPECT_EQ(again(2, state_.generation), ErrorCode::kAlreadyExists) << "refused before";
+  submit_load(3, {{GroupId{0}, BlockId{5}, key(1)}});
+  // What else is wrong with it does not matter: an answer would be taken for the first one's.
+  EXPECT_EQ(again(3, state_.generation - 1), ErrorCode::kAlreadyExists) << "still runs";
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  const ipc::JobDone done = wait_done();
+  EXPECT_EQ(done.job, JobId{3});
+  EXPECT_THAT(done.results, ElementsAre(0));
+}
+
 TEST_F(ManagerJobsTest, CancelledJobIsAnsweredOnce) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   store(1, 1);
