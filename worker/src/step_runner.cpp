@@ -47,7 +47,8 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       completions_(loop, make_stream(device), "compute", std::move(on_device_failed)) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.rank_socket(config.engine, config.rank.value, "step");
-  options.control_path = dir.rank_socket(config.engine, config.rank.value, "stepctl");
+  options.control_path =
+      dir.rank_socket(config.engine, config.rank.value, ipc::RuntimeDir::kStepControl);
   options.session = ipc::SessionId::random();
   server_ = std::make_unique<ipc::ControlServer>(loop, std::move(options), *this);
 }

@@ -46,7 +46,7 @@ void StepChannel::connect_later() {
 void StepChannel::connect() {
   ipc::ControlLink::Options options;
   options.registry_path = dir_.rank_socket(engine_, rank_.value, "step");
-  options.control_path = dir_.rank_socket(engine_, rank_.value, "stepctl");
+  options.control_path = dir_.rank_socket(engine_, rank_.value, ipc::RuntimeDir::kStepControl);
   options.kind = ipc::ProcessKind::kEngine;
   options.incarnation = ipc::IncarnationId::random();
   options.name = fmt::format("replay engine {}", engine_);

@@ -211,7 +211,8 @@ class RuntimeDir::Hold {
     std::vector<std::filesystem::path> found;
     for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
       const std::filesystem::path& path = entry.path();
-      if (path.filename() == kControl || path.extension() == kStepControl) found.push_back(path);
+      if (path.filename() == kControl || path.extension() == std::string(".").append(kStepControl))
+        found.push_back(path);
     }
     for (const auto& path : found) (void)remove_stale_socket(path);
   }

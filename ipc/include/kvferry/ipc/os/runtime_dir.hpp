@@ -46,8 +46,8 @@ class RuntimeDir {
   [[nodiscard]] std::filesystem::path registry_socket() const { return path_ / "registry"; }
   [[nodiscard]] std::filesystem::path control_socket() const { return path_ / kControl; }
   static constexpr std::string_view kControl = "control";
-  /// What the control socket of a worker's step channel ends with.
-  static constexpr std::string_view kStepControl = ".stepctl";
+  /// For rank_socket(): the control socket of a worker's step channel.
+  static constexpr std::string_view kStepControl = "stepctl";
   /// Where the processes of the instance record their transitions; removed with what is in it by
   /// the last one to let go.
   [[nodiscard]] std::filesystem::path transitions_folder() const { return path_ / "transitions"; }
