@@ -129,7 +129,7 @@ Seen good_run() {
   for (std::uint64_t i = 0; i < 101; i += 10) {
     Sample sample;
     sample.cycle = i;
-    sample.processes[0] = {.life = 1, .private_bytes = 20U << 20U};
+    sample.processes[0] = {.life = 1, .private_bytes = 20U << 20U, .heap_bytes = 1U << 20U};
     seen.samples.push_back(sample);
   }
   seen.back_ms = {300};
@@ -145,6 +145,7 @@ std::vector<std::string> failed(const Seen& seen) {
   SoakOptions options;
   options.cycles = 101;
   options.fleet.devices = {"host:x:1MiB"};
+  options.around.heap_library = "x.so";
   std::vector<std::string> names;
   for (const Figure& figure : judge(options, seen)) {
     if (!figure.good) names.push_back(figure.name);
@@ -197,6 +198,8 @@ TEST(JudgeTest, FailsForEachThingThatMayNotBe) {
                 }
               }),
               ElementsAre("private memory, worker/0"));
+  EXPECT_THAT(failed_with([](Seen& s) { s.samples.back().processes[0].heap_bytes = 0; }),
+              ElementsAre("live heap, worker/0"));
   EXPECT_THAT(failed_with([](Seen& s) {
                 for (std::size_t i = 0; i < s.samples.size(); ++i) {
                   s.samples[i].processes[0].heap_bytes = (1U << 20U) + (i << 18U);

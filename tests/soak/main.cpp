@@ -113,9 +113,6 @@ int run(Options& options) {
             ? fmt::format("host:soak-{}-{}:{}", run_dir->token(), rank, soak.capacity)
             : options.device);
   }
-  const struct Books {
-    ~Books() { forget_live_heaps(); }
-  } books;
   Seen seen;
   {
     Soak running(soak);
@@ -160,6 +157,9 @@ int main(int argc, char** argv) {
     kvferry::soak::enter(options.soak.around, argv);
     kvferry::ipc::init_logging("soak", kvferry::ipc::LogLevel::kError);
     std::signal(SIGPIPE, SIG_IGN);
+    const struct Books {
+      ~Books() { kvferry::soak::forget_live_heaps(); }
+    } books;
     return kvferry::soak::run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "soak: {}\n", error.what());

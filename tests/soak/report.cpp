@@ -101,7 +101,13 @@ void judge_times(const SoakOptions& options, const Seen& seen, std::vector<Figur
 /// looks the interval is not a point.
 void judge_heaps(const SoakOptions& options, const Seen& seen, std::vector<Figure>& figures) {
   for (const auto& [name, series] : longest_lives(seen, &Sample::Process::heap_bytes)) {
-    if (series.empty() || series.back().y == 0) continue;  // not counted
+    const bool counted =
+        std::all_of(series.begin(), series.end(), [](const Point& point) { return point.y > 0; });
+    if (options.around.heap_library.empty() || !counted) {
+      figures.push_back(
+          {"live heap, " + name, "not counted", "", options.around.heap_library.empty()});
+      continue;
+    }
     // Queues and caches fill in the first hundreds of cycles; a life between two kills has no
     // others.
     const bool is_long = series.back().x - series.front().x >= static_cast<double>(kLongRun);

@@ -41,6 +41,7 @@ TEST_P(SoakTest, AFewCyclesWithKillsLeaveNothing) {
       soak({"--cycles=30", std::string("--owner=") + GetParam(), "--kills=0.2", "--look-every=5"});
   EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output;
   EXPECT_THAT(run.output, Not(HasSubstr("FAILED")));
+  EXPECT_THAT(run.output, Not(HasSubstr("not counted")));
 }
 
 struct Injected {
