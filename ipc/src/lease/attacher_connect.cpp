@@ -170,6 +170,8 @@ Status LeaseAttacher::Impl::on_welcome(Incoming incoming) {
   if (timer_ != 0) loop_.cancel(timer_);
   timer_ = 0;
   rendezvous_.close();
+  // An attacher that was killed there has left it: with an owner, nobody takes the name over.
+  (void)NameLock::remove_if_stale(rendezvous_path_);
   if (session_ != welcome.session) {
     session_ = welcome.session;
     next_epoch_ = Epoch{1};
