@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/relation.sh [--seeds N] [--jobs N] [--preset NAME]
 #
-# Holds the models of the handshake, of copy jobs and of clears over ranks (tests/model/lease.pml,
-# staging.pml, ranks.pml), the checker of what processes record (check_transitions) and the table that all share
+# Holds the models of hellos, of the handshake, of copy jobs and of clears over ranks (tests/model/hello.pml,
+# lease.pml, staging.pml, ranks.pml), the checker of what processes record (check_transitions) and the table that all share
 # (ipc/src/transitions/relation.inc) to each other; described in docs/reliability.md. Fails when
 #   - a model, searched in full, makes a move that is not in the table;
 #   - none ever makes one that is, and tests/model/moves.txt does not say why; or that file is wrong;
@@ -26,10 +26,10 @@ readonly memory_limit_mib=3500
 # Bounds of random runs that no search could exhaust.
 readonly long_bounds='-DNSES=2 -DNEP=3 -DNINC=4' long_jobs='-DNJOBS=6' long_ranks='-DNEP=8 -DNOPS=20'
 
-# The rows of the table about models whose steps are marked: name|model|bounds|knobs|expected.
+# The rows of the table: name|model|bounds|knobs|expected.
 rows() { # kind
   awk -F ' *[|] *' -v kind="$1" '
-    $1 == kind && ($3 == "lease" || $3 == "staging" || $3 == "ranks") { print $2 "|" $3 "|" $4 "|" $5 "|" $6 }' "$table"
+    $1 == kind { print $2 "|" $3 "|" $4 "|" $5 "|" $6 }' "$table"
 }
 
 directory_of() { # search|walk, model, bounds
@@ -68,7 +68,7 @@ run_walk() { # name, model, bounds, knobs, seed
   local kind=mover place checker
   place=$out/runs/${1//[^A-Za-z0-9_-]/_}
   if [[ $4 == *MOVER_OWNS* ]]; then kind=worker; fi
-  if [[ $2 != lease ]]; then kind="jobs"; fi
+  if [[ $2 == staging || $2 == ranks ]]; then kind="jobs"; fi
   mkdir "$place"
   cd "$place"
   # A small table: runs are short, and a large one takes longer to clear than to use.
@@ -82,10 +82,13 @@ run_walk() { # name, model, bounds, knobs, seed
 
 # All runs: name|model|bounds|knobs|seed.
 walks() {
-  local name model bounds knobs expected mark seed knob
+  local name model bounds knobs expected mark seed knob least
   while IFS='|' read -r name model bounds knobs expected; do
+    # Two processes that have met say nothing more.
+    least=15
+    [[ $model != hello ]] || least=5
     for ((seed = 1; seed <= seeds; ++seed)); do
-      echo "random $seed of $name|$model|$bounds|$knobs WALK AFTER=$((15 + seed % 16))|$seed"
+      echo "random $seed of $name|$model|$bounds|$knobs WALK AFTER=$((least + seed % (least + 1)))|$seed"
     done
     for mark in $expected; do
       for seed in 1 2; do echo "$seed to $mark of $name|$model|$bounds|$knobs GOAL=$mark AFTER=8|$seed"; done
@@ -97,6 +100,9 @@ walks() {
       if ((seed % 2)); then knobs+=" CRASHES_A CRASHES_O BYES"; fi
       echo "long $seed of ${knob:-VMM }|lease|$long_bounds|$knobs WALK AFTER=$((50 + seed % 40))|$seed"
     done
+  done
+  for ((seed = 1; seed <= seeds; ++seed)); do
+    echo "long $seed of hellos|hello||FAULTS=8 WALK AFTER=$((15 + seed))|$seed"
   done
   for ((seed = 1; seed <= 4 * seeds; ++seed)); do
     knobs='CUT_CONTROL CUT_STAGING CANCEL CLEAR HANG FAULTS=5'
@@ -112,10 +118,13 @@ walks() {
 
 # How the model goes on when a mutant has broken its property.
 mutant_walks() {
-  local name model bounds knobs expected after seed
+  local name model bounds knobs expected after seed more
   while IFS='|' read -r name model bounds knobs expected; do
     [[ $expected != ltl:* ]] || continue
-    for after in 1 12; do
+    more=12
+    # Two processes that have met say nothing more, unless one of them dies.
+    if [[ $model == hello ]]; then more=4 knobs+=" FAULTS=4"; fi
+    for after in 1 "$more"; do
       for seed in 1 2 3; do
         echo "mutant $name, $after $seed|$model|$bounds|$knobs ONLY=$expected AFTER=$after|$seed"
       done

@@ -15,7 +15,7 @@ namespace {
 using ipc::Transition;
 
 bool is_of_the_lease(const std::string& name) {
-  return name.starts_with("owner.") || name.starts_with("attacher.");
+  return name.starts_with("hello.") || name.starts_with("owner.") || name.starts_with("attacher.");
 }
 
 TEST(JobPointsTest, EveryOtherTransitionIsAPointThatIsKilledAt) {

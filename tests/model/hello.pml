@@ -16,9 +16,11 @@
    Knobs: FAULTS how many deaths, REST, and one M_ flag per mutant. */
 #define FLAGS                                                                                                       \
   FLAG(FAULTS) FLAG(REST) FLAG(M_no_rendezvous) FLAG(M_second_bind_steals) FLAG(M_refusal_is_retried)               \
-  FLAG(M_allocates_first) FLAG(M_stale_name_kept) FLAG(M_refuses_the_returning) FLAG(M_misfit_not_compared)
+  FLAG(M_allocates_first) FLAG(M_stale_name_kept) FLAG(M_refuses_the_returning) FLAG(M_misfit_not_compared)  \
+  STEP_FLAGS
 #define PROPERTIES                                                                                                  \
-  PROPERTY(OneOwner) PROPERTY(RefusedOnlyOnConflict) PROPERTY(HelloBeforeAllocation) PROPERTY(MapsOnlyWhatFits)
+  PROPERTY(OneOwner) PROPERTY(RefusedOnlyOnConflict) PROPERTY(HelloBeforeAllocation) PROPERTY(MapsOnlyWhatFits)       \
+  PROPERTY(RefusedForGood) STEP_PROPERTIES
 #include "common.pml"
 
 #define START    0
@@ -43,6 +45,8 @@ bit greeted[2];              /* a hello is at it */
 bit lost[2];                 /* its connection is gone: the other end died */
 bit told;                    /* the roles are given */
 byte faults;
+bit refused[2];              /* it was told so */
+
 
 #define ME     _pid
 #define OTHER  (1 - _pid)
@@ -50,8 +54,17 @@ byte faults;
 #define HELD(x) (x < NOBODY)
 #define CONFLICT (owner[0] == owner[1] || misfit)
 
+#include "hello_steps.pml"
+
+inline greet(i, listener) {
+  HOLD(RefusedForGood, !refused[i]);
+  SAYS_HELLO(i)
+  greeted[listener] = 1; st[i] = GREETS
+}
+
 inline refuse(i) {
   HOLD(RefusedOnlyOnConflict, CONFLICT);
+  GIVES_UP(i)
   st[i] = REFUSED;
   if
   :: name == i -> name = NOBODY
@@ -66,6 +79,7 @@ inline refuse(i) {
 inline map(i) {
   HOLD(HelloBeforeAllocation, st[i] == AGREED);
   HOLD(MapsOnlyWhatFits, !CONFLICT);
+  ALLOCATES(i)
   mapped[i] = 1
 }
 
@@ -76,9 +90,9 @@ end:
   /* An owner: the lock tells whether the name is taken by a living process. */
   :: d_step { st[ME] == START && owner[ME] && (!HELD(name) || IF(M_second_bind_steals)) &&
               !(IF(M_stale_name_kept) && name != NOBODY) ->
-       HOLD(OneOwner, !HELD(name)); name = ME; st[ME] = LISTENS }
+       HOLD(OneOwner, !HELD(name)); LISTENS_AS_OWNER(ME) name = ME; st[ME] = LISTENS }
   :: d_step { st[ME] == START && owner[ME] && HELD(name) && !IF(M_second_bind_steals) ->
-       greeted[name] = 1; st[ME] = GREETS }
+       greet(ME, name) }
   /* An attacher. */
   :: d_step { (st[ME] == START || st[ME] == SEARCHES || st[ME] == SEEKS) && !owner[ME] && HELD(name) ->
        if
@@ -89,17 +103,19 @@ end:
        :: IF(M_allocates_first) -> map(ME)
        :: else
        fi;
-       greeted[name] = 1; st[ME] = GREETS }
+       greet(ME, name) }
   :: d_step { st[ME] == START && !owner[ME] && !HELD(name) -> st[ME] = SEARCHES }
-  :: d_step { st[ME] == SEARCHES && !HELD(name) && !HELD(seek) && !IF(M_no_rendezvous) -> seek = ME; st[ME] = SEEKS }
+  :: d_step { st[ME] == SEARCHES && !HELD(name) && !HELD(seek) && !IF(M_no_rendezvous) ->
+       LISTENS_TO_MEET(ME) seek = ME; st[ME] = SEEKS }
   :: d_step { st[ME] == SEARCHES && !HELD(name) && seek == OTHER && HELD(seek) ->
-       greeted[OTHER] = 1; st[ME] = GREETS; REACHED(met_on_seek) }
+       greet(ME, OTHER); REACHED(met_on_seek) }
 
   /* Whoever listens compares and answers. */
   :: d_step { greeted[ME] && (st[ME] == LISTENS || st[ME] == AGREED || st[ME] == SEEKS) ->
        greeted[ME] = 0; lost[ME] = 0;
        if
        :: CONFLICT && !(IF(M_misfit_not_compared) && owner[0] != owner[1]) ->
+            REFUSES(ME)
             answer[OTHER] = (LIVES(OTHER) -> 2 : 0); REACHED(conflict);
             if
             :: st[ME] == SEEKS -> refuse(ME)           /* an owner serves on, and shows who came */
@@ -108,15 +124,18 @@ end:
        :: else ->
             if
             :: st[ME] == SEEKS
-            :: st[ME] != SEEKS && IF(M_refuses_the_returning) && faults > 0 -> answer[OTHER] = (LIVES(OTHER) -> 2 : 0)
-            :: else -> answer[OTHER] = (LIVES(OTHER) -> 1 : 0); st[ME] = AGREED
+            :: st[ME] != SEEKS && IF(M_refuses_the_returning) && faults > 0 ->
+                 REFUSES(ME) answer[OTHER] = (LIVES(OTHER) -> 2 : 0)
+            :: else -> WELCOMES(ME) answer[OTHER] = (LIVES(OTHER) -> 1 : 0); st[ME] = AGREED
             fi
        fi }
-  :: d_step { st[ME] == GREETS && answer[ME] == 1 -> answer[ME] = 0; st[ME] = AGREED; map(ME); REACHED(agreed) }
+  :: d_step { st[ME] == GREETS && answer[ME] == 1 ->
+       IS_WELCOME(ME) answer[ME] = 0; st[ME] = AGREED; map(ME); REACHED(agreed) }
   /* An owner waits for nobody: it has the name. */
   :: d_step { owner[ME] && (st[ME] == LISTENS || st[ME] == AGREED) && !mapped[ME] ->
-       HOLD(OneOwner, !(owner[OTHER] && mapped[OTHER])); mapped[ME] = 1 }
-  :: d_step { st[ME] == GREETS && answer[ME] == 2 -> answer[ME] = 0;
+       HOLD(OneOwner, !(owner[OTHER] && mapped[OTHER])); ALLOCATES(ME) mapped[ME] = 1 }
+  :: d_step { st[ME] == GREETS && answer[ME] == 2 ->
+       IS_REFUSED(ME) answer[ME] = 0; refused[ME] = 1;
        if
        :: IF(M_refusal_is_retried) -> st[ME] = START
        :: else -> refuse(ME)
@@ -125,7 +144,8 @@ end:
   :: d_step { lost[ME] && (st[ME] != GREETS || answer[ME] == 0) ->
        lost[ME] = 0;
        if
-       :: st[ME] == GREETS || (st[ME] == AGREED && !owner[ME]) -> mapped[ME] = 0; st[ME] = START; REACHED(starts_over)
+       :: st[ME] == GREETS || (st[ME] == AGREED && !owner[ME]) ->
+            OWNER_IS_NEW(ME) mapped[ME] = 0; st[ME] = START; REACHED(starts_over)
        :: st[ME] == AGREED && owner[ME] -> st[ME] = LISTENS
        :: else
        fi }
@@ -134,7 +154,8 @@ end:
 
 inline dies(i) {
   faults++;
-  st[i] = DEAD; mapped[i] = 0; greeted[0] = 0; greeted[1] = 0; answer[i] = 0; lost[i] = 0;
+  HAS_DIED(i)
+  st[i] = DEAD; refused[i] = 0; mapped[i] = 0; greeted[0] = 0; greeted[1] = 0; answer[i] = 0; lost[i] = 0;
   lost[1 - i] = (st[1 - i] == GREETS || st[1 - i] == AGREED);
   name = (name == i -> STALE : name);
   seek = (seek == i -> STALE : seek)

@@ -301,6 +301,7 @@ inline disconnect(i) {
   :: else
   fi;
 #endif
+  IN_STEPS(hello_at[i] = 0;)
   conn[i] = 0; want[i] = 0; gep[i] = 0; gid[i] = 0; cut = cut & ~BIT(i); gprep = gprep & ~BIT(i);
   ast[i] = SEARCH
 }
@@ -308,6 +309,7 @@ inline disconnect(i) {
 /* Its words stay: the owner reads them until the process is dead. */
 inline leave(i) {
   HOLD(ByeLeavesNoLease, !oalive || ases[i] != ses || !LEASE_OF(i));
+  IN_STEPS(hello_at[i] = 0;)
   conn[i] = 0; want[i] = 0; gep[i] = 0; gid[i] = 0; cut = cut & ~BIT(i); gprep = gprep & ~BIT(i);
   ast[i] = GONE
 }
@@ -318,7 +320,7 @@ inline die(i, leaves_child) {
   :: leaves_child -> cm = cm | am[i]
   :: else
   fi;
-  IN_STEPS(attacher_at[i] = 0;)
+  IN_STEPS(attacher_at[i] = 0; hello_at[i] = 0;)
   am[i] = 0; ast[i] = DEAD; ases[i] = 0; minep[i] = 0; conn[i] = 0; want[i] = 0; gep[i] = 0; gid[i] = 0;
   cut = cut & ~BIT(i); astop = astop & ~BIT(i); akill = akill & ~BIT(i); gprep = gprep & ~BIT(i)
 }
@@ -365,7 +367,7 @@ end:
        :: ases[_pid] != ses -> minep[_pid] = 1; IN_STEPS(attacher_at[_pid] = 0)
        :: else
        fi;
-       ases[_pid] = ses; conn[_pid] = 1; ast[_pid] = HELLO }
+       SAYS_HELLO(_pid) ases[_pid] = ses; conn[_pid] = 1; ast[_pid] = HELLO }
 
   /* Nothing is mapped here, so a grant that was lost on its way is let go of already. */
   :: d_step { RUNS(_pid) && ast[_pid] == HELLO && conn[_pid] == 2 && !LOST(_pid) ->
@@ -380,7 +382,7 @@ end:
             :: else
             fi
        fi;
-       conn[_pid] = 3; ast[_pid] = IDLE }
+       IS_WELCOME(_pid) conn[_pid] = 3; ast[_pid] = IDLE }
 
   :: d_step { RUNS(_pid) && ast[_pid] == IDLE && minep[_pid] <= NEP && !LOST(_pid) ->
        HOLD(AsksWithNoLease, !LEASE_OF(_pid));         /* the owner would end the connection */
@@ -571,6 +573,7 @@ inline greet_again(k, i) {
        :: i > 1 -> REACHED(slot_reused)                                                                             \
        :: else                                                                                                      \
        fi;                                                                                                          \
+       OWNER_NOTES(HelloWelcome, 0, 11 + i)                                                                         \
        want[i] = 0; conn[i] = 2 }
 
 /* A worker is let in alone: nobody else may write to the blocks, neither a living worker nor what one that died
@@ -685,6 +688,7 @@ end:
        :: else
        fi;
        SEE_RELEASES
+       OWNER_NOTES(HelloListen, 0, 0)
        OWNER(OwnerAllocate, owe[ses] + 1)
        om = om | MEM(ses, owe[ses] + 1);
        if
@@ -788,7 +792,8 @@ end:
   :: IF(REST) -> skip
   /* a supervisor */
   :: d_step { incs < NINC && SUM(LIVING) < 2 -> ast[incs] = SEARCH; minep[incs] = 1; incs++ }
-  :: d_step { !oalive && ses + 1 < NSES -> ses++; oalive = 1; REACHED(next_session) }
+  :: d_step { !oalive && ses + 1 < NSES ->
+       ses++; oalive = 1; OWNER_NOTES(HelloListen, 0, 0) REACHED(next_session) }
   /* an operator: the owner's own user stops first */
   :: d_step { ORUNS && owp[ses] == Ready ->
        OWNER(OwnerDrain, owe[ses])

@@ -4,10 +4,15 @@
 #include "steps.pml"
 #ifdef STEPS
 byte owner_at, lease_at[NSLOT], attacher_at[NINC];
+byte hello_at[NINC];         /* of the present connection: what came before is hello.pml's */
 bit own_late;                /* the owner's own work outlived its drain, and was not seen to end yet */
 
 #define ATTACHER(i, transition, epoch, lease)                                                                       \
   s_at = i; STEP(Attacher, transition, now.attacher_at[s_at], 11 + i, ases[i] + 1, epoch, lease, 0, 0)
+#define GREETER(i, transition, session)                                                                             \
+  s_at = i; STEP(Hello, transition, now.hello_at[s_at], 11 + i, session, 0, 0, 0, 0)
+#define SAYS_HELLO(i) GREETER(i, HelloSay, 0)
+#define IS_WELCOME(i) GREETER(i, HelloWelcomed, ases[i] + 1)
 #define OWNER(transition, epoch)                                                                                    \
   STEP(Owner, transition, now.owner_at, ses + 1, ses + 1, epoch, 0, 0, 0)
 #define LEASE_OF_SLOT(k, transition)                                                                                \
@@ -28,6 +33,8 @@ inline see_release(k) {
 #define SEE_RELEASES see_release(0); see_release(1);
 #else
 #define ATTACHER(i, transition, epoch, lease)
+#define SAYS_HELLO(i)
+#define IS_WELCOME(i)
 #define OWNER(transition, epoch)
 #define LEASE_OF_SLOT(k, transition)
 #define ATTACHER_NOTES(i, transition)

@@ -59,6 +59,7 @@ inline ends_clear(r, quarantined) {
   OWNER(r, OwnerPublished)
 }
 inline makes(r) {
+  STEP(none, HelloListen, no_state, RANK(r, session[r]), SESSION(r, session[r]), 0, 0, 0, 0)
   OWNER(r, OwnerAllocate) OWNER(r, OwnerReady) OWNER(r, OwnerPublished)
 }
 inline rank_is_dead(r) { owner_at[r] = 0; registration_at[r] = 0 }

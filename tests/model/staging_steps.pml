@@ -41,6 +41,7 @@ hidden byte dead_mover[2], dead_worker[2]; /* whose deaths no manager has seen y
 #define LEASE_NOTES(who, transition) STEP(none, transition, no_state, who, 1, mapped_epoch, who, 0, 0)
 
 inline maps(who) {
+  LEASE_NOTES(who, HelloSay) LEASE_NOTES(who, HelloWelcomed)
   LEASE_NOTES(who, AttacherAsk) LEASE_NOTES(who, AttacherGrant) LEASE_NOTES(who, AttacherImport)
   LEASE_NOTES(who, AttacherMapped)
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The kvferry authors */
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which transition of the code (transitions.inc) a step of a model is; the marks of each model are in lease_steps.pml,
-   staging_steps.pml and ranks_steps.pml. They are compiled out, so that searches are the same without them, unless
+   hello_steps.pml, staging_steps.pml and ranks_steps.pml. They are compiled out, so that searches are the same without them, unless
    STEPS is defined. Then
    - each mark moves the machines of relation.inc, which check_transitions() uses, in the state of the model: KnownMove
      says that no other move is made, and "move ..." and "noted ..." in the output, which ones were;
@@ -40,6 +40,7 @@ c_decl {
   };
   enum {
     machine_none,
+    machine_Hello,
     machine_Owner,
     machine_Lease,
     machine_Attacher,

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-// Holds runs of tests/model/lease.pml, staging.pml and ranks.pml to check_transitions(), as if real
-// processes had recorded them. Reads from standard input, for each run,
+// Holds runs of tests/model/hello.pml, lease.pml, staging.pml and ranks.pml to check_transitions(),
+// as if real processes had recorded them. Reads from standard input, for each run,
 //   TRACE worker|mover|jobs NAME       what the attachers of a lease are, or that it is of jobs
 //   STEP WRITER TRANSITION SESSION EPOCH LEASE-OR-JOB PEER DETAIL
 // where the numbers of writers tell their roles (lease_steps.pml and its like),
@@ -26,6 +26,7 @@ using namespace kvferry::ipc;
 constexpr std::uint64_t kFirstAttacher = 11;
 constexpr std::uint64_t kFirstMover = 20;
 constexpr std::uint64_t kFirstWorker = 40;
+constexpr std::uint64_t kEachRank = 10;
 constexpr std::uint64_t kEngine = 60;
 /// Any number but 0, which says nothing.
 constexpr std::uint64_t kIncarnations = 100;
@@ -82,11 +83,17 @@ class Run {
       TransitionTrace::Writer who;
       who.who.role = role_of(writer);
       who.who.engine = "model";
+      who.who.rank = rank_of(writer);
       who.who.incarnation = Digest::from_words(0, kIncarnations + writer);
       who.who.pid = static_cast<pid_t>(writer);
       trace_.writers.push_back(who);
     }
     return place->second;
+  }
+
+  [[nodiscard]] Rank rank_of(std::uint64_t writer) const {
+    const bool is_worker = kind_ == "jobs" && writer >= kFirstWorker && writer < kEngine;
+    return Rank{is_worker ? static_cast<std::uint32_t>((writer - kFirstWorker) / kEachRank) : 0};
   }
 
   [[nodiscard]] std::string role_of(std::uint64_t writer) const {

@@ -37,9 +37,11 @@ LeaseAttacher::Impl::Impl(LeaseOptions options,
       user_(user),
       on_change_(std::move(on_change)),
       assembly_(geometry, options_.identity.handles),
-      rendezvous_(loop_, options_.identity, options_.timeouts.hello, [this](Error error) {
-        refuse_for_good(std::move(error));
-      }) {
+      rendezvous_(loop_,
+                  options_.identity,
+                  options_.timeouts.hello,
+                  options_.transitions,
+                  [this](Error error) { refuse_for_good(std::move(error)); }) {
   if (options_.identity.is_owner()) {
     throw Exception(KVFERRY_ERROR(kInvalidArgument, "{}: a {} with --cache-owner {} is the owner",
                                   tag_, to_string(options_.identity.self),

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
 #include "lease/attacher_impl.hpp"
 #include "lease/hello.hpp"
 
@@ -70,6 +71,8 @@ Status LeaseAttacher::Impl::say_hello(PacketSocket socket) {
   KVFERRY_ASSIGN(lease::AttacherWords words,
                  lease::AttacherWords::create(options_.identity.incarnation));
   const int fd = words.fd();
+  KVFERRY_TRY(options_.transitions.attempt(
+      Transition::kHelloSay, {.detail = lease::compared_as_greeter(options_.identity)}));
   KVFERRY_TRY(
       lease::send(socket, LeaseMessage::kHello, lease::HelloBody{options_.identity}, {&fd, 1}));
   socket_.emplace(std::move(socket));
@@ -176,6 +179,7 @@ Status LeaseAttacher::Impl::on_welcome(Incoming incoming) {
     session_ = welcome.session;
     next_epoch_ = Epoch{1};
   }
+  record(Transition::kHelloWelcomed, {});
   // Nothing is mapped here, so a grant that was lost on its way is let go of already.
   if (welcome.last_lease > words_->released()) return_unopened(welcome.last_lease);
   search_logged_ = false;
@@ -188,13 +192,16 @@ Status LeaseAttacher::Impl::on_welcome(Incoming incoming) {
 
 void LeaseAttacher::Impl::on_refused(Error error) {
   log_error("{}: owner pid {} refuses us: {}", tag_, owner_.pid(), error.to_string());
-  if (lease::is_permanent(error)) return refuse_for_good(std::move(error));
+  const bool for_good = lease::is_permanent(error);
+  tell_refusal(for_good ? Transition::kHelloRefused : Transition::kHelloTurnedAway, error);
+  if (for_good && !is_mutant("retries_when_refused")) return refuse_for_good(std::move(error));
   search(error.to_string());
 }
 
 void LeaseAttacher::Impl::refuse_for_good(Error error) {
   if (held_ || stage_ == Stage::kRefused) return;
   log_error("{}: gives up: {}", tag_, error.to_string());
+  tell_refusal(Transition::kHelloGivesUp, error);
   close_connection();
   rendezvous_.close();
   stage_ = Stage::kRefused;

@@ -96,6 +96,9 @@ class LeaseAttacher::Impl {
     return options_.transitions.attempt(
         transition, {.session = session_, .epoch = epoch, .lease = lease, .detail = detail});
   }
+  void tell_refusal(Transition transition, const Error& error) const {
+    options_.transitions.record(transition, {.detail = static_cast<std::uint64_t>(error.code)});
+  }
   void note(std::string text) { view_draft_.note = std::move(text); }
   void changed();
   void session_ended(const SessionId& session);

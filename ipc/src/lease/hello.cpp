@@ -2,7 +2,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lease/hello.hpp"
 
+#include <fmt/format.h>
+
 namespace kvferry::ipc::lease {
+namespace {
+
+std::uint64_t compared(const LeaseIdentity& identity, ProcessKind listener) {
+  const std::string all = fmt::format(
+      "{} {}/{}/{} of {} {} {} {} {}", kLeaseProtocolVersion, identity.instance, identity.engine,
+      identity.rank.value, identity.ranks, to_string(listener), to_string(identity.cache_owner),
+      to_string(identity.handles), identity.fingerprint.hex());
+  return Digest::hash(all.data(), all.size()).low();
+}
+
+}  // namespace
+
+std::uint64_t compared_as_listener(const LeaseIdentity& identity) {
+  return compared(identity, identity.self);
+}
+
+std::uint64_t compared_as_greeter(const LeaseIdentity& identity) {
+  return compared(
+      identity, identity.self == ProcessKind::kWorker ? ProcessKind::kMover : ProcessKind::kWorker);
+}
 
 Status compare_roles(const LeaseIdentity& a, pid_t a_pid, const LeaseIdentity& b, pid_t b_pid) {
   if (a.cache_owner != b.cache_owner) {

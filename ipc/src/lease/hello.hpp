@@ -8,6 +8,8 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+
 namespace kvferry::ipc::lease {
 
 /// What every hello compares, before anything is allocated or awaited: roles first, then all that
@@ -23,6 +25,11 @@ namespace kvferry::ipc::lease {
                                    pid_t a_pid,
                                    const LeaseIdentity& b,
                                    pid_t b_pid);
+
+/// What compare_identities() looks at as a number, for the records of transitions: of a process
+/// that listens, and of one that says hello to it. Different, if one of its parts is.
+[[nodiscard]] std::uint64_t compared_as_listener(const LeaseIdentity& identity);
+[[nodiscard]] std::uint64_t compared_as_greeter(const LeaseIdentity& identity);
 
 /// Errors of a hello that retrying cannot mend.
 [[nodiscard]] bool is_permanent(const Error& error) noexcept;

@@ -80,6 +80,9 @@ LeaseOwner::Impl::Impl(LeaseOptions options,
       dir.rank_socket(options_.identity.engine, options_.identity.rank.value, "lease"));
   if (!listening) fail_construction(std::move(listening).error(), dir);
   listener_.emplace(std::move(listening).value());
+  options_.transitions.record(
+      Transition::kHelloListen,
+      {.session = session_, .detail = lease::compared_as_listener(options_.identity)});
   view_.session = session_;
   strangers_.emplace(
       loop_, *listener_, tag_, options_.timeouts.hello,
@@ -103,6 +106,8 @@ void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
   auto words = lease::AttacherWords::create(me.incarnation);
   if (!socket || !words) throw Exception(std::move(error));
   const int fd = words->fd();
+  options_.transitions.record(Transition::kHelloSay,
+                              {.detail = lease::compared_as_greeter(options_.identity)});
   if (!lease::send(*socket, lease::LeaseMessage::kHello, lease::HelloBody{me}, {&fd, 1})) {
     throw Exception(std::move(error));
   }
@@ -112,7 +117,12 @@ void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
   const auto incoming = lease::read_header(std::move(packet).value());
   if (incoming && incoming->message == lease::LeaseMessage::kRefused) {
     auto refused = lease::read_body<lease::RefusedBody>(*incoming, "Refused");
-    if (refused) throw Exception(std::move(refused->error));
+    if (refused) {
+      const auto code = static_cast<std::uint64_t>(refused->error.code);
+      options_.transitions.record(Transition::kHelloRefused, {.detail = code});
+      options_.transitions.record(Transition::kHelloGivesUp, {.detail = code});
+      throw Exception(std::move(refused->error));
+    }
   }
   throw Exception(std::move(error));
 }

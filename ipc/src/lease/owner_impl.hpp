@@ -110,13 +110,13 @@ class LeaseOwner::Impl {
 
   // owner_peers.cpp
   void on_stranger(PacketSocket socket, const Packet& packet);
-  Status greet(PacketSocket& socket, const Packet& packet);
+  Status greet(PacketSocket& socket, const Packet& packet, IncarnationId& who);
   Status check_hello(const lease::HelloBody& hello, const ProcessRef& process);
   void admit(PacketSocket socket,
              const lease::HelloBody& hello,
              ProcessRef process,
              lease::AttacherWordsView words);
-  void refuse(PacketSocket& socket, Error error);
+  void refuse(PacketSocket& socket, Error error, const IncarnationId& who = {});
   void on_connection(const IncarnationId& incarnation);
   Status on_message(lease::Slot& slot, const lease::Incoming& incoming);
   Status on_attach(lease::Slot& slot, Epoch min_epoch);

@@ -23,16 +23,21 @@ constexpr int kPacketsPerRound = 16;
 }  // namespace
 
 void LeaseOwner::Impl::on_stranger(PacketSocket socket, const Packet& packet) {
-  if (Status greeted = greet(socket, packet); !greeted) {
-    refuse(socket, std::move(greeted).error());
+  IncarnationId who;
+  if (Status greeted = greet(socket, packet, who); !greeted) {
+    refuse(socket, std::move(greeted).error(), who);
   }
   tick();
 }
 
-void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error) {
+void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error, const IncarnationId& who) {
   std::uint64_t suppressed = 0;
   if (log_gate_.open(suppressed)) {
     log_warn("{}: peer refused: {} ({} more like it)", tag_, error.to_string(), suppressed);
+    // A flood of them would push all else out of the records.
+    options_.transitions.record(
+        Transition::kHelloRefuse,
+        {.session = session_, .peer = who, .detail = static_cast<std::uint64_t>(error.code)});
   }
   note(error.to_string());
   if (const Status sent = lease::send(socket, LeaseMessage::kRefused, lease::RefusedBody{error});
@@ -42,7 +47,7 @@ void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error) {
   peer_refused_ = std::move(error);
 }
 
-Status LeaseOwner::Impl::greet(PacketSocket& socket, const Packet& packet) {
+Status LeaseOwner::Impl::greet(PacketSocket& socket, const Packet& packet, IncarnationId& who) {
   auto process = socket.peer();
   if (!process) return std::move(process).error();
   Packet copy;
@@ -61,17 +66,24 @@ Status LeaseOwner::Impl::greet(PacketSocket& socket, const Packet& packet) {
   }
   KVFERRY_ASSIGN(const lease::HelloBody hello,
                  lease::read_body<lease::HelloBody>(incoming, "Hello"));
+  who = hello.identity.incarnation;
   KVFERRY_TRY(check_hello(hello, *process));
   KVFERRY_ASSIGN(lease::AttacherWordsView words,
                  lease::AttacherWordsView::map(packet.fds.front(), hello.identity.incarnation));
+  KVFERRY_TRY(
+      options_.transitions.attempt(Transition::kHelloWelcome, {.session = session_, .peer = who}));
   admit(std::move(socket), hello, std::move(process).value(), std::move(words));
   return ok();
 }
 
 Status LeaseOwner::Impl::check_hello(const lease::HelloBody& hello, const ProcessRef& process) {
-  KVFERRY_TRY(
-      lease::compare_identities(options_.identity, ::getpid(), hello.identity, process.pid()));
+  Status alike =
+      lease::compare_identities(options_.identity, ::getpid(), hello.identity, process.pid());
+  if (!alike && !is_mutant("welcomes_what_differs")) return alike;
   Slot* slot = slots_.find(hello.identity.incarnation);
+  if (slot != nullptr && is_mutant("refuses_the_returning")) {
+    return KVFERRY_ERROR(kRoleConflict, "{}: pid {} was here", tag_, process.pid());
+  }
   if (slot == nullptr) {
     if (slots_.full()) {
       return KVFERRY_ERROR(kBusy, "{}: {} attacher processes live already", tag_,

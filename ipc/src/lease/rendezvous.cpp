@@ -21,8 +21,13 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 Rendezvous::Rendezvous(EventLoop& loop,
                        const LeaseIdentity& identity,
                        std::chrono::milliseconds timeout,
+                       TransitionLog transitions,
                        OnConflict on_conflict)
-    : loop_(loop), identity_(identity), timeout_(timeout), on_conflict_(std::move(on_conflict)) {}
+    : loop_(loop),
+      identity_(identity),
+      timeout_(timeout),
+      transitions_(std::move(transitions)),
+      on_conflict_(std::move(on_conflict)) {}
 
 Rendezvous::~Rendezvous() { close(); }
 
@@ -31,12 +36,14 @@ void Rendezvous::open(const std::filesystem::path& path) {
   auto listening = PacketListener::listen(path);
   if (listening) {
     listener_.emplace(std::move(listening).value());
+    transitions_.record(Transition::kHelloMeet, {.detail = compared_as_listener(identity_)});
     loop_.watch(listener_->fd(), [this] { accept(); });
     return;
   }
   // Somebody waits here already. When it cannot be reached it is on its way out: next time.
   auto socket = PacketSocket::connect(path, Deadline::after(kConnect));
   if (!socket) return;
+  transitions_.record(Transition::kHelloSay, {.detail = compared_as_greeter(identity_)});
   if (const Status sent = send(*socket, LeaseMessage::kHello, HelloBody{identity_}); !sent) return;
   add(std::move(socket).value(), true);
 }
@@ -97,6 +104,10 @@ Status Rendezvous::answer(Peer& peer, Packet packet) const {
   if (peer.ours) {
     if (incoming.message != LeaseMessage::kRefused) return ok();
     KVFERRY_ASSIGN(RefusedBody refused, read_body<RefusedBody>(incoming, "Refused"));
+    if (is_permanent(refused.error)) {
+      transitions_.record(Transition::kHelloRefused,
+                          {.detail = static_cast<std::uint64_t>(refused.error.code)});
+    }
     return std::move(refused.error);
   }
   if (incoming.message != LeaseMessage::kHello || incoming.version != kLeaseProtocolVersion) {
@@ -107,6 +118,9 @@ Status Rendezvous::answer(Peer& peer, Packet packet) const {
   KVFERRY_ASSIGN(const ProcessRef process, peer.socket.peer());
   Status agreed = compare_roles(identity_, ::getpid(), hello.identity, process.pid());
   if (!agreed) {
+    transitions_.record(Transition::kHelloRefuse,
+                        {.peer = hello.identity.incarnation,
+                         .detail = static_cast<std::uint64_t>(agreed.error().code)});
     // Should it not arrive, the other side finds out from whoever comes next.
     (void)send(peer.socket, LeaseMessage::kRefused, RefusedBody{agreed.error()});
   }

@@ -26,6 +26,7 @@ class Rendezvous {
   Rendezvous(EventLoop& loop,
              const LeaseIdentity& identity,
              std::chrono::milliseconds timeout,
+             TransitionLog transitions,
              OnConflict on_conflict);
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
@@ -50,6 +51,7 @@ class Rendezvous {
   EventLoop& loop_;
   const LeaseIdentity& identity_;
   const std::chrono::milliseconds timeout_;
+  const TransitionLog transitions_;
   const OnConflict on_conflict_;
   std::optional<PacketListener> listener_;
   TimerId pause_timer_ = 0;  ///< Armed while the listener is not watched.

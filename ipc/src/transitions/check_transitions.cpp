@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/transitions/transition_trace.hpp"
+#include "transitions/hello_rules.hpp"
 #include "transitions/job_rules.hpp"
 #include "transitions/lease_rules.hpp"
 #include "transitions/lost_deaths.hpp"
@@ -22,6 +23,7 @@ class Checker {
  public:
   Checker(const TransitionTrace& trace, std::set<const relation::Move*>* taken)
       : trace_(trace),
+        hellos_(trace, taken, breach_),
         leases_(trace, taken, breach_),
         jobs_(trace,
               taken,
@@ -43,6 +45,7 @@ class Checker {
       // What a process says of itself when it has drained is compared with what it has said of
       // jobs.
       if (is_drained(record.transition)) jobs_.drained(record);
+      hellos_.take(record);
       leases_.take(record);
       orders_.take(record);
       if (is_of_jobs(record.transition)) jobs_.take(record);
@@ -58,6 +61,7 @@ class Checker {
   const LeaseRules::Breach breach_ = [this](std::string_view rule, std::string what) {
     violations_.push_back({rule, at_, std::move(what)});
   };
+  HelloRules hellos_;
   LeaseRules leases_;
   JobRules jobs_;
   OrderRules orders_;

@@ -19,8 +19,8 @@ constexpr auto kMachineOfState = std::to_array<Machine>({
 });
 
 constexpr auto kMachineNames = std::to_array<std::string_view>(
-    {"Owner", "Lease", "Attacher", "Registration", "Order", "EngineJob", "Job", "Part", "MoverJob",
-     "Copy", "HandOver", "Launch"});
+    {"Hello", "Owner", "Lease", "Attacher", "Registration", "Order", "EngineJob", "Job", "Part",
+     "MoverJob", "Copy", "HandOver", "Launch"});
 
 constexpr auto kMoves = std::to_array<Move>({
 #define KVFERRY_MOVE(machine, from, transition, to) \

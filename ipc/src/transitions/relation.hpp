@@ -16,6 +16,7 @@
 namespace kvferry::ipc::relation {
 
 enum class Machine : std::uint8_t {
+  kHello,
   kOwner,
   kLease,
   kAttacher,

@@ -29,6 +29,18 @@ class Story {
       who.who.incarnation = Digest::from_words(0, incarnation(writer));
       trace_.writers.push_back(who);
     }
+    hellos();
+  }
+
+  /// Everybody has what goes before.
+  Story& hellos() {
+    add(kOwner, Transition::kHelloListen, 0, 0, 0);
+    for (const std::size_t who : {kFirst, kSecond}) {
+      add(who, Transition::kHelloSay, 0, 0, 0);
+      add(kOwner, Transition::kHelloWelcome, 0, 0, incarnation(who));
+      add(who, Transition::kHelloWelcomed, 0, 0, 0);
+    }
+    return *this;
   }
 
   Story& owner(Transition transition, std::uint64_t epoch) {
@@ -90,7 +102,7 @@ class Story {
   /// What is told from here on.
   Story& of_session(std::uint64_t session) {
     session_ = session;
-    return *this;
+    return hellos();
   }
   /// The attachers are workers.
   Story& of_workers() {
@@ -103,13 +115,13 @@ class Story {
                   [transition](const TransitionRecord& r) { return r.transition == transition; });
     return *this;
   }
-  /// The writer's first records are overwritten.
+  /// The writer's first records after its hellos are overwritten, and these.
   Story& losing(std::size_t writer, std::size_t count) {
     trace_.writers[writer].lost = count;
     for (auto record = trace_.records.begin(); record != trace_.records.end() && count > 0;) {
       if (record->writer == writer) {
+        if (record->transition > Transition::kHelloGivesUp) --count;
         record = trace_.records.erase(record);
-        --count;
       } else {
         ++record;
       }

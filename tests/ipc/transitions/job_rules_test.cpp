@@ -35,6 +35,8 @@ class JobStory {
       writer.who.incarnation = Digest::from_words(0, incarnation(trace_.writers.size()));
       trace_.writers.push_back(writer);
     }
+    lease(kWorker, T::kHelloListen).lease(kMover, T::kHelloSay);
+    about(kWorker, T::kHelloWelcome, kMover).lease(kMover, T::kHelloWelcomed);
     lease(kWorker, T::kOwnerAllocate).lease(kWorker, T::kOwnerReady);
     lease(kWorker, T::kOwnerPublished);
     lease(kMover, T::kAttacherAsk).lease(kWorker, T::kOwnerRecord, 1, kMover);
@@ -47,6 +49,11 @@ class JobStory {
     TransitionRecord record = begin(who, transition);
     record.lease = LeaseId{id};
     record.peer = id == 0 ? 0 : incarnation(peer);
+    return end(record);
+  }
+  JobStory& about(Who who, Transition transition, Who peer) {
+    TransitionRecord record = begin(who, transition);
+    record.peer = incarnation(peer);
     return end(record);
   }
   JobStory& job(Who who, Transition transition, std::uint64_t detail = 0, Who peer = kWorker) {

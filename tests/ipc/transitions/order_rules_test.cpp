@@ -31,6 +31,8 @@ class OrderStory {
       writer.who.incarnation = Digest::from_words(0, incarnation(trace_.writers.size()));
       trace_.writers.push_back(writer);
     }
+    tell(kWorker, T::kHelloListen).tell(kMover, T::kHelloSay);
+    tell(kWorker, T::kHelloWelcome, 0, incarnation(kMover)).tell(kMover, T::kHelloWelcomed);
   }
 
   OrderStory& tell(std::size_t writer,
@@ -115,13 +117,13 @@ class OrderStory {
     }
     return *this;
   }
-  /// The writer's first records are overwritten.
+  /// The writer's first records after its hellos are overwritten, and these.
   OrderStory& losing(std::size_t writer, std::size_t count) {
     trace_.writers[writer].lost = count;
     for (auto record = trace_.records.begin(); record != trace_.records.end() && count > 0;) {
       if (record->writer == writer) {
+        if (record->transition > T::kHelloGivesUp) --count;
         record = trace_.records.erase(record);
-        --count;
       } else {
         ++record;
       }
