@@ -77,7 +77,7 @@ done
 failed=0
 # Of all cells so many of the handshake and of jobs count at the least: what does not apply is no test.
 least='0 0'
-[[ -n $only || $every -ne 1 ]] || least='700 1600'
+[[ -n $only || $every -ne 1 ]] || least='880 1600'
 python3 - "$out" $((SECONDS - started)) "$listed" "$least" << 'END' || failed=1
 import collections
 import glob
@@ -122,7 +122,7 @@ for owner in ("worker", "mover"):
         row = ["the " + owner, "the " + (owner if is_owner else other) + ", " + struck]
         for blow in blows:
             here = [cell for cell in cells if "victim" not in cell and cell["owner"] == owner
-                    and cell["blow"] == blow and cell["point"].startswith("owner.") == is_owner]
+                    and cell["blow"] == blow and cell["at_owner"] == is_owner]
             outcomes = collections.Counter(cell["outcome"].replace("_", " ") for cell in here)
             slowest = max((cell["ms"] for cell in here), default=0)
             row.append(", ".join("%d %s" % (count, name) for name, count in outcomes.most_common())

@@ -23,6 +23,9 @@ struct Point {
 };
 
 constexpr auto kOwnerPoints = std::to_array<Point>({
+    {Transition::kHelloListen},
+    {Transition::kHelloWelcome, true},
+    {Transition::kHelloRefuse, false, 1, Scene::kMisfit},
     {Transition::kOwnerAllocate, true},
     {Transition::kOwnerReady},
     {Transition::kOwnerPublished, false, 1},
@@ -49,6 +52,12 @@ constexpr auto kOwnerPoints = std::to_array<Point>({
 });
 
 constexpr auto kAttacherPoints = std::to_array<Point>({
+    {Transition::kHelloMeet, false, 1, Scene::kNoOwner},
+    {Transition::kHelloSay, true},
+    {Transition::kHelloWelcomed},
+    {Transition::kHelloTurnedAway, false, 1, Scene::kTurnedAway},
+    {Transition::kHelloRefused, false, 1, Scene::kMisfit},
+    {Transition::kHelloGivesUp, false, 1, Scene::kMisfit},
     {Transition::kAttacherAsk, true},
     {Transition::kAttacherAsked},
     {Transition::kAttacherGrant},

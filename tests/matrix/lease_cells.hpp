@@ -17,7 +17,10 @@ enum class Scene {
   kClear,       ///< Init, map, clear, init again, end.
   kPeerDies,    ///< The other side is killed while the epoch is mapped.
   kPeerStalls,  ///< The other side is stopped while the epoch is mapped, then the epoch is cleared.
-  kLateGrant    ///< The attacher stops when its grant has come, and goes on when it is revoked.
+  kLateGrant,   ///< The attacher stops when its grant has come, and goes on when it is revoked.
+  kNoOwner,     ///< The attacher comes first.
+  kMisfit,      ///< The attacher has another geometry.
+  kTurnedAway   ///< The owner cannot take it at first.
 };
 
 /// One cell of the matrix: a blow at a point of one side, in one of the four ways to share memory.

@@ -67,11 +67,21 @@ class LeaseMatrix : public LeaseFixture, public testing::WithParamInterface<Cell
   Actor& other() { return cell().at_owner ? *attacher_side_ : *owner_side_; }
 
   void start_sides() {
-    const Arguments planned{{"faults", cell().plan()}};
-    owner_side_ = std::make_unique<Actor>(start(owner_, cell().at_owner ? planned : Arguments{}));
-    attacher_side_ =
-        std::make_unique<Actor>(start(other_kind(), cell().at_owner ? Arguments{} : planned));
+    Arguments owner;
+    Arguments attacher;
+    (cell().at_owner ? owner : attacher).emplace("faults", cell().plan());
+    if (cell().scene == Scene::kTurnedAway) owner.emplace("faults", "hello.welcome=fail");
+    if (cell().scene == Scene::kMisfit) attacher.emplace("layers", "3");
+    if (cell().scene == Scene::kNoOwner) start_attacher_alone(attacher);
+    owner_side_ = std::make_unique<Actor>(start(owner_, owner));
+    if (!attacher_side_) attacher_side_ = std::make_unique<Actor>(start(other_kind(), attacher));
     victim_pid_ = victim().pid();
+  }
+  void start_attacher_alone(const Arguments& arguments) {
+    attacher_side_ = std::make_unique<Actor>(start(other_kind(), arguments));
+    victim_pid_ = attacher_side_->pid();
+    const Deadline deadline = Deadline::after(kScheduling);
+    while (!struck() && !deadline.expired()) attacher_side_->hear(kRound);
   }
 
   /// Lets both sides talk until it holds; false at the deadline.
@@ -199,6 +209,8 @@ void LeaseMatrix::mend() {
       cell().blow == Blow::kFail && cell().point == Transition::kAttacherUnmap;
   if (cell().blow == Blow::kStop) victim().signal(SIGCONT);
   if (cell().blow == Blow::kStopForGood || cannot_close) victim().signal(SIGKILL);
+  // Its successor has the owner's geometry.
+  if (cell().scene == Scene::kMisfit) attacher_side_->signal(SIGKILL);
   if (cell().blow == Blow::kOrphan) {
     const auto orphan = static_cast<pid_t>(struck().value_or(0) >> kKindBits);
     ASSERT_GT(orphan, 0);
@@ -266,6 +278,7 @@ void LeaseMatrix::report(const std::string& outcome, milliseconds took) const {
   const std::string path = ipc::environment("KVFERRY_MATRIX_REPORT");
   if (path.empty()) return;
   const nlohmann::json line = {{"point", ipc::to_string(cell().point)},
+                               {"at_owner", cell().at_owner},
                                {"occurrence", cell().occurrence},
                                {"blow", to_string(cell().blow)},
                                {"owner", cell().owner},

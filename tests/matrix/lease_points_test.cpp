@@ -16,7 +16,7 @@ using ipc::Transition;
 
 bool is_of_the_lease(Transition transition) {
   const std::string name(ipc::to_string(transition));
-  return name.starts_with("owner.") || name.starts_with("attacher.");
+  return name.starts_with("hello.") || name.starts_with("owner.") || name.starts_with("attacher.");
 }
 
 std::set<std::string> of_the_lease() {
