@@ -31,7 +31,9 @@ enum class Story {
   kLateComer,    ///< A second attacher comes while the first, stopped, holds up a clear.
   kLeavesStuck,  ///< The attacher closes its connection with its work, and its mapping, alive.
   kUserRefuses,  ///< The attacher's user does not take the epoch.
-  kCannotDrain   ///< The attacher's work does not end.
+  kCannotDrain,  ///< The attacher's work does not end.
+  kMisfit,       ///< The attacher has another geometry.
+  kReturns       ///< The attacher loses its first connection.
 };
 
 struct Mutant {
@@ -78,6 +80,15 @@ class LeaseMutantsTest : public LeaseFixture, public testing::WithParamInterface
     }
   }
 
+  /// How often this was recorded.
+  std::size_t count(ipc::Transition transition) {
+    const auto trace = ipc::read_transitions(*instance_);
+    if (!trace) return 0;
+    return static_cast<std::size_t>(std::count_if(
+        trace->records.begin(), trace->records.end(),
+        [transition](const ipc::TransitionRecord& r) { return r.transition == transition; }));
+  }
+
   void tell_story();
   void clear();
   void look_at_records();
@@ -103,10 +114,20 @@ void LeaseMutantsTest::tell_story() {
     // At another address each time: a mapping that was left behind is not in its own way.
     planned = {{"faults", "attacher.mapped=fail"}, {"stable", "no"}};
   }
+  if (story == Story::kMisfit) planned = {{"layers", "3"}};
+  if (story == Story::kReturns) planned = {{"faults", "attacher.ask=fail"}};
   owner_side_ = begin(Side::kOwner);
   first_ = begin(Side::kAttacher, planned);
   ASSERT_TRUE(until([this] { return owner_side_->said("up") && first_->said("up"); }));
   owner_side_->tell("init 8000");
+  if (story == Story::kMisfit || story == Story::kReturns) {
+    // Refused for good, or at it again.
+    ASSERT_TRUE(until([this] {
+      return first_->maps(1) || first_->view().refused != "-" ||
+             count(ipc::Transition::kHelloSay) > 2;
+    })) << first_->view().note;
+    return clear();
+  }
   ASSERT_TRUE(until([this] { return first_->maps(1); })) << first_->view().note;
   switch (story) {
     case Story::kClear: break;
@@ -135,7 +156,9 @@ void LeaseMutantsTest::tell_story() {
       first_->tell("leave");
       ASSERT_TRUE(until([this] { return first_->said("left").has_value(); }));
       break;
-    case Story::kUserRefuses: break;
+    case Story::kUserRefuses:
+    case Story::kMisfit:
+    case Story::kReturns: break;
     case Story::kCannotDrain:
       first_->tell("close quiesce");
       // The clear goes another way, and may come first.
@@ -164,6 +187,8 @@ TEST_P(LeaseMutantsTest, IsCaughtForItsOwnReason) {
     case Story::kSecondLife:
     case Story::kTwoLives:
     case Story::kUserRefuses:
+    case Story::kMisfit:
+    case Story::kReturns:
       if (!cleared || (second_ ? second_ : first_)->has_ended())
         found_.insert("NotAnOrdinaryClear");
       break;
@@ -197,6 +222,24 @@ TEST_P(LeaseMutantsTest, IsCaughtForItsOwnReason) {
 }
 
 const auto kMutants = testing::Values(
+    Mutant{"welcomes_what_differs",
+           Side::kOwner,
+           Story::kMisfit,
+           "worker",
+           "vmm",
+           {"WelcomeMeansAlike"}},
+    Mutant{"refuses_the_returning",
+           Side::kOwner,
+           Story::kReturns,
+           "mover",
+           "vmm",
+           {"RefusedMeansDifferent"}},
+    Mutant{"retries_when_refused",
+           Side::kAttacher,
+           Story::kMisfit,
+           "worker",
+           "vmm",
+           {"HelloRelation"}},
     Mutant{"free_without_waiting",
            Side::kOwner,
            Story::kStoppedPeer,
@@ -265,7 +308,9 @@ const auto kNoMistakes = testing::Values(
     Mutant{"none_late_comer", Side::kNobody, Story::kLateComer, "worker", "vmm", {}},
     Mutant{"none_leaves_stuck", Side::kNobody, Story::kLeavesStuck, "mover", "vmm", {}},
     Mutant{"none_user_refuses", Side::kNobody, Story::kUserRefuses, "worker", "vmm", {}},
-    Mutant{"none_cannot_drain", Side::kNobody, Story::kCannotDrain, "worker", "vmm", {}});
+    Mutant{"none_cannot_drain", Side::kNobody, Story::kCannotDrain, "worker", "vmm", {}},
+    Mutant{"none_misfit", Side::kNobody, Story::kMisfit, "worker", "vmm", {}},
+    Mutant{"none_returns", Side::kNobody, Story::kReturns, "mover", "vmm", {}});
 
 const auto kName = [](const testing::TestParamInfo<Mutant>& shown) {
   return std::string(shown.param.name);
