@@ -83,7 +83,8 @@ TEST_F(ClientEventsTest, EventsTellEveryChangeInOrderAlsoWhatIsOverByTheNextPoll
   ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == 8; }));
   EXPECT_TRUE(fd_readable(*client)) << "events wait to be taken";
   for (const CacheEvent& event : client->events()) events.push_back(event);
-  EXPECT_FALSE(fd_readable(*client));
+  // But for the connection's own signals, which poll() takes.
+  EXPECT_TRUE(run_until(*client, [&] { return !fd_readable(*client); }));
   manager_.reset();
   ASSERT_TRUE(run_until(*client, [&] { return !client->state().manager_connected; }));
   start_manager(ready_state(8));
@@ -109,7 +110,7 @@ TEST_F(ClientEventsTest, WithoutAskingForEventsNoneAreKept) {
   });
   ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == 8; }));
   EXPECT_TRUE(client->events().empty());
-  EXPECT_FALSE(fd_readable(*client));
+  EXPECT_TRUE(run_until(*client, [&] { return !fd_readable(*client); }));
 }
 
 }  // namespace
