@@ -20,7 +20,7 @@ ipc::Status JobService::check(const ClientRecord& client,
                               const Items& items) const {
   const EngineRecord& engine = *client.engine;
   // First: a second answer to that id would be taken for the first one's.
-  KVFERRY_TRY(context_.jobs.can_accept(engine.id(), client.peer.id, job));
+  KVFERRY_TRY(context_.jobs.check_id(client.peer.id, job));
   if (context_.stopping) {
     return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
   }
@@ -44,8 +44,11 @@ ipc::Status JobService::check(const ClientRecord& client,
                            job.value, item.block.value, item.group.value);
     }
   }
+  KVFERRY_TRY(context_.jobs.check_room(engine.id()));
   if (has_backlog(client)) {
-    return KVFERRY_ERROR(kBusy, "{} completions wait until {} reads them: read, then submit",
+    return KVFERRY_ERROR(kBusy,
+                         "{} completions wait until {} reads them: read, then submit it as a "
+                         "job of another id",
                          unsent(client.peer.id), client.peer.name);
   }
   return ipc::ok();
@@ -79,16 +82,15 @@ void JobService::refuse(const ClientRecord& client,
     context_.jobs.count_stale(client.engine->id());
   }
   context_.jobs.count_refused(client.engine->id());
+  if (error.code != ipc::ErrorCode::kAlreadyExists) {
+    context_.jobs.note_over(client.peer.id, job);
+  }
   if (error.code == ipc::ErrorCode::kAlreadyExists || unsent(client.peer.id) > 0) {
     // The job of that id will be answered; a second answer would be taken for its own. And a client
     // that does not read its completions gets no more of them for what it was refused.
-    if (error.code != ipc::ErrorCode::kAlreadyExists) {
-      context_.jobs.note_over(client.peer.id, job);
-    }
     context_.refuse(client.peer, request, error);
     return;
   }
-  context_.jobs.note_over(client.peer.id, job);
   context_.reply(client.peer, request, ipc::Empty{});
   ipc::JobDone done;
   done.job = job;

@@ -51,9 +51,7 @@ JobTable::JobTable(HostPool& pool, Ports ports, const Limits& limits)
       watch_(limits.job_deadline),
       next_id_(first_job_id()) {}
 
-ipc::Status JobTable::can_accept(std::uint32_t engine,
-                                 const ipc::IncarnationId& client,
-                                 ipc::JobId client_job) const {
+ipc::Status JobTable::check_id(const ipc::IncarnationId& client, ipc::JobId client_job) const {
   if (by_client_.contains({client, client_job})) {
     return KVFERRY_ERROR(kAlreadyExists,
                          "job {} of this client is not finished: give each job an id of its own",
@@ -66,8 +64,14 @@ ipc::Status JobTable::can_accept(std::uint32_t engine,
                          "is used twice",
                          client_job.value);
   }
+  return ipc::ok();
+}
+
+ipc::Status JobTable::check_room(std::uint32_t engine) const {
   if (unfinished(engine) >= limits_.max_jobs_per_engine) {
-    return KVFERRY_ERROR(kBusy, "{} jobs of this engine are unfinished, the most are {}: retry",
+    return KVFERRY_ERROR(kBusy,
+                         "{} jobs of this engine are unfinished, the most are {}: submit it "
+                         "later, as a job of another id",
                          unfinished(engine), limits_.max_jobs_per_engine);
   }
   return ipc::ok();

@@ -122,13 +122,12 @@ class JobTable {
   JobTable& operator=(const JobTable&) = delete;
   ~JobTable() = default;
 
-  /// kBusy when the engine has too many, kAlreadyExists when the client has or had a job of that
-  /// id.
-  [[nodiscard]] ipc::Status can_accept(std::uint32_t engine,
-                                       const ipc::IncarnationId& client,
-                                       ipc::JobId client_job) const;
+  /// kAlreadyExists when the client has or had a job of that id.
+  [[nodiscard]] ipc::Status check_id(const ipc::IncarnationId& client, ipc::JobId client_job) const;
+  /// kBusy when the engine has too many.
+  [[nodiscard]] ipc::Status check_room(std::uint32_t engine) const;
   /// Takes the job; items without a host block end with the result that they came with.
-  /// @pre can_accept() was ok.
+  /// @pre check_id() and check_room() were ok.
   void submit(Job job);
   /// False when there is no such job (any more).
   bool cancel(const ipc::IncarnationId& client, ipc::JobId client_job);

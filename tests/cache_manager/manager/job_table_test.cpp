@@ -150,15 +150,14 @@ TEST_F(JobTableTest, FullTableIsBusy) {
   JobTable table = make_table(2);
   table.submit(make_job(1, JobKind::kLoad, {1}));
   table.submit(make_job(2, JobKind::kLoad, {2}));
-  EXPECT_EQ(table.can_accept(kEngine, client_, ipc::JobId{3}).error().code, ErrorCode::kBusy);
-  EXPECT_TRUE(table.can_accept(kEngine + 1, client_, ipc::JobId{3}).has_value());
+  EXPECT_EQ(table.check_room(kEngine).error().code, ErrorCode::kBusy);
+  EXPECT_TRUE(table.check_room(kEngine + 1).has_value());
 }
 
 TEST_F(JobTableTest, UnfinishedJobIdCannotBeUsedAgain) {
   JobTable table = make_table();
   table.submit(make_job(1, JobKind::kLoad, {1}));
-  EXPECT_EQ(table.can_accept(kEngine, client_, ipc::JobId{1}).error().code,
-            ErrorCode::kAlreadyExists);
+  EXPECT_EQ(table.check_id(client_, ipc::JobId{1}).error().code, ErrorCode::kAlreadyExists);
 }
 
 TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
@@ -167,7 +166,7 @@ TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
     table.submit(make_job(id, JobKind::kLoad, {}));  // Over at once.
   };
   const auto refused = [&](std::uint64_t id, const ipc::IncarnationId& client) {
-    const ipc::Status status = table.can_accept(kEngine, client, ipc::JobId{id});
+    const ipc::Status status = table.check_id(client, ipc::JobId{id});
     return !status && status.error().code == ErrorCode::kAlreadyExists;
   };
   run(5);
@@ -189,10 +188,10 @@ TEST_F(JobTableTest, FinishedJobIdCannotBeUsedAgainHoweverLongAgoItWas) {
 TEST_F(JobTableTest, WhatWasRefusedIsOver) {
   JobTable table = make_table();
   table.note_over(client_, ipc::JobId{1});
-  const ipc::Status again = table.can_accept(0, client_, ipc::JobId{1});
+  const ipc::Status again = table.check_id(client_, ipc::JobId{1});
   ASSERT_FALSE(again.has_value());
   EXPECT_EQ(again.error().code, ErrorCode::kAlreadyExists);
-  EXPECT_TRUE(table.can_accept(0, client_, ipc::JobId{2}).has_value());
+  EXPECT_TRUE(table.check_id(client_, ipc::JobId{2}).has_value());
 }
 
 TEST(FinishedJobsTest, AnyOrderOfAClientsJobsEndsAsOneRun) {

@@ -1,21 +1,23 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-// A real manager in a process of its own: manager_child RUNTIME_DIR JOB_DEADLINE_MS.
+// A real manager in a process of its own: manager_child RUNTIME_DIR JOB_DEADLINE_MS MAX_JOBS.
 #include "kvferry/cache_manager/manager.hpp"
 #include "kvferry/ipc/base/error.hpp"
 #include "kvferry/ipc/base/log.hpp"
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   kvferry::ipc::init_logging("manager", kvferry::ipc::LogLevel::kDebug);
   kvferry::cache_manager::ManagerConfig config;
   config.runtime_dir = argv[1];
   config.pool_bytes = 4ULL << 20U;
   config.job_deadline = std::chrono::milliseconds(std::stol(argv[2]));
+  config.max_jobs_per_engine = static_cast<std::uint32_t>(std::stoul(argv[3]));
   try {
     kvferry::cache_manager::run_manager(config);
   } catch (const kvferry::ipc::Exception& error) {

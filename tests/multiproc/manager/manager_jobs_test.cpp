@@ -131,6 +131,19 @@ TEST_F(ManagerJobsTest, AnIdIsTakenOnceAlsoWhenItWasRefusedOrStillRuns) {
   EXPECT_THAT(done.results, ElementsAre(0));
 }
 
+TEST_F(ManagerJobsTest, AFullTableHidesNoOtherReason) {
+  max_jobs_ = 1;
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  submit_load(3, {{GroupId{0}, BlockId{6}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kBusy)));
+  --state_.generation;
+  submit_load(4, {{GroupId{0}, BlockId{6}, key(1)}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kStaleEpoch)));
+  EXPECT_EQ(status()["engines"][0]["jobs"]["stale"], 1);
+}
+
 TEST_F(ManagerJobsTest, CancelledJobIsAnsweredOnce) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   store(1, 1);

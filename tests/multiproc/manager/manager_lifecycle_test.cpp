@@ -53,7 +53,7 @@ class ManagerLifecycleTest : public ManagerTest {
 TEST_F(ManagerLifecycleTest, SecondManagerOnTheInstanceIsRefused) {
   start_manager();
   ChildProcess second(ChildOptions{.program = sibling_program("kvferry_manager_child"),
-                                   .arguments = {dir_.string(), "1000"}});
+                                   .arguments = {dir_.string(), "1000", "1"}});
   EXPECT_EQ(second.wait(soon()), ChildExit::exited(1));
   EXPECT_THAT(second.stderr_text(), HasSubstr("already_exists"));
   EXPECT_EQ(status()["pid"], manager_->pid()) << "the first one goes on";
