@@ -55,8 +55,9 @@ if [[ -z $bin ]]; then
 else
   [[ $bin == /* ]] || bin=$caller_directory/$bin
   soak=$bin/kvferry_soak program=$bin/kvferry
-  # Where it is not, nobody's live heap is counted.
-  set -- --heap-library "$(find "$bin" -name libkvferry_heap.so)" "$@"
+  heap=$bin/libkvferry_heap.so
+  [[ -f $heap || " $* " == *" --heap-library "* ]] || die "no $heap: nobody's live heap would be counted"
+  [[ ! -f $heap ]] || set -- --heap-library "$heap" "$@"
 fi
 [[ -x $soak && -x $program ]] || die "no kvferry_soak or no kvferry"
 

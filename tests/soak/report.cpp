@@ -111,7 +111,8 @@ void judge_heaps(const SoakOptions& options, const Seen& seen, std::vector<Figur
     // Queues and caches fill in the first hundreds of cycles; a life between two kills has no
     // others.
     const bool is_long = series.back().x - series.front().x >= static_cast<double>(kLongRun);
-    const double over_span = options.cycles < kLongRun ? kMiB : is_long ? 0 : kMiB / 8;
+    // Of a life of kLongRun, 16 B per cycle: less than the smallest block.
+    const double over_span = options.cycles < kLongRun ? kMiB : is_long ? kMiB / 32 : kMiB / 8;
     const SlopeVerdict verdict = judge_slope(series, {.per_x = 8, .over_span = over_span});
     // A process that was struck again and again in a short run has no life to judge.
     if (verdict.fit.points == 0 && options.cycles < kLongRun) continue;
@@ -132,7 +133,8 @@ void judge_memory(const SoakOptions& options, const Seen& seen, std::vector<Figu
   for (const auto& [name, series] : longest_lives(seen, &Sample::Process::private_bytes)) {
     const SlopeVerdict verdict = judge_slope(series, limit);
     // Of the engine a short run judges the live heap alone, which is exact.
-    if (name == "engine" && options.cycles < kLongRun) continue;
+    const bool is_counted = !options.around.heap_library.empty();
+    if (name == "engine" && options.cycles < kLongRun && is_counted) continue;
     // A process that was struck again and again in a short run has no life to judge.
     if (verdict.fit.points == 0 && options.cycles < kLongRun) continue;
     figures.push_back(
