@@ -209,10 +209,10 @@ class RuntimeDir::Hold {
   void remove_lockless_sockets() const {
     std::error_code ignored;
     std::vector<std::filesystem::path> found;
+    const std::string step_control = std::string(".").append(kStepControl);
     for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
       const std::filesystem::path& path = entry.path();
-      if (path.filename() == kControl || path.extension() == std::string(".").append(kStepControl))
-        found.push_back(path);
+      if (path.filename() == kControl || path.extension() == step_control) found.push_back(path);
     }
     for (const auto& path : found) (void)remove_stale_socket(path);
   }
