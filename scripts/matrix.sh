@@ -35,6 +35,7 @@ cmake --preset "$preset" > /dev/null
 # Tests that make the moves that no cell does, and which of them.
 beside=(
   "lease_moves_test *"
+  "lease_hello_test *"
   "lease_source_test *CannotBeLentAgain*"
   "multiproc_staging_proof_test *AlthoughTheConnectionWasLost"
   "multiproc_worker_staging_test *RefusesWhatIsOutOfRange*"

@@ -118,13 +118,15 @@ walks() {
 
 # How the model goes on when a mutant has broken its property.
 mutant_walks() {
-  local name model bounds knobs expected after seed more
+  local name model bounds knobs expected after seed
+  local -a more
   while IFS='|' read -r name model bounds knobs expected; do
     [[ $expected != ltl:* ]] || continue
-    more=12
+    more=(1 12)
+    if [[ $model == lease ]]; then more+=(20); fi
     # Two processes that have met say nothing more, unless one of them dies.
-    if [[ $model == hello ]]; then more=4 knobs+=" FAULTS=4"; fi
-    for after in 1 "$more"; do
+    if [[ $model == hello ]]; then more=(1 4) knobs+=" FAULTS=4"; fi
+    for after in "${more[@]}"; do
       for seed in 1 2 3; do
         echo "mutant $name, $after $seed|$model|$bounds|$knobs ONLY=$expected AFTER=$after|$seed"
       done

@@ -209,8 +209,15 @@ void LeaseMatrix::mend() {
       cell().blow == Blow::kFail && cell().point == Transition::kAttacherUnmap;
   if (cell().blow == Blow::kStop) victim().signal(SIGCONT);
   if (cell().blow == Blow::kStopForGood || cannot_close) victim().signal(SIGKILL);
-  // Its successor has the owner's geometry.
-  if (cell().scene == Scene::kMisfit) attacher_side_->signal(SIGKILL);
+  if (cell().scene == Scene::kMisfit) {
+    if (cell().blow == Blow::kStop || cell().blow == Blow::kDelay) {
+      EXPECT_TRUE(until([this] { return attacher_side_->view().refused == "geometry_mismatch"; },
+                        kScheduling))
+          << "it was not told";
+    }
+    // Its successor has the owner's geometry.
+    attacher_side_->signal(SIGKILL);
+  }
   if (cell().blow == Blow::kOrphan) {
     const auto orphan = static_cast<pid_t>(struck().value_or(0) >> kKindBits);
     ASSERT_GT(orphan, 0);

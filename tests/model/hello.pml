@@ -47,7 +47,6 @@ bit told;                    /* the roles are given */
 byte faults;
 bit refused[2];              /* it was told so */
 
-
 #define ME     _pid
 #define OTHER  (1 - _pid)
 #define LIVES(i) (st[i] != DEAD)

@@ -12,9 +12,9 @@ hidden byte life[2];
 
 #define ROLE_CONFLICT 8      /* ErrorCode::kRoleConflict */
 #define WRITER(i)     (1 + 10 * (i) + life[i])
-/* What is compared, as a number: of which kind who listens is, who owns, and all else. */
+/* What is compared, as a number: who owns, in the last two bits, of which kind who listens is, and all else. */
 #define COMPARES(i, listener)                                                                                       \
-  (1 + (listener) + 2 * (owner[i] -> (i) : 1 - (i)) + (misfit && (i) -> 4 : 0))
+  (1 + (owner[i] -> (i) : 1 - (i)) + 4 * (listener) + (misfit && (i) -> 8 : 0))
 
 #define HELLO(i, transition, session, detail)                                                                       \
   s_at = i; STEP(Hello, transition, now.hello_at[s_at], WRITER(i), session, 0, 0, 0, detail)

@@ -678,6 +678,7 @@ inline sigkill(i) {
 #define LATE  (ORUNS && !IF(NO_DEADLINE))
 
 active proctype Owner() {
+  IN_STEPS(d_step { OWNER_NOTES(HelloListen, 0, 0) skip };)
 end:
   do
   :: d_step { ORUNS && owe[ses] < NEP && (owp[ses] == Vacant || owp[ses] == Cleared || owp[ses] == Quarantined) &&
@@ -688,7 +689,6 @@ end:
        :: else
        fi;
        SEE_RELEASES
-       OWNER_NOTES(HelloListen, 0, 0)
        OWNER(OwnerAllocate, owe[ses] + 1)
        om = om | MEM(ses, owe[ses] + 1);
        if

@@ -176,7 +176,7 @@ inline end_operation() {
        GIVES_UP(r) got[r] = 3; pending[r] = 0; REACHED(deadline_passed) }
 
 active proctype Commander() {
-  atomic { run Rank(0); run Rank(1); REGISTERS(0) REGISTERS(1) skip };
+  atomic { run Rank(0); run Rank(1); BEGINS_LIFE(0) BEGINS_LIFE(1) REGISTERS(0) REGISTERS(1) skip };
 end:
   do
   TAKE(0)
@@ -192,7 +192,7 @@ end:
   :: d_step { IF(DIE_RANK) && MAY_FAULT && live[r] -> faults++; live[r] = 0; session[r]++; stalled[r] = 0;          \
        ph[r] = R_CLEARED; ep[r] = 0; result[r] = 0; inits[r] = 0; order[r] = NOTHING; then[r] = NOTHING;            \
        RANK_IS_DEAD(r) skip }                                                                                       \
-  :: d_step { !live[r] -> live[r] = 1; REGISTERS(r) REACHED(rank_restarted) }                                       \
+  :: d_step { !live[r] -> live[r] = 1; BEGINS_LIFE(r) REGISTERS(r) REACHED(rank_restarted) }                        \
   :: d_step { IF(STALL) && MAY_FAULT && RRUNS(r) -> faults++; stalled[r] = 1 }                                      \
   :: d_step { stalled[r] -> stalled[r] = 0; REACHED(rank_continued) }
 

@@ -58,8 +58,10 @@ inline ends_clear(r, quarantined) {
   fi;
   OWNER(r, OwnerPublished)
 }
-inline makes(r) {
+inline begins_life(r) {
   STEP(none, HelloListen, no_state, RANK(r, session[r]), SESSION(r, session[r]), 0, 0, 0, 0)
+}
+inline makes(r) {
   OWNER(r, OwnerAllocate) OWNER(r, OwnerReady) OWNER(r, OwnerPublished)
 }
 inline rank_is_dead(r) { owner_at[r] = 0; registration_at[r] = 0 }
@@ -77,6 +79,7 @@ inline next_manager() {
 #define ENDS_CLEAR(r, quarantined) ends_clear(r, quarantined);
 #define MAKES(r)                 makes(r);
 #define RANK_IS_DEAD(r)          rank_is_dead(r);
+#define BEGINS_LIFE(r)           begins_life(r);
 #define NEXT_MANAGER             next_manager();
 #else
 #define TELLS(transition)
@@ -88,5 +91,6 @@ inline next_manager() {
 #define ENDS_CLEAR(r, quarantined)
 #define MAKES(r)
 #define RANK_IS_DEAD(r)
+#define BEGINS_LIFE(r)
 #define NEXT_MANAGER
 #endif

@@ -1,21 +1,47 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 // Disagreements at hello.
+#include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "multiproc/lease_fixture.hpp"
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <chrono>
+
 namespace kvferry::test {
 namespace {
 
+using ipc::Transition;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+
+constexpr std::chrono::milliseconds kRound{5};
 
 class LeaseHelloTest : public LeaseFixture {
  protected:
   static void expect_refused(LeasePeer& attacher, LeasePeer& owner, const std::string& code) {
     (void)attacher.expect_view("refused", [&](const SeenView& v) { return v.refused == code; });
     (void)owner.expect_view("told", [&](const SeenView& v) { return v.peer_refused == code; });
+  }
+  static bool in_conflict(const SeenView& view) { return view.refused == "role_conflict"; }
+
+  /// Waits until it has recorded that; false when it does not.
+  bool recorded(Transition transition, LeasePeer& peer) {
+    const ipc::Deadline deadline = soon();
+    const auto is_it = [&](const ipc::TransitionTrace& trace, const ipc::TransitionRecord& record) {
+      return record.transition == transition &&
+             trace.writers[record.writer].who.pid == peer.process().pid();
+    };
+    while (!deadline.expired()) {
+      const auto trace = ipc::read_transitions(*instance_);
+      if (trace && std::any_of(trace->records.begin(), trace->records.end(),
+                               [&](const auto& record) { return is_it(*trace, record); })) {
+        return true;
+      }
+      (void)peer.process().read_line(ipc::Deadline::after(kRound));
+    }
+    return false;
   }
 };
 
@@ -76,11 +102,41 @@ TEST_F(LeaseHelloTest, SecondOwnerOfOneKindIsRefusedWithThePidOfTheFirst) {
 TEST_F(LeaseHelloTest, BothAttachersLearnOfTheRoleConflict) {
   auto mover = start("mover", {{"owner", "worker"}});
   auto worker = start("worker", {{"owner", "mover"}});
-  const auto conflict = [](const SeenView& v) { return v.refused == "role_conflict"; };
-  (void)mover->expect_view("refused", conflict);
-  (void)worker->expect_view("refused", conflict);
+  (void)mover->expect_view("refused", in_conflict);
+  (void)worker->expect_view("refused", in_conflict);
   mover->quit();
   worker->quit();
+}
+
+TEST_F(LeaseHelloTest, WhoAgreedWithTheDeadLearnsOfTheConflictWithTheLiving) {
+  auto first = start("mover", {{"owner", "worker"}});
+  ASSERT_TRUE(recorded(Transition::kHelloMeet, *first));
+  auto second = start("mover", {{"owner", "worker"}});
+  ASSERT_TRUE(recorded(Transition::kHelloSay, *second));
+  first->kill_and_reap();
+  ASSERT_TRUE(recorded(Transition::kHelloMeet, *second))
+      << "it waits there in the dead one's place";
+  auto worker = start("worker", {{"owner", "mover"}});
+  (void)second->expect_view("refused", in_conflict);
+  (void)worker->expect_view("refused", in_conflict);
+  second->quit();
+  worker->quit();
+}
+
+TEST_F(LeaseHelloTest, OwnerThatComesBackAsAnAttacherIsToldSo) {
+  auto worker = start("worker", {{"owner", "worker"}});
+  auto mover = start("mover", {{"owner", "worker"}});
+  ASSERT_EQ(worker->ask("init 5000", "init"), "init ok 1");
+  mover->expect_mapped(1);
+  worker->kill_and_reap();
+  ASSERT_TRUE(recorded(Transition::kHelloMeet, *mover));
+  auto other = start("worker", {{"owner", "mover"}});
+  (void)mover->expect_view("refused", in_conflict);
+  (void)other->expect_view("refused", in_conflict);
+  mover->quit();
+  other->quit();
+  // The dead owner's name is the next one's.
+  start_owner()->quit();
 }
 
 TEST_F(LeaseHelloTest, AttachersThatAgreeWaitTogetherForTheOwner) {

@@ -234,6 +234,8 @@ const auto kMutants = testing::Values(
            "mover",
            "vmm",
            {"RefusedMeansDifferent"}},
+    Mutant{
+        "asks_unwelcomed", Side::kAttacher, Story::kReturns, "worker", "vmm", {"AsksOnceWelcomed"}},
     Mutant{"retries_when_refused",
            Side::kAttacher,
            Story::kMisfit,

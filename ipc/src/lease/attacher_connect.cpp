@@ -93,6 +93,7 @@ Status LeaseAttacher::Impl::say_hello(PacketSocket socket) {
     search(fmt::format("owner pid {} does not answer", owner_.pid()));
     changed();
   });
+  if (is_mutant("asks_unwelcomed")) request_epoch();
   return ok();
 }
 

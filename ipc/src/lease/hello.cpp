@@ -12,7 +12,8 @@ std::uint64_t compared(const LeaseIdentity& identity, ProcessKind listener) {
       "{} {}/{}/{} of {} {} {} {} {}", kLeaseProtocolVersion, identity.instance, identity.engine,
       identity.rank.value, identity.ranks, to_string(listener), to_string(identity.cache_owner),
       to_string(identity.handles), identity.fingerprint.hex());
-  return Digest::hash(all.data(), all.size()).low();
+  return (Digest::hash(all.data(), all.size()).low() & ~kComparedRole) |
+         static_cast<std::uint64_t>(identity.cache_owner);
 }
 
 }  // namespace

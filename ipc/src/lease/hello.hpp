@@ -27,7 +27,8 @@ namespace kvferry::ipc::lease {
                                    pid_t b_pid);
 
 /// What compare_identities() looks at as a number, for the records of transitions: of a process
-/// that listens, and of one that says hello to it. Different, if one of its parts is.
+/// that listens, and of one that says hello to it. Different, if one of its parts is. Who owns is
+/// in it as it is (kComparedRole).
 [[nodiscard]] std::uint64_t compared_as_listener(const LeaseIdentity& identity);
 [[nodiscard]] std::uint64_t compared_as_greeter(const LeaseIdentity& identity);
 

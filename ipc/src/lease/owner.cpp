@@ -119,7 +119,10 @@ void LeaseOwner::Impl::fail_construction(Error error, const RuntimeDir& dir) {
     auto refused = lease::read_body<lease::RefusedBody>(*incoming, "Refused");
     if (refused) {
       const auto code = static_cast<std::uint64_t>(refused->error.code);
-      options_.transitions.record(Transition::kHelloRefused, {.detail = code});
+      options_.transitions.record(lease::is_permanent(refused->error)
+                                      ? Transition::kHelloRefused
+                                      : Transition::kHelloTurnedAway,
+                                  {.detail = code});
       options_.transitions.record(Transition::kHelloGivesUp, {.detail = code});
       throw Exception(std::move(refused->error));
     }

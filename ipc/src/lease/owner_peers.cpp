@@ -34,7 +34,7 @@ void LeaseOwner::Impl::refuse(PacketSocket& socket, Error error, const Incarnati
   std::uint64_t suppressed = 0;
   if (log_gate_.open(suppressed)) {
     log_warn("{}: peer refused: {} ({} more like it)", tag_, error.to_string(), suppressed);
-    // A flood of them would push all else out of the records.
+    // Those whom nobody admits cannot push all else out of the records.
     options_.transitions.record(
         Transition::kHelloRefuse,
         {.session = session_, .peer = who, .detail = static_cast<std::uint64_t>(error.code)});

@@ -43,7 +43,10 @@ void Rendezvous::open(const std::filesystem::path& path) {
   // Somebody waits here already. When it cannot be reached it is on its way out: next time.
   auto socket = PacketSocket::connect(path, Deadline::after(kConnect));
   if (!socket) return;
-  transitions_.record(Transition::kHelloSay, {.detail = compared_as_greeter(identity_)});
+  // Once for all that it meets there, which may be many a minute.
+  if (!std::exchange(said_, true)) {
+    transitions_.record(Transition::kHelloSay, {.detail = compared_as_greeter(identity_)});
+  }
   if (const Status sent = send(*socket, LeaseMessage::kHello, HelloBody{identity_}); !sent) return;
   add(std::move(socket).value(), true);
 }
@@ -65,6 +68,7 @@ void Rendezvous::accept() {
 
 void Rendezvous::close() {
   while (!peers_.empty()) drop(peers_.front().socket.fd());
+  said_ = false;
   if (!listener_) return;
   loop_.cancel(std::exchange(pause_timer_, 0));
   loop_.unwatch(listener_->fd());

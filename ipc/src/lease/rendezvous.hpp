@@ -56,6 +56,7 @@ class Rendezvous {
   std::optional<PacketListener> listener_;
   TimerId pause_timer_ = 0;  ///< Armed while the listener is not watched.
   std::list<Peer> peers_;
+  bool said_ = false;  ///< Hello, since it was opened.
 };
 
 }  // namespace kvferry::ipc::lease

@@ -20,11 +20,13 @@ bool says_different(std::uint64_t code) noexcept {
          code == static_cast<std::uint64_t>(ErrorCode::kInvalidArgument);
 }
 
-// What an owner does as such. The end of a quarantine may come after it has given up its name.
 bool is_an_owners(Transition transition) noexcept {
-  return transition >= Transition::kOwnerAllocate && transition <= Transition::kOwnerShutdown &&
-         transition != Transition::kOwnerReap;
+  return transition == Transition::kHelloWelcome ||
+         (transition >= Transition::kOwnerAllocate && transition <= Transition::kOwnerShutdown);
 }
+
+/// The part of what is compared that attachers compare with each other.
+std::uint64_t role_in(std::uint64_t compares) noexcept { return compares & kComparedRole; }
 
 }  // namespace
 
@@ -37,7 +39,10 @@ HelloRules::HelloRules(const TransitionTrace& trace,
 
 void HelloRules::take(const TransitionRecord& record) {
   if (relation::machine_of(record.transition) == Machine::kHello) follow(record);
-  if (is_an_owners(record.transition)) check_one_owner(record);
+  if (is_an_owners(record.transition)) {
+    take_over_unseen(record);
+    check_one_owner(record);
+  }
   switch (record.transition) {
     case Transition::kHelloListen:
       latest_[rank_of(record.writer)] = record.session;
@@ -47,7 +52,6 @@ void HelloRules::take(const TransitionRecord& record) {
     case Transition::kHelloSay: greeter(record.writer).compares = record.detail; return;
     case Transition::kHelloWelcome:
       ++welcomes_[{record.session, record.peer}];
-      check_one_owner(record);
       return check_alike(record);
     case Transition::kHelloRefuse: return check_different(record);
     case Transition::kHelloWelcomed:
@@ -97,10 +101,13 @@ void HelloRules::follow(const TransitionRecord& record) {
 void HelloRules::check_alike(const TransitionRecord& record) const {
   const auto owner = owners_.find(record.session);
   const auto said = said_by(record.peer);
-  if (owner == owners_.end() || !said || *said == owner->second.compares) return;
+  if (owner == owners_.end() || !owner->second.compares || !said ||
+      *said == owner->second.compares) {
+    return;
+  }
   breach_("WelcomeMeansAlike",
           fmt::format("{:016x} is what it compares, the other one said {:016x}",
-                      owner->second.compares, *said));
+                      *owner->second.compares, *said));
 }
 
 void HelloRules::check_different(const TransitionRecord& record) const {
@@ -114,8 +121,11 @@ void HelloRules::check_different(const TransitionRecord& record) const {
   } else if (record.session == 0 && meets != meets_.end()) {
     ours = meets->second;
   }
-  if (!said || !ours || *said != *ours) return;
-  breach_("RefusedMeansDifferent", fmt::format("both compare {:016x}", *ours));
+  if (!said || !ours) return;
+  const bool differs = record.session == 0 ? role_in(*said) != role_in(*ours) : *said != *ours;
+  if (differs) return;
+  breach_("RefusedMeansDifferent",
+          fmt::format("it compares {:016x}, the other one said {:016x}", *ours, *said));
 }
 
 void HelloRules::check_welcomed(const TransitionRecord& record) {
@@ -135,6 +145,13 @@ void HelloRules::check_asks(const TransitionRecord& record) {
   breach_("AsksOnceWelcomed",
           fmt::format("it is {} ({})", who.walk.state_name(),
                       who.session == record.session ? "by this owner" : "not by this owner"));
+}
+
+// That it listens is among what it has lost.
+void HelloRules::take_over_unseen(const TransitionRecord& record) {
+  if (!is_partial(record.writer) || owners_.contains(record.session)) return;
+  latest_[rank_of(record.writer)] = record.session;
+  owners_[record.session] = {record.writer, std::nullopt};
 }
 
 void HelloRules::check_one_owner(const TransitionRecord& record) const {

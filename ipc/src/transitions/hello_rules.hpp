@@ -38,7 +38,7 @@ class HelloRules {
   };
   struct Listener {
     std::size_t writer = 0;
-    std::uint64_t compares = 0;
+    std::optional<std::uint64_t> compares = {};
   };
   using RankName = std::pair<std::string_view, std::uint32_t>;  ///< Of an engine.
   using Pair = std::pair<std::uint64_t, std::uint64_t>;         ///< A session, and an incarnation.
@@ -54,6 +54,7 @@ class HelloRules {
   void check_different(const TransitionRecord& record) const;
   void check_welcomed(const TransitionRecord& record);
   void check_asks(const TransitionRecord& record);
+  void take_over_unseen(const TransitionRecord& record);
   void check_one_owner(const TransitionRecord& record) const;
 
   const TransitionTrace& trace_;

@@ -14,7 +14,7 @@
 namespace kvferry::ipc::transitions {
 
 inline constexpr std::uint64_t kRingMagic = 0x6b76'6674'7261'6e73;  // "kvftrans"
-inline constexpr std::uint32_t kRingVersion = 2;
+inline constexpr std::uint32_t kRingVersion = 3;
 inline constexpr std::size_t kRings = 2;
 inline constexpr std::size_t kHandshakeRing = 0;
 inline constexpr std::size_t kJobRing = 1;

@@ -217,6 +217,9 @@ std::string describe(const TransitionTrace& trace, const TransitionRecord& recor
   put("{lease}", fmt::format("{}", record.lease.value));
   put("{job}", fmt::format("{}", record.job.value));
   put("{peer}", name_of(trace, record.peer));
+  put("{error}", record.detail > 0 && record.detail <= UINT8_MAX
+                     ? std::string(to_string(static_cast<ErrorCode>(record.detail)))
+                     : "unknown");
   put("{detail}", fmt::format("{}", record.detail));
   const TransitionWriter& who = trace.writers[record.writer].who;
   return fmt::format("{} {}/{} pid {} {}", who.role, who.engine, who.rank.value, who.pid, text);

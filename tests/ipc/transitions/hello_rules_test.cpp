@@ -18,8 +18,10 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 enum Who : std::size_t { kOwner, kAttacher, kOther };
-constexpr std::uint64_t kSame = 7;
-constexpr std::uint64_t kDifferent = 8;
+// The last two bits tell who owns.
+constexpr std::uint64_t kSame = 9;
+constexpr std::uint64_t kDifferent = 10;
+constexpr std::uint64_t kOfAnotherKind = 5;
 
 constexpr std::uint64_t code(ErrorCode error) { return static_cast<std::uint64_t>(error); }
 constexpr std::uint64_t kMismatch = code(ErrorCode::kGeometryMismatch);
@@ -131,9 +133,9 @@ TEST(HelloRulesTest, AnAttacherRefusesAnother) {
   EXPECT_THAT(story.breaches(), IsEmpty());
 }
 
-TEST(HelloRulesTest, AnAttacherRefusesWhatIsAlike) {
+TEST(HelloRulesTest, AnAttacherRefusesOneThatTakesTheSameForTheOwner) {
   HelloStory story;
-  story.tell(kOther, T::kHelloMeet, 0, 0, kSame).says(kAttacher);
+  story.tell(kOther, T::kHelloMeet, 0, 0, kSame).says(kAttacher, kOfAnotherKind);
   story.tell(kOther, T::kHelloRefuse, 0, incarnation(kAttacher), code(ErrorCode::kRoleConflict));
   EXPECT_THAT(story.breaches(), ElementsAre("RefusedMeansDifferent"));
 }
@@ -199,6 +201,13 @@ TEST(HelloRulesTest, TwoOwnersOfOneRank) {
   EXPECT_THAT(welcomed().listens(kOther).allocates(kOwner).breaches(), ElementsAre("OneOwner"));
   EXPECT_THAT(welcomed().listens(kOther).says(kAttacher).welcomes(kOwner, kAttacher).breaches(),
               ElementsAre("OneOwner"));
+}
+
+TEST(HelloRulesTest, TheNextOwnerOfARankHasLostItsBeginning) {
+  HelloStory story = welcomed();
+  story.allocates(kOwner).listens(kOther).allocates(kOther).losing(kOther, 1);
+  EXPECT_THAT(story.breaches(), IsEmpty());
+  EXPECT_THAT(story.allocates(kOwner).breaches(), testing::Contains("OneOwner"));
 }
 
 TEST(HelloRulesTest, OwnersOfTwoRanks) {

@@ -27,6 +27,10 @@ enum class Transition : std::uint32_t {
   kEnd
 };
 
+/// Of the number that a hello tells of what it compares: who owns. That is all that attachers
+/// compare with each other.
+inline constexpr std::uint64_t kComparedRole = 3;
+
 /// "owner.ready"; "unknown" for anything that is no transition.
 [[nodiscard]] std::string_view to_string(Transition transition) noexcept;
 [[nodiscard]] std::optional<Transition> parse_transition(std::string_view name) noexcept;
