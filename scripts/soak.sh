@@ -19,7 +19,7 @@
 #   --ranks N      a worker and a mover each (default: 1)
 #   --report FILE  figures and series as JSON; with both owners FILE-worker.json and FILE-mover.json
 #   --preset NAME  which build (default: release)
-#   --bin DIR      use kvferry and kvferry_soak there, build nothing
+#   --bin DIR      use kvferry, kvferry_soak and libkvferry_heap.so there, build nothing
 #   --help         this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -56,8 +56,10 @@ else
   [[ $bin == /* ]] || bin=$caller_directory/$bin
   soak=$bin/kvferry_soak program=$bin/kvferry
   heap=$bin/libkvferry_heap.so
-  [[ -f $heap || " $* " == *" --heap-library "* ]] || die "no $heap: nobody's live heap would be counted"
-  [[ ! -f $heap ]] || set -- --heap-library "$heap" "$@"
+  if [[ " $* " != *" --heap-library"[\ =]* ]]; then
+    [[ -f $heap ]] || die "no $heap: nobody's live heap would be counted"
+    set -- --heap-library "$heap" "$@"
+  fi
 fi
 [[ -x $soak && -x $program ]] || die "no kvferry_soak or no kvferry"
 

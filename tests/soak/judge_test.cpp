@@ -141,9 +141,9 @@ Seen good_run() {
   return seen;
 }
 
-std::vector<std::string> failed(const Seen& seen) {
+std::vector<std::string> failed(const Seen& seen, std::uint64_t cycles = 101) {
   SoakOptions options;
-  options.cycles = 101;
+  options.cycles = cycles;
   options.fleet.devices = {"host:x:1MiB"};
   options.around.heap_library = "x.so";
   std::vector<std::string> names;
@@ -206,6 +206,29 @@ TEST(JudgeTest, FailsForEachThingThatMayNotBe) {
                 }
               }),
               ElementsAre("live heap, worker/0"));
+}
+
+TEST(JudgeTest, ALongLifesHeapMayNotGrowByABlockInEachCycle) {
+  const auto failed_with = [](std::uint64_t per_cycle, std::uint64_t cycles) {
+    Seen seen = good_run();
+    seen.samples.clear();
+    for (std::uint64_t at = 0; at <= cycles; at += 20) {
+      Sample sample;
+      sample.cycle = at;
+      sample.processes[0] = {
+          .life = 1, .private_bytes = 20U << 20U, .heap_bytes = (1U << 20U) + at * per_cycle};
+      seen.samples.push_back(sample);
+    }
+    return failed(seen, 10'000);
+  };
+  const auto heap = testing::Contains("live heap, worker/0");
+  EXPECT_THAT(failed_with(24, 2000), heap) << "the smallest block";
+  EXPECT_THAT(failed_with(6, 2000), testing::Not(heap));
+  EXPECT_THAT(failed_with(9, 9000), heap);
+  EXPECT_THAT(failed_with(7, 9000), testing::Not(heap));
+  // A life between two kills sees queues and caches fill.
+  EXPECT_THAT(failed_with(60, 1500), testing::Not(heap));
+  EXPECT_THAT(failed_with(120, 1500), heap);
 }
 
 }  // namespace

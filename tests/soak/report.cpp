@@ -111,7 +111,7 @@ void judge_heaps(const SoakOptions& options, const Seen& seen, std::vector<Figur
     // Queues and caches fill in the first hundreds of cycles; a life between two kills has no
     // others.
     const bool is_long = series.back().x - series.front().x >= static_cast<double>(kLongRun);
-    // Of a life of kLongRun, 16 B per cycle: less than the smallest block.
+    // At most 18 B per cycle: less than the smallest block.
     const double over_span = options.cycles < kLongRun ? kMiB : is_long ? kMiB / 32 : kMiB / 8;
     const SlopeVerdict verdict = judge_slope(series, {.per_x = 8, .over_span = over_span});
     // A process that was struck again and again in a short run has no life to judge.

@@ -53,8 +53,9 @@ void enter(const Surroundings& wanted, char** argv) {
   // Of this process alone, which lives through all kills: with caches per thread and many arenas
   // its private memory is what the allocator keeps, and no process of ours decides that.
   constexpr const char* kAllocator = "GLIBC_TUNABLES";
+  constexpr const char* kAllocatorBefore = "KVFERRY_SOAK_ALLOCATOR";
   if (!ipc::environment(kEntered).empty()) {
-    (void)::unsetenv(kAllocator);
+    (void)::setenv(kAllocator, ipc::environment(kAllocatorBefore).c_str(), 1);
     return;
   }
   std::string preloaded;
@@ -72,6 +73,7 @@ void enter(const Surroundings& wanted, char** argv) {
     (void)::setenv(test::kOddCountsVariable, make_counts().c_str(), 1);
   }
   if (!preloaded.empty()) (void)::setenv("LD_PRELOAD", preloaded.c_str(), 1);
+  (void)::setenv(kAllocatorBefore, ipc::environment(kAllocator).c_str(), 1);
   (void)::setenv(kAllocator, "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1", 1);
   (void)::setenv(kEntered, "yes", 1);
   (void)::execv("/proc/self/exe", argv);

@@ -30,7 +30,8 @@ struct SurroundingsDone {
 };
 
 /// Starts this program anew, with everything that is asked for around it and around all that it
-/// starts, unless that has been done. Throws Exception.
+/// starts, and with an allocator of its own that keeps little, unless that has been done. Throws
+/// Exception.
 void enter(const Surroundings& wanted, char** argv);
 /// How often, up to now, in all processes.
 [[nodiscard]] std::array<std::uint64_t, test::kOddNames.size()> read_odd_counts();

@@ -210,6 +210,14 @@ TEST(HelloRulesTest, TheNextOwnerOfARankHasLostItsBeginning) {
   EXPECT_THAT(story.allocates(kOwner).breaches(), testing::Contains("OneOwner"));
 }
 
+TEST(HelloRulesTest, TheOwnerBeforeHasLostItsBeginning) {
+  HelloStory story = welcomed();
+  story.allocates(kOwner).listens(kOther).allocates(kOther).losing(kOwner, 1);
+  EXPECT_THAT(story.breaches(), IsEmpty());
+  EXPECT_THAT(story.tell(kOwner, T::kOwnerReap, session_of(kOwner)).breaches(),
+              testing::Contains("OneOwner"));
+}
+
 TEST(HelloRulesTest, OwnersOfTwoRanks) {
   HelloStory story = welcomed();
   story.of_rank(kOther, 1).listens(kOther).allocates(kOwner).allocates(kOther);

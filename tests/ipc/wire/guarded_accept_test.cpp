@@ -96,7 +96,7 @@ TEST(GuardedAcceptTest, OneMoreThanTheLastIsTaken) {
   EXPECT_TRUE(listener.accept().valid());
 }
 
-TEST(GuardedAcceptTest, NoDescriptorAtAllIsAnAbortedConnection) {
+TEST(GuardedAcceptTest, WithoutDescriptorsItIsAnAbortedConnection) {
   const Listener guarded;
   const Listener plain;
   const GuardedAccept guard(guarded.fd());
