@@ -264,10 +264,20 @@ int count_fds() {
   return count;
 }
 
-int count_mappings() {
+struct Mappings {
+  int of_objects{0};  // of files and memory objects: all that a lease maps, and never an allocator
+  int anonymous{0};   // of heaps and stacks, and of a sanitizer's own memory
+};
+
+Mappings count_mappings() {
   std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);) ++count;
+  Mappings count;
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream in(line);
+    std::string addresses, permissions, offset, device, inode;
+    in >> addresses >> permissions >> offset >> device >> inode;
+    ++(inode == "0" ? count.anonymous : count.of_objects);
+  }
   return count;
 }
 
@@ -399,7 +409,8 @@ class Peer {
     } else if (verb == "address") {
       say(fmt::format("address {:#x}", user_.address()));
     } else if (verb == "resources") {
-      say(fmt::format("resources {} {}", count_fds(), count_mappings()));
+      const Mappings mappings = count_mappings();
+      say(fmt::format("resources {} {} {}", count_fds(), mappings.of_objects, mappings.anonymous));
     } else if (verb == "leave") {
       owner_.reset();
       attacher_.reset();
