@@ -44,7 +44,11 @@ ipc::Status JobService::check(const ClientRecord& client,
                            job.value, item.block.value, item.group.value);
     }
   }
-  KVFERRY_TRY(context_.jobs.check_room(engine.id()));
+  return ipc::ok();
+}
+
+ipc::Status JobService::admit(const ClientRecord& client) const {
+  KVFERRY_TRY(context_.jobs.check_room(client.engine->id()));
   if (has_backlog(client)) {
     return KVFERRY_ERROR(kBusy,
                          "{} completions wait until {} reads them: read, then submit it as a "
@@ -122,14 +126,23 @@ void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& r
                              store->job.value, item.slot, item.group.value);
     }
   }
+  if (status) {
+    status = admit(client);
+  }
   if (!status) {
+    ipc::Error error = status.error();
     // A reservation ends with its submit, refused or not.
+    std::size_t ended = 0;
     for (const ipc::StoreItem& item : store->items) {
       if (context_.index.reservation(client.peer.id, item.slot) != nullptr) {
         context_.index.discard(item.slot);
+        ++ended;
       }
     }
-    refuse(client, request, store->job, store->items.size(), status.error());
+    if (ended > 0) {
+      error.message += "; reserve its blocks again before: the reservations of a refused store end";
+    }
+    refuse(client, request, store->job, store->items.size(), error);
     return;
   }
   Job job = begin(client, store->job, store->generation, JobKind::kStore);
@@ -151,7 +164,11 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     context_.refuse(client.peer, request, load.error());
     return;
   }
-  if (ipc::Status status = check(client, load->job, load->generation, load->items); !status) {
+  ipc::Status status = check(client, load->job, load->generation, load->items);
+  if (status) {
+    status = admit(client);
+  }
+  if (!status) {
     refuse(client, request, load->job, load->items.size(), status.error());
     return;
   }
@@ -182,14 +199,19 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
   }
   ipc::Status status = check(client, swap->job, swap->generation, swap->items);
   std::set<std::pair<std::uint32_t, std::uint32_t>> places;
-  Job job = begin(client, swap->job, swap->generation, JobKind::kSwapOut);
   for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
     const ipc::SequenceBlock& item = swap->items[i];
     if (!places.emplace(item.group.value, item.index).second) {
       status = KVFERRY_ERROR(kInvalidArgument, "job {}: index {} of group {} is named twice",
                              swap->job.value, item.index, item.group.value);
-      break;
     }
+  }
+  if (status) {
+    status = admit(client);
+  }
+  Job job = begin(client, swap->job, swap->generation, JobKind::kSwapOut);
+  for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
+    const ipc::SequenceBlock& item = swap->items[i];
     JobItem taken;
     taken.group = item.group;
     taken.block = item.block;
@@ -221,7 +243,11 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     context_.refuse(client.peer, request, swap.error());
     return;
   }
-  if (ipc::Status status = check(client, swap->job, swap->generation, swap->items); !status) {
+  ipc::Status status = check(client, swap->job, swap->generation, swap->items);
+  if (status) {
+    status = admit(client);
+  }
+  if (!status) {
     refuse(client, request, swap->job, swap->items.size(), status.error());
     return;
   }

@@ -34,12 +34,15 @@ class JobService {
   [[nodiscard]] std::size_t unsent() const noexcept;
 
  private:
-  /// Everything that holds for all kinds of jobs: admission, ranges, no device block twice.
+  /// Everything that has to be right with jobs of all kinds: id, engine, generation, ranges, no
+  /// device block twice.
   template <typename Items>
   [[nodiscard]] ipc::Status check(const ClientRecord& client,
                                   ipc::JobId job,
                                   std::uint64_t generation,
                                   const Items& items) const;
+  /// Whether one more job can be taken now; asked when nothing is wrong with it.
+  [[nodiscard]] ipc::Status admit(const ClientRecord& client) const;
   [[nodiscard]] static Job begin(const ClientRecord& client,
                                  ipc::JobId job,
                                  std::uint64_t generation,

@@ -144,6 +144,35 @@ TEST_F(ManagerJobsTest, AFullTableHidesNoOtherReason) {
   EXPECT_EQ(status()["engines"][0]["jobs"]["stale"], 1);
 }
 
+TEST_F(ManagerJobsTest, AFullTableHidesNothingThatIsWrongWithAStoreOrASwap) {
+  max_jobs_ = 1;
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  store(1, 1);
+  submit_load(2, {{GroupId{0}, BlockId{5}, key(1)}});
+  submit_store(3, {{GroupId{0}, BlockId{3}, 404}});
+  const ipc::JobDone unreserved = wait_done();
+  EXPECT_THAT(unreserved.results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  EXPECT_THAT(unreserved.message, testing::Not(HasSubstr("of a refused store"))) << "none ended";
+  const auto swap = [this](std::uint64_t job, std::uint32_t second) {
+    const auto answer = client_->call<ipc::Empty>(
+        MessageKind::kSwapOut,
+        ipc::SwapSequence{JobId{job},
+                          state_.generation,
+                          7,
+                          {{GroupId{0}, BlockId{1}, 0}, {GroupId{0}, BlockId{2}, second}}});
+    EXPECT_TRUE(answer.has_value());
+    return wait_done().results;
+  };
+  EXPECT_THAT(swap(4, 0), testing::Each(code(ErrorCode::kInvalidArgument))) << "an index twice";
+  EXPECT_THAT(swap(5, 1), testing::Each(code(ErrorCode::kBusy)));
+  const auto slots = reserve({{GroupId{0}, key(2)}});
+  submit_store(6, {{GroupId{0}, BlockId{3}, slots.at(0)}});
+  const ipc::JobDone full = wait_done();
+  EXPECT_THAT(full.results, ElementsAre(code(ErrorCode::kBusy)));
+  EXPECT_THAT(full.message, HasSubstr("reserve its blocks again"));
+  EXPECT_EQ(status()["index"]["reserved"], 0);
+}
+
 TEST_F(ManagerJobsTest, CancelledJobIsAnsweredOnce) {
   ASSERT_NO_FATAL_FAILURE(start_engine());
   store(1, 1);
