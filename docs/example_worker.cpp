@@ -54,7 +54,7 @@ class KvCache final : public kvferry::ipc::ArenaSource {
   /// Every mover has let go: drop the tensors, and give the cached segments back to the driver.
   Status release(Epoch epoch) override {
     epochs_.erase(epoch.value);
-    allocator_.empty_cache();
+    allocator_.empty_cache(kvferry::ipc::EmptyReason::kClear);
     return kvferry::ipc::ok();
   }
 
@@ -76,8 +76,7 @@ Status serve(const std::string& device_text, const std::string& engine) {
   const auto device = kvferry::ipc::open_device(identity.device);
   CachingAllocator allocator(*device);
   KvCache cache(allocator);
-  KVFERRY_ASSIGN(const auto worker,
-                 kvferry::worker::register_worker(*device, identity, cache));
+  KVFERRY_ASSIGN(const auto worker, kvferry::worker::register_worker(*device, identity, cache));
   const auto view = worker->view();
   std::cout << "registered: epoch " << view.epoch.value << ", " << view.group_blocks.at(0)
             << " device blocks" << std::endl;

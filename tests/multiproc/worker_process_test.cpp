@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "multiproc/worker_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -260,6 +261,32 @@ TEST_F(WorkerProcessTest, StepThatRunsOutOfMemoryFailsAloneAndEmptiesTheCache) {
   EXPECT_THAT(failed.error().message, testing::HasSubstr("lower the number of GPU blocks"));
   EXPECT_EQ(device_used(), arena_bytes);
   run_ok(step);
+}
+
+TEST_F(WorkerProcessTest, GivesItsCachedMemoryBackWhenTold) {
+  start_all();
+  Step step = make_step();
+  step.fills = seeded(0, 4, 100);
+  for (std::uint32_t block = 0; block < 4; ++block) {
+    step.reads.push_back({GroupId{0}, BlockId{block}});
+  }
+  step.decode_steps = 1;
+  run_ok(step);  // Its workspace stays cached.
+  const std::uint64_t used = device_used();
+  const auto empty = [this] {
+    const Envelope reply =
+        ask(MessageKind::kRankEmpty, ipc::RankEmpty{ipc::EmptyReason::kContinue});
+    EXPECT_FALSE(reply.error.has_value());
+    return ipc::decode<ipc::AllocatorMemory>(reply.body, "AllocatorMemory").value();
+  };
+  const ipc::AllocatorMemory first = empty();
+  EXPECT_GT(first.reserved_before, 0U);
+  EXPECT_EQ(first.reserved_after, 0U);
+  EXPECT_EQ(first.used_after, 0U);
+  EXPECT_EQ(device_used(), used - first.reserved_before);
+  EXPECT_EQ(empty().reserved_before, 0U) << "there is nothing left to give";
+  EXPECT_THAT(worker_->stderr_text(), testing::HasSubstr("continue: reserved"));
+  EXPECT_THAT(run_ok(step).mismatches, IsEmpty());
 }
 
 TEST_F(WorkerProcessTest, TerminationLeavesNothingBehind) {

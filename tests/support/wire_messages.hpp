@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
 namespace kvferry::test {
 
 /// List<...> of every message that has a body on a wire, parts that are sent on their own included.
+/// New ones come last: committed inputs of a fuzz target name a message by its place.
 template <template <typename...> typename List>
 using WireMessages = List<ipc::Envelope,
                           ipc::RegistryHello,
@@ -57,6 +59,23 @@ using WireMessages = List<ipc::Envelope,
                           ipc::AgentHello,
                           ipc::StageRequest,
                           ipc::StageReply,
-                          ipc::Geometry>;
+                          ipc::Geometry,
+                          ipc::SchedulerLoad,
+                          ipc::PauseRequest,
+                          ipc::PauseReply,
+                          ipc::ContinueRequest,
+                          ipc::AllocatorMemory,
+                          ipc::RankMemory,
+                          ipc::ContinueReply,
+                          ipc::FlushRequest,
+                          ipc::FlushReply,
+                          ipc::Schedule,
+                          ipc::RankEmpty,
+                          ipc::WeightsSource,
+                          ipc::UpdateWeightsRequest,
+                          ipc::RankUpdate,
+                          ipc::UpdateWeightsReply,
+                          ipc::RankWeights,
+                          ipc::RankWeightsReply>;
 
 }  // namespace kvferry::test

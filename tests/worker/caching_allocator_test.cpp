@@ -16,6 +16,7 @@
 namespace kvferry::worker {
 namespace {
 
+using ipc::EmptyReason;
 using ipc::ErrorCode;
 using test::device_used_bytes;
 using test::open_host_device;
@@ -50,7 +51,7 @@ TEST_F(CachingAllocatorTest, FreedMemoryStaysReservedUntilEmptied) {
   EXPECT_EQ(allocator.stats().used_bytes, 0U);
   EXPECT_EQ(allocator.stats().reserved_bytes, 30 * kMiB);
   EXPECT_EQ(device_used_bytes(), 30 * kMiB);
-  const EmptiedCache emptied = allocator.empty_cache();
+  const EmptiedCache emptied = allocator.empty_cache(EmptyReason::kContinue);
   EXPECT_EQ(emptied.freed(), 30 * kMiB);
   EXPECT_EQ(allocator.stats().reserved_bytes, 0U);
   EXPECT_EQ(device_used_bytes(), 0U);
@@ -86,7 +87,7 @@ TEST_F(CachingAllocatorTest, EmptyingLeavesSegmentsInUse) {
   std::memset(kept.address().raw(), 0x5A, kept.size_bytes());
   neighbour = ScratchBuffer();
   other = ScratchBuffer();
-  EXPECT_EQ(allocator.empty_cache().freed(), 40 * kMiB);
+  EXPECT_EQ(allocator.empty_cache(EmptyReason::kContinue).freed(), 40 * kMiB);
   EXPECT_EQ(allocator.stats().reserved_bytes, 20 * kMiB);
   EXPECT_EQ(*static_cast<unsigned char*>((kept.address() + (3 * kMiB - 1)).raw()), 0x5A);
 }
@@ -178,7 +179,7 @@ TEST_F(CachingAllocatorTest, HoldsItsInvariantsOverRandomHistories) {
         ASSERT_TRUE(check(held.back())) << "seed " << seed << " round " << round;
         held.pop_back();
       } else if (pick >= 98) {
-        allocator.empty_cache();
+        allocator.empty_cache(EmptyReason::kContinue);
       }
       std::uint64_t asked = 0;
       for (const Held& item : held) asked += item.buffer.size_bytes();
@@ -193,7 +194,7 @@ TEST_F(CachingAllocatorTest, HoldsItsInvariantsOverRandomHistories) {
     EXPECT_EQ(allocator.stats().used_bytes, 0U);
     EXPECT_EQ(allocator.stats().free_blocks, allocator.stats().segments);
     EXPECT_EQ(device_used_bytes(), allocator.stats().reserved_bytes);
-    allocator.empty_cache();
+    allocator.empty_cache(EmptyReason::kContinue);
     EXPECT_EQ(device_used_bytes(), 0U);
   }
 }
@@ -209,7 +210,7 @@ TEST_F(CachingAllocatorTest, ServesSeveralThreads) {
         ASSERT_TRUE(buffer.has_value());
         auto* byte = static_cast<unsigned char*>(buffer->address().raw());
         *byte = static_cast<unsigned char>(t);
-        if (i % 50 == 0) allocator.empty_cache();
+        if (i % 50 == 0) allocator.empty_cache(EmptyReason::kContinue);
         ASSERT_EQ(*byte, static_cast<unsigned char>(t));
       }
     });

@@ -102,9 +102,10 @@ class CachingAllocator::Impl {
     free_set(block).emplace(block->second.size_bytes, block->first);
   }
 
-  EmptiedCache empty_cache() {
+  EmptiedCache empty_cache(EmptyReason reason) {
     const std::lock_guard lock(mutex_);
     ++stats_.empties;
+    ++stats_.empties_for[static_cast<std::size_t>(reason) - 1];
     return release_free_segments();
   }
 
@@ -198,6 +199,7 @@ class CachingAllocator::Impl {
       --stats_.free_blocks;
     }
     emptied.reserved_after = stats_.reserved_bytes;
+    emptied.used_after = stats_.used_bytes;
     return emptied;
   }
 
@@ -228,11 +230,11 @@ Result<ScratchBuffer> CachingAllocator::allocate(std::uint64_t size_bytes) {
   return ScratchBuffer(this, address, size_bytes);
 }
 
-EmptiedCache CachingAllocator::empty_cache() {
-  const EmptiedCache emptied = impl_->empty_cache();
-  ipc::log_info("allocator: reserved {} -> {} (freed {})",
-                ipc::format_size(emptied.reserved_before), ipc::format_size(emptied.reserved_after),
-                ipc::format_size(emptied.freed()));
+EmptiedCache CachingAllocator::empty_cache(EmptyReason reason) {
+  const EmptiedCache emptied = impl_->empty_cache(reason);
+  ipc::log_debug("allocator: {}: reserved {} -> {} (freed {})", to_string(reason),
+                 ipc::format_size(emptied.reserved_before),
+                 ipc::format_size(emptied.reserved_after), ipc::format_size(emptied.freed()));
   return emptied;
 }
 
@@ -240,7 +242,7 @@ AllocatorStats CachingAllocator::stats() const { return impl_->stats(); }
 
 bool CachingAllocator::component_released(const ReleasedComponent& released) {
   if (!should_empty_after(released)) return false;
-  empty_cache();
+  empty_cache(EmptyReason::kComponent);
   return true;
 }
 

@@ -125,7 +125,7 @@ Status EngineRegions::release(ipc::Epoch epoch) {
   if (epochs_.erase(epoch.value) == 0) {
     return KVFERRY_ERROR(kNotFound, "engine: epoch {} has no tensors", epoch.value);
   }
-  pool_->empty_cache();
+  pool_->empty_cache(EmptyReason::kClear);
   return ipc::ok();
 }
 

@@ -91,6 +91,8 @@ class RankLink {
       mailbox->view = view;
     };
     hooks.empty_allocator = worker.empty_allocator;
+    hooks.weights = worker.weights;
+    hooks.weights_id = worker.weights_id;
     hooks.on_fatal = worker.on_fatal;
     return hooks;
   }

@@ -227,7 +227,7 @@ void StepRunner::empty_after_failure(Error& error) {
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   if (!out_of_memory && emptied_at_ && now - *emptied_at_ < kEmptyPeriod) return;
   emptied_at_ = now;
-  const EmptiedCache emptied = allocator_.empty_cache();
+  const EmptiedCache emptied = allocator_.empty_cache(EmptyReason::kFailure);
   if (out_of_memory) {
     error.message += fmt::format(
         "; the allocator's cache was emptied ({} bytes freed); if it "

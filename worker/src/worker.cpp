@@ -10,6 +10,7 @@
 #include "kvferry/worker/registration.hpp"
 #include "service_thread.hpp"
 #include "step_runner.hpp"
+#include "weights_store.hpp"
 
 #include <memory>
 #include <optional>
@@ -20,6 +21,9 @@ namespace kvferry::worker {
 using ipc::Error;
 
 namespace {
+
+/// A large model from a slow disk; longer than that, and the disk hangs.
+constexpr std::chrono::minutes kLoadTime{30};
 
 ipc::RuntimeDir open_runtime_dir(const ipc::RankConfig& config) {
   auto dir = ipc::RuntimeDir::open(config.runtime_dir, config.instance);
@@ -39,6 +43,7 @@ class Worker {
     if (config.arena_memory == ArenaMemory::kEngine) {
       regions_.emplace(*device_, config_.handles);
     }
+    if (!config.weights.empty()) load_weights(config);
     loop_.watch(signals_.fd(), [this] {
       const int signal = signals_.take();
       if (signal == 0) return;
@@ -79,10 +84,25 @@ class Worker {
   }
 
  private:
+  void load_weights(const WorkerConfig& config) {
+    weights_.emplace(*device_, allocator_, config_.rank, config_.geometry.ranks);
+    const auto deadline = ipc::Deadline::after(kLoadTime);
+    const auto bytes = weights_->prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
+    if (!bytes) throw ipc::Exception(bytes.error());
+    if (const auto loaded = weights_->commit(deadline); !loaded) {
+      throw ipc::Exception(loaded.error());
+    }
+    weights_id_ = config.weights_id;
+  }
+
   WorkerHooks hooks() {
     WorkerHooks hooks;
     hooks.on_revoked = [this] { runner_->post([](StepRunner& runner) { runner.on_revoked(); }); };
-    hooks.empty_allocator = [this] { allocator_.empty_cache(); };
+    hooks.empty_allocator = [this](EmptyReason reason) { return allocator_.empty_cache(reason); };
+    if (weights_) {
+      hooks.weights = &*weights_;
+      hooks.weights_id = weights_id_;
+    }
     hooks.on_fatal = [this](const Error& error) { end(error); };
     return hooks;
   }
@@ -101,7 +121,9 @@ class Worker {
   ipc::EventLoop loop_;
   std::unique_ptr<ipc::Device> device_;
   ipc::RuntimeDir dir_;
-  CachingAllocator allocator_;            ///< Of everything but the arena.
+  CachingAllocator allocator_;           ///< Of everything but the arena.
+  std::optional<WeightsStore> weights_;  ///< Only with WorkerConfig::weights.
+  ipc::Digest weights_id_;
   std::optional<EngineRegions> regions_;  ///< Only with ArenaMemory::kEngine.
   bool stopped_ = false;
   std::optional<Error> fatal_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_arena.hpp"
 
+#include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 
@@ -16,18 +17,15 @@ using ipc::Epoch;
 using ipc::RegionSet;
 using ipc::Result;
 using ipc::Status;
-using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
 namespace {
 
 constexpr std::array kSets{RegionSet::kAll, RegionSet::kSharded, RegionSet::kReplicated};
 
-/// Waits for an eventfd in slices, so that a device that failed (and will never signal) is noticed.
 void wait_readable(int fd, Deadline deadline) {
   pollfd entry{fd, POLLIN, 0};
-  // wait: own work on the device; deadline, of the drain or zeroing, in steps where the device may
-  // fail; nothing
+  // wait: own work on the device; deadline, of the drain; nothing
   ::poll(&entry, 1, deadline.poll_timeout_ms());
 }
 
@@ -125,18 +123,10 @@ Status WorkerArena::zero(const ipc::Arena& arena) {
 
 // Also after a zeroing that failed: what of it runs on would write into whatever is there next.
 Status WorkerArena::await_zeroed(Epoch epoch, Deadline deadline) {
-  while (zeroing_) {
-    KVFERRY_ASSIGN(const bool done, stream_->query());
-    if (done) {
-      zeroing_ = false;
-    } else if (deadline.expired()) {
-      return KVFERRY_ERROR(kTimeout, "zeroing of epoch {} did not end; the device may hang",
-                           epoch.value);
-    } else {
-      wait_readable(zeroed_.fd(), Deadline::after(100ms).earlier(deadline));
-      zeroed_.drain();
-    }
-  }
+  if (!zeroing_) return ipc::ok();
+  KVFERRY_TRY(
+      await_stream(*stream_, zeroed_, deadline, fmt::format("zeroing of epoch {}", epoch.value)));
+  zeroing_ = false;
   return ipc::ok();
 }
 

@@ -33,6 +33,8 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::kCancelled: return "cancelled";
     case ErrorCode::kSystem: return "system";
     case ErrorCode::kCuda: return "cuda";
+    case ErrorCode::kNotIdle: return "not_idle";
+    case ErrorCode::kNotPaused: return "not_paused";
   }
   return "invalid";
 }

@@ -18,6 +18,19 @@ Digest ModelIdentity::root() const {
   return canonical.digest();
 }
 
+Digest combine_weights(std::span<const Digest> weights) {
+  model::Canonical canonical("kvferry weights 1");
+  Digest one;
+  bool several = false;
+  for (const Digest& part : weights) {
+    if (part.is_zero()) continue;
+    several = several || (!one.is_zero() && part != one);
+    one = part;
+    canonical.digest(part);
+  }
+  return several ? canonical.digest() : one;
+}
+
 Digest chain_block_hash(const Digest& parent, const void* tokens, std::size_t size_bytes) {
   // Two steps over a fixed buffer, so that the per-block path allocates nothing; the token digest
   // covers their length.

@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/rank/emptied_cache.hpp"
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <utility>
 
@@ -15,7 +19,7 @@ namespace kvferry::ipc {
 /// anybody is told, whoever asked for the clear. Counts, so that nobody empties it twice.
 class EmptyingUser final : public ArenaUser {
  public:
-  EmptyingUser(ArenaUser& user, std::function<void()> empty_allocator)
+  EmptyingUser(ArenaUser& user, EmptyAllocator empty_allocator)
       : user_(user), empty_allocator_(std::move(empty_allocator)) {}
 
   Status on_mapped(SessionId session, Arena& arena, ArenaContents contents) override {
@@ -25,19 +29,35 @@ class EmptyingUser final : public ArenaUser {
   void on_unmapped(Epoch epoch) override { user_.on_unmapped(epoch); }
   void on_freed(Epoch epoch) override {
     user_.on_freed(epoch);
-    empty();
+    empty_for_clear();
   }
 
-  void empty() {
-    if (empty_allocator_) empty_allocator_();
+  void empty_for_clear() {
     ++times_;
+    if (const auto emptied = empty(EmptyReason::kClear); !emptied) {
+      log_error("the allocator was not emptied for a clear: {}", emptied.error().to_string());
+    }
+  }
+  /// Nothing was reserved where there is no allocator. Any thread.
+  [[nodiscard]] Result<EmptiedCache> empty(EmptyReason reason) const {
+    if (!empty_allocator_) return EmptiedCache{};
+    try {
+      KVFERRY_ASSIGN(const EmptiedCache emptied, empty_allocator_(reason));
+      log_info("{}: reserved {} -> {} (freed {})", to_string(reason),
+               format_size(emptied.reserved_before), format_size(emptied.reserved_after),
+               format_size(emptied.freed()));
+      return emptied;
+    } catch (const std::exception& error) {
+      return KVFERRY_ERROR(kSystem, "the engine's allocator could not be emptied: {}",
+                           error.what());
+    }
   }
   [[nodiscard]] std::uint64_t times() const noexcept { return times_; }
   [[nodiscard]] bool has_allocator() const noexcept { return empty_allocator_ != nullptr; }
 
  private:
   ArenaUser& user_;
-  const std::function<void()> empty_allocator_;
+  const EmptyAllocator empty_allocator_;
   std::atomic<std::uint64_t> times_{0};
 };
 

@@ -44,7 +44,7 @@ Result<RankClearReply> LifecycleCommands::clear(const Envelope& request,
   const std::uint64_t emptied = user_.times();
   auto outcome = lease_.clear(command);
   // Also where no region went: a clear that could not free them, or found none, frees what it can.
-  if (user_.times() == emptied) user_.empty();
+  if (user_.times() == emptied) user_.empty_for_clear();
   if (!outcome) return std::move(outcome).error();
   RankClearReply reply;
   reply.kind = outcome->kind;

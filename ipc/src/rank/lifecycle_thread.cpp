@@ -10,8 +10,8 @@
 namespace kvferry::ipc {
 
 // It empties the caching allocator of an engine.
-LifecycleThread::LifecycleThread()
-    : thread_("kvf-lifecycle", OwnThread::Runs::kEngineCode, [this] { run(); }) {}
+LifecycleThread::LifecycleThread(const char* name)
+    : thread_(name, OwnThread::Runs::kEngineCode, [this] { run(); }) {}
 
 LifecycleThread::~LifecycleThread() {
   {
@@ -20,7 +20,7 @@ LifecycleThread::~LifecycleThread() {
     tasks_.clear();
   }
   changed_.notify_one();
-  // wait: its running clear or re-init, whose waits are cancelled or have deadlines of their own;
+  // wait: its running command, whose waits are cancelled or have deadlines of their own;
   // wait_end() gives it kEndsWithin; its end
   thread_.wait_end();  // tasks_ and changed_ are still there
 }
@@ -38,7 +38,7 @@ void LifecycleThread::run() {
     std::function<void()> task;
     {
       std::unique_lock lock(mutex_);
-      // wait-idle: clears and re-inits; post() or the end of this object; thread kvf-lifecycle
+      // wait-idle: commands; post() or the end of this object; thread kvf-lifecycle, kvf-upkeep
       changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (stopping_) return;
       task = std::move(tasks_.front());

@@ -11,13 +11,13 @@
 
 namespace kvferry::ipc {
 
-/// Runs clears and re-inits one after another, off the event loop: they wait
-/// for peers.
+/// Runs commands one after another, off the event loop: clears and re-inits, which wait for peers,
+/// or updates of weights, which wait for disks.
 /// @threading post() from any thread. The destructor waits for the running task
 /// only, which ends by its own deadline.
 class LifecycleThread {
  public:
-  LifecycleThread();
+  explicit LifecycleThread(const char* name);
   LifecycleThread(const LifecycleThread&) = delete;
   LifecycleThread& operator=(const LifecycleThread&) = delete;
   ~LifecycleThread();

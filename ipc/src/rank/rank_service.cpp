@@ -3,6 +3,7 @@
 #include "kvferry/ipc/rank/rank_service.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "rank/empty_command.hpp"
 #include "rank/emptying_user.hpp"
 #include "rank/first_epoch.hpp"
 #include "rank/lifecycle_commands.hpp"
@@ -13,6 +14,7 @@
 #include "rank/refusal.hpp"
 #include "rank/reply_to.hpp"
 #include "rank/state_report.hpp"
+#include "rank/weights_commands.hpp"
 
 #include <memory>
 #include <utility>
@@ -58,6 +60,8 @@ class RankService::Impl {
                source,
                [this](const LeaseView& view) { on_lease(view); }),
         commands_(lease_, user_, device),
+        weights_(hooks_.weights, hooks_.weights_id),
+        empty_(user_, device),
         first_epoch_(
             calls_, *lifecycle_, lease_, [this](const Error& error) { end_fatally(error); }) {
     if (lease_.is_owner()) first_epoch_.start();
@@ -73,6 +77,8 @@ class RankService::Impl {
   ~Impl() {
     connection_.close();
     lease_.cancel_waits();
+    weights_.cancel();
+    upkeep_.reset();
     lifecycle_.reset();  // a running clear ends within its deadlines
   }
 
@@ -117,6 +123,15 @@ class RankService::Impl {
       lifecycle_->post([this, request = std::move(envelope)] {
         calls_.post([this, answer = commands_.run(request)] { send_answer(answer); });
       });
+    } else if (WeightsCommands::is_command(envelope)) {
+      weights_.interrupt(envelope);
+      upkeep_->post([this, request = std::move(envelope)] {
+        calls_.post([this, answer = weights_.run(request)] { send_answer({answer, {}}); });
+      });
+    } else if (EmptyCommand::is_command(envelope)) {
+      upkeep_->post([this, request = std::move(envelope)] {
+        calls_.post([this, answer = empty_.run(request)] { send_answer(answer); });
+      });
     } else if (hooks_.on_message) {
       hooks_.on_message(std::move(envelope));
     }
@@ -132,7 +147,7 @@ class RankService::Impl {
     if (!connection_.is_connected()) return;
     Envelope envelope;
     envelope.kind = MessageKind::kRankState;
-    envelope.body = encode(report_.make(view));
+    envelope.body = encode(report_.make(view, weights_.id()));
     send_logged(envelope);
   }
 
@@ -157,9 +172,13 @@ class RankService::Impl {
   StateReport report_;
   bool fatal_ = false;
   ManagerConnection connection_;
-  std::unique_ptr<LifecycleThread> lifecycle_ = std::make_unique<LifecycleThread>();
+  std::unique_ptr<LifecycleThread> lifecycle_ = std::make_unique<LifecycleThread>("kvf-lifecycle");
+  /// Apart from clears, which nothing may keep waiting: neither a disk nor a device that hangs.
+  std::unique_ptr<LifecycleThread> upkeep_ = std::make_unique<LifecycleThread>("kvf-upkeep");
   RankLease lease_;
   LifecycleCommands commands_;
+  WeightsCommands weights_;
+  EmptyCommand empty_;
   FirstEpoch first_epoch_;
 };
 

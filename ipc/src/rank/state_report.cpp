@@ -4,7 +4,7 @@
 
 namespace kvferry::ipc {
 
-RankState StateReport::make(const LeaseView& view) {
+RankState StateReport::make(const LeaseView& view, const Digest& weights) {
   RankState state;
   state.session = view.session;
   state.epoch = view.epoch;
@@ -15,6 +15,7 @@ RankState StateReport::make(const LeaseView& view) {
   state.lease_holders = view.lease_holders;
   state.quarantined_bytes = view.quarantined_bytes;
   state.note = view.note;
+  state.weights = weights;
   look_at_memory(view);
   if (memory_) {
     state.device_free_bytes = memory_->free_bytes;

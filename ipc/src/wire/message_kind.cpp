@@ -20,13 +20,20 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kDropSequence: return "drop_sequence";
     case MessageKind::kClear: return "clear";
     case MessageKind::kReinit: return "reinit";
+    case MessageKind::kPause: return "pause";
+    case MessageKind::kContinue: return "continue";
+    case MessageKind::kFlush: return "flush";
+    case MessageKind::kUpdateWeights: return "update_weights";
     case MessageKind::kStatus: return "status";
     case MessageKind::kJobDone: return "job_done";
     case MessageKind::kEngineState: return "engine_state";
+    case MessageKind::kSchedule: return "schedule";
     case MessageKind::kRankHello: return "rank_hello";
     case MessageKind::kRankState: return "rank_state";
     case MessageKind::kRankClear: return "rank_clear";
     case MessageKind::kRankReinit: return "rank_reinit";
+    case MessageKind::kRankEmpty: return "rank_empty";
+    case MessageKind::kRankWeights: return "rank_weights";
     case MessageKind::kQuiesceStaging: return "quiesce_staging";
     case MessageKind::kMoverJob: return "mover_job";
     case MessageKind::kMoverCancel: return "mover_cancel";
@@ -34,6 +41,15 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kStepHello: return "step_hello";
     case MessageKind::kStep: return "step";
     case MessageKind::kBye: return "bye";
+  }
+  return "invalid";
+}
+
+std::string_view to_string(PauseMode mode) noexcept {
+  switch (mode) {
+    case PauseMode::kAbort: return "abort";
+    case PauseMode::kRetract: return "retract";
+    case PauseMode::kInPlace: return "in_place";
   }
   return "invalid";
 }

@@ -140,7 +140,7 @@ void ManagerTest::start_engine() {
 
 std::vector<std::uint64_t> ManagerTest::reserve(const std::vector<ipc::StoreKey>& keys) {
   const auto reply = client_->call<ipc::ReserveStoreReply>(ipc::MessageKind::kReserveStore,
-                                                           ipc::ReserveStore{keys});
+                                                           ipc::ReserveStore{keys, state_.weights});
   std::vector<std::uint64_t> slots;
   EXPECT_TRUE(reply.has_value()) << reply.error().to_string();
   for (const ipc::ReservedSlot& slot : reply->slots) {

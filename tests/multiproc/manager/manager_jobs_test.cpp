@@ -206,8 +206,8 @@ TEST_F(ManagerJobsTest, PinnedBlocksOutliveAFullPool) {
   for (std::uint64_t i = 0; i < 300; ++i) {
     keys.push_back({GroupId{0}, key(1000 + i)});
   }
-  const auto reply =
-      client_->call<ipc::ReserveStoreReply>(MessageKind::kReserveStore, ipc::ReserveStore{keys});
+  const auto reply = client_->call<ipc::ReserveStoreReply>(MessageKind::kReserveStore,
+                                                           ipc::ReserveStore{keys, state_.weights});
   ASSERT_TRUE(reply.has_value());
   EXPECT_EQ(reply->slots.back().outcome, ipc::ReserveOutcome::kFull);
   EXPECT_EQ(lookup({1}).presence.at(0), static_cast<std::uint8_t>(BlockPresence::kHit));

@@ -138,7 +138,8 @@ TEST_F(ManagerSequencesTest, SequencesAndBlocksOfAnEarlierGeometryAreNeverReadAn
   ASSERT_TRUE(done.has_value());
   ASSERT_THAT(done->results, ElementsAre(0)) << done->message;
   const auto reserved = old_client->call<ipc::ReserveStoreReply>(
-      MessageKind::kReserveStore, ipc::ReserveStore{{{GroupId{0}, key(1)}, {GroupId{0}, key(2)}}});
+      MessageKind::kReserveStore,
+      ipc::ReserveStore{{{GroupId{0}, key(1)}, {GroupId{0}, key(2)}}, {}});
   ASSERT_TRUE(reserved.has_value());
   old_client->notify(
       MessageKind::kSubmitStore,

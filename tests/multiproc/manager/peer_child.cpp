@@ -28,7 +28,7 @@ int run_engine(const std::string& dir) {
   if (!state) return 3;
   const auto reserved = peer.call<ipc::ReserveStoreReply>(
       ipc::MessageKind::kReserveStore,
-      ipc::ReserveStore{{{ipc::GroupId{0}, ipc::Digest::from_words(77, 77)}}});
+      ipc::ReserveStore{{{ipc::GroupId{0}, ipc::Digest::from_words(77, 77)}}, {}});
   if (!reserved || reserved->slots.at(0).outcome != ipc::ReserveOutcome::kReserved) return 4;
   kvferry::test::say("reserved");
   (void)kvferry::test::hear();

@@ -4,13 +4,19 @@
 
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/rank/emptied_cache.hpp"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
 
 namespace kvferry::worker {
+
+using ipc::EmptiedCache;
+using ipc::EmptyReason;
 
 class CachingAllocator;
 
@@ -61,12 +67,11 @@ struct AllocatorStats {
   std::uint64_t used_blocks = 0;
   std::uint64_t free_blocks = 0;
   std::uint64_t empties = 0;  ///< Calls of empty_cache().
-};
-
-struct EmptiedCache {
-  std::uint64_t reserved_before = 0;
-  std::uint64_t reserved_after = 0;
-  [[nodiscard]] std::uint64_t freed() const noexcept { return reserved_before - reserved_after; }
+  /// Of those, by EmptyReason (the first one's are at [0]).
+  std::array<std::uint64_t, ipc::kEmptyReasons> empties_for{};
+  [[nodiscard]] std::uint64_t empties_because(EmptyReason reason) const noexcept {
+    return empties_for[static_cast<std::size_t>(reason) - 1];
+  }
 };
 
 /// A part of a process (staging buffers, a draft cache, layer-wise offload) that gave its memory
@@ -110,9 +115,9 @@ class CachingAllocator {
   /// was emptied.
   [[nodiscard]] ipc::Result<ScratchBuffer> allocate(std::uint64_t size_bytes);
 
-  /// Gives every segment without a used block back to the driver; touches no used block. Logs
-  /// `reserved A -> B (freed C)`.
-  EmptiedCache empty_cache();
+  /// Gives every segment without a used block back to the driver; touches no used block. Logs the
+  /// reason and `reserved A -> B (freed C)`.
+  EmptiedCache empty_cache(EmptyReason reason);
 
   /// A pure observation: never empties anything.
   [[nodiscard]] AllocatorStats stats() const;

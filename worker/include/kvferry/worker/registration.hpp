@@ -6,7 +6,9 @@
 #include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
+#include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/arena_use.hpp"
 
 #include <functional>
@@ -21,9 +23,16 @@ struct WorkerHooks {
   /// The epoch is about to be cleared: end what is queued and let go of every ArenaUse soon.
   /// enter() is refused already. On the lease thread; must not wait for what a clear waits for.
   std::function<void()> on_revoked;
-  /// Part of every clear, after the arena is gone, whatever its outcome: empty the caching
-  /// allocator of everything but the arena's memory. On the lease thread or the clearing one.
-  std::function<void()> empty_allocator;
+  /// Part of every clear, after the arena is gone, whatever its outcome, and of continue and flush
+  /// unless their caller says no: empty the caching allocator of everything but the arena's memory
+  /// (torch.cuda.empty_cache, say), and tell what it had reserved before and has after. On
+  /// threads of kvferry's, maybe on two at a time; steps may run meanwhile.
+  ipc::EmptyAllocator empty_allocator;
+  /// The weights that this worker computes with, for `kvferry update-weights`; null when they are
+  /// no matter of kvferry's. weights_id: their identity at the start, fresh random bytes unless it
+  /// is known that another life had the very same; it becomes part of the key of every block.
+  ipc::WeightsUser* weights = nullptr;
+  ipc::Digest weights_id{};
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
   /// version), or its device failed. Its process should end. Any thread.
   std::function<void(const ipc::Error&)> on_fatal;

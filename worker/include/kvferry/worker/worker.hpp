@@ -5,6 +5,7 @@
 #include "kvferry/ipc/rank/rank_config.hpp"
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace kvferry::worker {
@@ -17,6 +18,10 @@ enum class ArenaMemory : std::uint8_t { kKvferry = 1, kEngine = 2 };
 struct WorkerConfig {
   ipc::RankConfig rank;
   ArenaMemory arena_memory = ArenaMemory::kKvferry;
+  /// A safetensors file, of which each rank loads its part; empty for a worker without weights.
+  std::string weights;
+  /// What they are known by: random for each load unless the caller knows better.
+  ipc::Digest weights_id = ipc::Digest::random();
 };
 
 /// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,

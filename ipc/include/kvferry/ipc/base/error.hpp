@@ -32,6 +32,8 @@ enum class ErrorCode : std::uint8_t {
   kCancelled,            ///< The caller, or a shutdown, cancelled it.
   kSystem,               ///< A system call failed; native_code is errno.
   kCuda,                 ///< A CUDA call failed; native_code is the CUDA error.
+  kNotIdle,              ///< Requests hold blocks or copies run; end or retract them, or wait.
+  kNotPaused,            ///< Only a paused engine can be continued.
 };
 
 /// Stable lower-case name such as "stale_epoch": used in logs, JSON and on the wire.

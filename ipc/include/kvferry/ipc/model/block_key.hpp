@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,10 @@ struct ModelIdentity {
   [[nodiscard]] Digest root() const;
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };
+
+/// One identity of several weights: of the shards of all ranks, or of an engine's and its workers'.
+/// Those that are zero do not count; equal ones are one. Zero when all are.
+[[nodiscard]] Digest combine_weights(std::span<const Digest> weights);
 
 /// Chained hash of a block: hash(parent, tokens). The first block's parent is zero.
 [[nodiscard]] Digest chain_block_hash(const Digest& parent,

@@ -6,7 +6,9 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
@@ -44,9 +46,12 @@ class RankService {
     /// hooks have fallen silent.
     std::function<void(const LeaseView&)> on_lease;
     /// Empties the caching device allocator: part of every clear, in both roles, after the regions
-    /// are gone and before anybody is told that they are. Called on the lease's thread or on the
-    /// clearing one.
-    std::function<void()> empty_allocator;
+    /// are gone and before anybody is told that they are; also when the manager asks for it. Called
+    /// on the lease's thread, on the clearing one and on the one for upkeep, maybe at a time.
+    EmptyAllocator empty_allocator;
+    /// A worker's weights and what they are known by; null and zero for none.
+    WeightsUser* weights = nullptr;
+    Digest weights_id{};
     /// A refusal that no retry can mend (role, geometry, version, a living process of the same kind
     /// on the same rank that does not end within seconds), or no device memory for the first epoch
     /// in time: the process should end.

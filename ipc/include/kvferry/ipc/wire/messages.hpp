@@ -20,7 +20,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 4;
+inline constexpr std::uint32_t kWireVersion = 5;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -51,7 +51,9 @@ constexpr std::uint64_t wire_max(ClearKind) {
 constexpr std::uint64_t wire_max(CopyDirection) {
   return static_cast<std::uint64_t>(CopyDirection::kHostToDevice);
 }
-constexpr std::uint64_t wire_max(ErrorCode) { return static_cast<std::uint64_t>(ErrorCode::kCuda); }
+constexpr std::uint64_t wire_max(ErrorCode) {
+  return static_cast<std::uint64_t>(ErrorCode::kNotPaused);
+}
 
 /// What an Envelope carries. Requests are answered by an envelope of the same kind and request id
 /// with is_reply set and either the reply body or an error. Events have request id 0.
@@ -71,16 +73,24 @@ enum class MessageKind : std::uint16_t {
   kDropSequence,
   kClear,
   kReinit,
+  kPause,
+  kContinue,
+  kFlush,
+  kUpdateWeights,
   kStatus,
   // manager -> engine, events
   kJobDone,
   kEngineState,
+  // manager -> engine, answered
+  kSchedule,
   // worker and mover -> manager
   kRankHello,
   kRankState,
   // manager -> worker and mover, answered
   kRankClear,
   kRankReinit,
+  kRankEmpty,
+  kRankWeights,
   kQuiesceStaging,
   // manager -> mover / mover -> manager
   kMoverJob,
@@ -154,10 +164,11 @@ struct RankState {
   std::uint64_t quarantined_bytes = 0;
   std::uint64_t device_free_bytes = 0;
   std::uint64_t device_total_bytes = 0;
+  Digest weights;  ///< Identity of those that a worker computes with; zero: not kvferry's matter.
   std::string note;
   template <typename V> void visit(V& v) {
     v(session, epoch, phase, mapped, prepared_by, group_blocks, lease_holders, quarantined_bytes,
-      device_free_bytes, device_total_bytes, note);
+      device_free_bytes, device_total_bytes, weights, note);
   }
 };
 
@@ -240,6 +251,14 @@ struct MoverJobDone {
 
 // ---- engine -> manager ----
 
+/// How a pause treats the requests that run; see docs/lifecycle.md.
+enum class PauseMode : std::uint8_t { kAbort = 1, kRetract, kInPlace };
+constexpr std::uint64_t wire_max(PauseMode) {
+  return static_cast<std::uint64_t>(PauseMode::kInPlace);
+}
+/// "abort", "retract", "in_place".
+[[nodiscard]] std::string_view to_string(PauseMode mode) noexcept;
+
 /// Answered with EngineState, and only once no job of an earlier connection of this engine still
 /// copies as far as this manager knows.
 struct EngineHello {
@@ -249,8 +268,10 @@ struct EngineHello {
   Digest weights;
   std::uint32_t ranks = 1;
   Digest fingerprint;
+  bool schedules = false;           ///< Obeys kSchedule.
+  std::optional<PauseMode> paused;  ///< The pause in force, which an earlier manager ordered.
   template <typename V> void visit(V& v) {
-    v(engine, name_space, model, weights, ranks, fingerprint);
+    v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused);
   }
 };
 /// Session, epoch and prepared_by name the contents of a rank's device blocks. worker: the life of
@@ -275,11 +296,12 @@ struct EngineState {
   bool offload_ready = false;  ///< Every rank has a mover with the arena mapped.
   std::vector<RankArena> ranks;
   std::vector<std::uint32_t> group_blocks;
+  Digest weights;  ///< Of all ranks' workers together; part of every key. Zero: they name none.
   std::string note;
   /// The workers registered after this engine, and with another geometry: it cannot use them.
   std::optional<Error> refused;
   template <typename V> void visit(V& v) {
-    v(generation, phase, offload_ready, ranks, group_blocks, note, refused);
+    v(generation, phase, offload_ready, ranks, group_blocks, weights, note, refused);
   }
 };
 
@@ -316,7 +338,8 @@ constexpr std::uint64_t wire_max(ReserveOutcome) {
 }
 struct ReserveStore {
   std::vector<StoreKey> keys;
-  template <typename V> void visit(V& v) { v(keys); }
+  Digest weights;  ///< EngineState::weights, of those that the blocks were computed with.
+  template <typename V> void visit(V& v) { v(keys, weights); }
 };
 struct ReservedSlot {
   ReserveOutcome outcome = ReserveOutcome::kFull;

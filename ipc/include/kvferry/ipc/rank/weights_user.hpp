@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/result.hpp"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace kvferry::ipc {
+
+/// Where new weights come from.
+enum class WeightsFrom : std::uint8_t {
+  kDisk = 1  ///< A file that every rank reads its part of; location: its path.
+};
+constexpr std::uint64_t wire_max(WeightsFrom) {
+  return static_cast<std::uint64_t>(WeightsFrom::kDisk);
+}
+/// "disk".
+[[nodiscard]] std::string_view to_string(WeightsFrom from) noexcept;
+
+struct WeightsSource {
+  WeightsFrom from = WeightsFrom::kDisk;
+  std::string location;
+  template <typename V> void visit(V& v) { v(from, location); }
+};
+
+/// A worker's weights, as updates reach them: new ones are prepared on every rank beside those in
+/// use, and committed on every rank when all have them, or abandoned on every rank.
+/// @threading a thread of its own, one call at a time, but for cancel(). @lifetime outlives the
+/// worker's registration.
+class WeightsUser {
+ public:
+  WeightsUser() = default;
+  WeightsUser(const WeightsUser&) = delete;
+  WeightsUser& operator=(const WeightsUser&) = delete;
+  virtual ~WeightsUser() = default;
+
+  /// Gets everything that commit() needs and checks it, which may take long. The weights in use
+  /// stay as they are, whatever happens. Returns this rank's bytes.
+  [[nodiscard]] virtual Result<std::uint64_t> prepare(const WeightsSource& source,
+                                                      Deadline deadline) = 0;
+  /// Puts the prepared weights into the place of those in use. Nothing computes meanwhile.
+  [[nodiscard]] virtual Status commit(Deadline deadline) = 0;
+  /// Lets go of what is prepared, if anything is.
+  virtual void abandon() = 0;
+  /// A prepare() that runs ends soon, with kCancelled. Any thread.
+  virtual void cancel() noexcept = 0;
+};
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/rank/emptied_cache.hpp"
+#include "kvferry/ipc/rank/weights_user.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// Messages of pause, continue and flush; see docs/lifecycle.md. Part of what kWireVersion counts.
+namespace kvferry::ipc {
+
+// ---- operator (and engine) -> manager ----
+
+/// What an engine's schedulers have to do, over all of them. What holds device blocks keeps an
+/// engine from being idle.
+struct SchedulerLoad {
+  std::uint64_t running = 0;    ///< Requests that hold blocks and go on.
+  std::uint64_t frozen = 0;     ///< Requests that hold blocks and were stopped by a pause in place.
+  std::uint64_t waiting = 0;    ///< Requests that hold no block: new ones and retracted ones.
+  std::uint64_t transfers = 0;  ///< Jobs without a completion that was taken.
+  template <typename V> void visit(V& v) { v(running, frozen, waiting, transfers); }
+  [[nodiscard]] bool is_idle() const noexcept {
+    return running == 0 && frozen == 0 && transfers == 0;
+  }
+};
+
+struct PauseRequest {
+  std::string engine;  ///< Empty: the only one.
+  PauseMode mode = PauseMode::kRetract;
+  std::chrono::milliseconds deadline{15000};
+  template <typename V> void visit(V& v) { v(engine, mode, deadline); }
+};
+struct PauseReply {
+  std::uint32_t schedulers = 0;
+  SchedulerLoad load;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(schedulers, load, took); }
+};
+
+struct ContinueRequest {
+  std::string engine;  ///< Empty: the only one.
+  bool empty_cache = true;
+  std::chrono::milliseconds deadline{15000};
+  template <typename V> void visit(V& v) { v(engine, empty_cache, deadline); }
+};
+/// The caching allocator of one rank's worker around an emptying.
+struct AllocatorMemory {
+  std::uint64_t reserved_before = 0;  ///< Taken from the driver.
+  std::uint64_t reserved_after = 0;
+  std::uint64_t used_after = 0;      ///< Of that, lent out.
+  std::uint64_t free_on_device = 0;  ///< The driver's view afterwards.
+  template <typename V> void visit(V& v) {
+    v(reserved_before, reserved_after, used_after, free_on_device);
+  }
+};
+struct RankMemory {
+  Rank rank;
+  AllocatorMemory memory;
+  bool absent = false;         ///< It has no worker, and so no cache.
+  std::optional<Error> error;  ///< Why the rank was not emptied.
+  template <typename V> void visit(V& v) { v(rank, memory, absent, error); }
+};
+struct ContinueReply {            ///< The envelope's error names the first failing rank.
+  std::vector<RankMemory> ranks;  ///< Empty without empty_cache.
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(ranks, took); }
+};
+
+struct FlushRequest {
+  std::string engine;  ///< Empty: the only one.
+  bool empty_cache = true;
+  HostPolicy host = HostPolicy::kDrop;
+  std::chrono::milliseconds timeout{0};       ///< How long to wait until the engine is idle.
+  std::chrono::milliseconds deadline{15000};  ///< For all that comes after.
+  template <typename V> void visit(V& v) { v(engine, empty_cache, host, timeout, deadline); }
+};
+struct FlushReply {               ///< The envelope's error names the first failing rank.
+  std::vector<RankMemory> ranks;  ///< Empty without empty_cache.
+  std::uint64_t host_blocks_dropped = 0;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(ranks, host_blocks_dropped, took); }
+};
+
+struct UpdateWeightsRequest {
+  std::string engine;  ///< Empty: the only one.
+  WeightsSource source;
+  bool flush_cache = true;
+  bool empty_cache = false;
+  std::optional<Digest>
+      weights;  ///< Their identity; fresh random bytes unless the caller names it.
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) {
+    v(engine, source, flush_cache, empty_cache, weights, deadline);
+  }
+};
+struct RankUpdate {
+  Rank rank;
+  Digest weights;           ///< In use now.
+  std::uint64_t bytes = 0;  ///< Of this rank's part.
+  std::optional<Error> error;
+  template <typename V> void visit(V& v) { v(rank, weights, bytes, error); }
+};
+struct UpdateWeightsReply {  ///< The envelope's error names the first failing rank.
+  Digest weights;            ///< The engine's identity now.
+  std::vector<RankUpdate> updates;
+  std::vector<RankMemory> ranks;  ///< Empty without empty_cache.
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(weights, updates, ranks, took); }
+};
+
+// ---- manager -> engine, answered ----
+
+/// What a scheduler is told to do from now on.
+enum class ScheduleOrder : std::uint8_t {
+  kRun = 1,
+  kAbort,    ///< End every request; start none.
+  kRetract,  ///< Take the blocks of running requests back and put them into the queue; start none.
+  kInPlace,  ///< Stop with blocks as they are; start none.
+  kFlush,    ///< When idle: start none and forget what every block holds.
+  kIdle      ///< When idle: start none.
+};
+constexpr std::uint64_t wire_max(ScheduleOrder) {
+  return static_cast<std::uint64_t>(ScheduleOrder::kIdle);
+}
+/// Answered with a SchedulerLoad when it is in effect. A later order takes the place of one that is
+/// not in effect yet: that ends with kCancelled, or with kNotIdle and nothing changed.
+struct Schedule {
+  ScheduleOrder order = ScheduleOrder::kRun;
+  bool wait = true;  ///< Of kFlush and kIdle: waits until it is idle; else it ends at once.
+  template <typename V> void visit(V& v) { v(order, wait); }
+};
+
+// ---- manager -> worker, answered with an AllocatorMemory ----
+
+struct RankEmpty {  ///< Empty the caching allocator of everything but the arena's memory.
+  EmptyReason reason = EmptyReason::kContinue;
+  template <typename V> void visit(V& v) { v(reason); }
+};
+
+// ---- manager -> worker, answered with a RankWeightsReply ----
+
+enum class WeightsPhase : std::uint8_t { kPrepare = 1, kCommit, kAbandon };
+constexpr std::uint64_t wire_max(WeightsPhase) {
+  return static_cast<std::uint64_t>(WeightsPhase::kAbandon);
+}
+struct RankWeights {
+  WeightsPhase phase = WeightsPhase::kPrepare;
+  std::uint64_t update = 0;  ///< What is committed has to be what was prepared under this number.
+  WeightsSource source;      ///< To prepare from.
+  Digest weights;            ///< To commit: the identity that the weights have from then on.
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) { v(phase, update, source, weights, deadline); }
+};
+struct RankWeightsReply {
+  Digest weights;           ///< In use now.
+  std::uint64_t bytes = 0;  ///< Prepared.
+  template <typename V> void visit(V& v) { v(weights, bytes); }
+};
+
+}  // namespace kvferry::ipc

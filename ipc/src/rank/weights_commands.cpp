@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "rank/weights_commands.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "rank/reply_to.hpp"
+
+#include <utility>
+
+namespace kvferry::ipc {
+
+std::string_view to_string(WeightsFrom from) noexcept {
+  switch (from) {
+    case WeightsFrom::kDisk: return "disk";
+  }
+  return "invalid";
+}
+
+Digest WeightsCommands::id() const {
+  const std::lock_guard lock(mutex_);
+  return id_;
+}
+
+void WeightsCommands::interrupt(const Envelope& request) noexcept {
+  const auto order = decode<RankWeights>(request.body, "RankWeights");
+  if (order && order->phase == WeightsPhase::kAbandon) cancel();
+}
+
+void WeightsCommands::cancel() noexcept {
+  if (user_ != nullptr) user_->cancel();
+}
+
+Envelope WeightsCommands::run(const Envelope& request) {
+  Envelope reply = reply_to(request);
+  if (auto outcome = obey(request); outcome) {
+    reply.body = encode(*outcome);
+  } else {
+    log_warn("weights: {}", outcome.error().to_string());
+    reply.error = std::move(outcome).error();
+  }
+  return reply;
+}
+
+Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
+  KVFERRY_ASSIGN(const auto order, decode<RankWeights>(request.body, "RankWeights"));
+  if (user_ == nullptr) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "this worker has no weights to update: register it with "
+                         "WorkerHooks::weights, or start it with --weights");
+  }
+  RankWeightsReply reply;
+  if (order.phase == WeightsPhase::kPrepare) {
+    if (std::exchange(prepared_, 0) != 0) user_->abandon();
+    log_info("weights: update {} prepares from {} {}", order.update, to_string(order.source.from),
+             order.source.location);
+    KVFERRY_ASSIGN(reply.bytes, user_->prepare(order.source, Deadline::after(order.deadline)));
+    prepared_ = order.update;
+  } else if (order.phase == WeightsPhase::kAbandon) {
+    if (std::exchange(prepared_, 0) != 0) user_->abandon();
+  } else {
+    if (prepared_ != order.update || prepared_ == 0) {
+      return KVFERRY_ERROR(kStaleEpoch,
+                           "update {} is to be committed, prepared is {}: ask for the update again",
+                           order.update, prepared_);
+    }
+    prepared_ = 0;
+    KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
+    log_info("weights: {} take the place of {}", order.weights.hex(), id().hex());
+    const std::lock_guard lock(mutex_);
+    id_ = order.weights;
+  }
+  reply.weights = id();
+  return reply;
+}
+
+}  // namespace kvferry::ipc

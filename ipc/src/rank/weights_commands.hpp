@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/rank/weights_user.hpp"
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
+
+#include <cstdint>
+#include <mutex>
+
+namespace kvferry::ipc {
+
+/// What the manager orders about a worker's weights, and which ones are in use.
+/// @threading run(): the weights' thread; others: any.
+class WeightsCommands {
+ public:
+  /// user: null for a process without weights.
+  WeightsCommands(WeightsUser* user, const Digest& initial) : user_(user), id_(initial) {}
+
+  [[nodiscard]] static bool is_command(const Envelope& envelope) noexcept {
+    return !envelope.is_reply && envelope.kind == MessageKind::kRankWeights;
+  }
+  /// The identity of the weights in use; zero when there are none.
+  [[nodiscard]] Digest id() const;
+  /// A command that is about to be posted may end the one that runs.
+  void interrupt(const Envelope& request) noexcept;
+  void cancel() noexcept;
+  /// Carries a command out, to its end.
+  [[nodiscard]] Envelope run(const Envelope& request);
+
+ private:
+  [[nodiscard]] Result<RankWeightsReply> obey(const Envelope& request);
+
+  WeightsUser* const user_;
+  std::uint64_t prepared_ = 0;  ///< Number of the update that is prepared; 0 for none.
+  mutable std::mutex mutex_;    ///< Guards what follows.
+  Digest id_;
+};
+
+}  // namespace kvferry::ipc

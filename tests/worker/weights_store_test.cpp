@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "weights_store.hpp"
+
+#include "ipc/os/temp_dir.hpp"
+#include "support/safetensors_writer.hpp"
+#include "worker/host_device.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace kvferry::worker {
+namespace {
+
+using ipc::Deadline;
+using ipc::ErrorCode;
+using ipc::WeightsFrom;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using test::write_safetensors;
+using testing::HasSubstr;
+
+const std::vector<test::WrittenTensor> kModel{{"embed", "BF16", {1000, 64}},
+                                              {"head", "F32", {6, 10}},
+                                              {"norm", "F32", {7}},
+                                              {"none", "U8", {0}}};
+
+class WeightsStoreTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::string write(std::uint64_t seed,
+                                  const std::vector<test::WrittenTensor>& model = kModel) const {
+    const auto file = temp_.path() / fmt::format("{}.safetensors", seed);
+    write_safetensors(file, model, seed);
+    return file.string();
+  }
+  static ipc::WeightsSource disk(const std::string& file) { return {WeightsFrom::kDisk, file}; }
+  static void load(WeightsStore& store, const std::string& file) {
+    const auto prepared = store.prepare(disk(file), Deadline::after(20s));
+    ASSERT_TRUE(prepared.has_value()) << prepared.error().to_string();
+    const auto committed = store.commit(Deadline::after(20s));
+    ASSERT_TRUE(committed.has_value()) << committed.error().to_string();
+  }
+  /// Every byte of the rank's part is what the file of that seed holds.
+  static void expect_holds(const WeightsStore& store,
+                           std::uint64_t seed,
+                           std::uint32_t rank,
+                           std::uint32_t ranks) {
+    ASSERT_EQ(store.tensors().size(), kModel.size());
+    for (std::size_t t = 0; t < kModel.size(); ++t) {
+      const LoadedTensor& tensor = store.tensors()[t];
+      const std::uint64_t size = tensor.memory.size_bytes();
+      const bool rows = kModel[t].shape[0] % ranks == 0;
+      const auto* bytes = reinterpret_cast<const std::byte*>(tensor.memory.address().address);
+      for (std::uint64_t i = 0; i < size; ++i) {
+        const std::uint64_t place = i + (rows ? size * rank : 0);
+        ASSERT_EQ(bytes[i], test::byte_of(tensor.name, seed, place)) << tensor.name << " " << i;
+      }
+    }
+  }
+
+  const test::ShortTempDir temp_;
+  const std::unique_ptr<ipc::Device> device_ = test::open_host_device(256ULL << 20);
+  CachingAllocator allocator_{*device_};
+};
+
+TEST_F(WeightsStoreTest, EachRankLoadsItsRowsOrAllOfATensor) {
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    WeightsStore store(*device_, allocator_, ipc::Rank{rank}, 3);
+    ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+    // 1000 rows cannot be dealt out to 3 ranks; 6 can; 7 cannot.
+    EXPECT_EQ(store.tensors()[0].memory.size_bytes(), 1000U * 64 * 2);
+    EXPECT_EQ(store.tensors()[1].memory.size_bytes(), 2U * 10 * 4);
+    EXPECT_EQ(store.tensors()[2].memory.size_bytes(), 7U * 4);
+    ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, rank, 3));
+  }
+}
+
+TEST_F(WeightsStoreTest, AnUpdateLeavesAddressesAndTakesTheNewBytes) {
+  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  const ipc::DevicePtr before = store.tensors()[0].memory.address();
+  const std::uint64_t used = allocator_.stats().used_bytes;
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  EXPECT_EQ(store.tensors()[0].memory.address(), before);
+  EXPECT_EQ(allocator_.stats().used_bytes, used);
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 0, 1));
+}
+
+TEST_F(WeightsStoreTest, PreparedOrAbandonedWeightsChangeNothing) {
+  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  ASSERT_TRUE(store.prepare(disk(write(2)), Deadline::after(20s)).has_value());
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 0, 1));
+  store.abandon();
+  const auto committed = store.commit(Deadline::after(20s));
+  ASSERT_FALSE(committed.has_value());
+  EXPECT_EQ(committed.error().code, ErrorCode::kStaleEpoch);
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 0, 1));
+}
+
+TEST_F(WeightsStoreTest, AnotherModelIsRefusedByTheTensorThatDiffers) {
+  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  auto other = kModel;
+  other[1].shape = {6, 11};
+  const auto wide = store.prepare(disk(write(2, other)), Deadline::after(20s));
+  ASSERT_FALSE(wide.has_value());
+  EXPECT_EQ(wide.error().code, ErrorCode::kGeometryMismatch);
+  EXPECT_THAT(wide.error().message,
+              HasSubstr("'head' F32 [6, 11], the model in use has 'head' F32 [6, 10]"));
+  other = kModel;
+  other.pop_back();
+  EXPECT_THAT(store.prepare(disk(write(3, other)), Deadline::after(20s)).error().message,
+              HasSubstr("is none, the model in use has 'none'"));
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 0, 1));
+}
+
+TEST_F(WeightsStoreTest, AFirstLoadThatDoesNotFitLeavesNothing) {
+  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  const auto large =
+      store.prepare(disk(write(1, {{"a", "U8", {200ULL << 20}}, {"b", "U8", {100ULL << 20}}})),
+                    Deadline::after(60s));
+  ASSERT_FALSE(large.has_value());
+  EXPECT_EQ(large.error().code, ErrorCode::kNoDeviceMemory);
+  EXPECT_EQ(allocator_.stats().used_bytes, 0U);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+}
+
+TEST_F(WeightsStoreTest, ItsDeadlineEndsIt) {
+  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  const auto late = store.prepare(disk(write(1)), Deadline::after(0ms));
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::kTimeout);
+  EXPECT_THAT(late.error().message, HasSubstr("tensor 'embed'"));
+}
+
+}  // namespace
+}  // namespace kvferry::worker

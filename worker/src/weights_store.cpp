@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "weights_store.hpp"
+
+#include "await_stream.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace kvferry::worker {
+
+using ipc::Deadline;
+using ipc::Result;
+using ipc::Status;
+
+namespace {
+
+constexpr std::uint64_t kBounceBytes = 8ULL << 20;
+/// Between two looks at deadline and cancellation.
+constexpr std::size_t kReadBytes = 4ULL << 20;
+
+template <typename T> T need(Result<T> result) {
+  if (!result) throw ipc::Exception(std::move(result).error());
+  return std::move(result).value();
+}
+
+}  // namespace
+
+WeightsStore::WeightsStore(ipc::Device& device,
+                           CachingAllocator& allocator,
+                           ipc::Rank rank,
+                           std::uint32_t ranks)
+    : allocator_(allocator),
+      rank_(rank),
+      ranks_(ranks),
+      bounce_(need(device.make_pinned_buffer(kBounceBytes))),
+      stream_(need(device.make_stream(ipc::StreamPriority::kNormal))) {}
+
+Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
+  cancelled_.store(false);
+  abandon();
+  KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
+  if (file.tensors().empty()) {
+    return KVFERRY_ERROR(kInvalidArgument, "weights file {} holds no tensor", source.location);
+  }
+  KVFERRY_TRY(check_same(file.tensors(), source.location));
+  std::vector<Prepared> prepared;
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : file.tensors()) {
+    KVFERRY_ASSIGN(Prepared part, read_part(file, tensor, deadline));
+    total += part.bytes.size();
+    if (tensors_.empty() && !part.bytes.empty()) {
+      KVFERRY_ASSIGN(part.memory, allocator_.allocate(part.bytes.size()));
+    }
+    prepared.push_back(std::move(part));
+  }
+  prepared_ = std::move(prepared);
+  ipc::log_info("weights: rank {} read {} of {} tensors from {}", rank_.value,
+                ipc::format_size(total), prepared_.size(), source.location);
+  return total;
+}
+
+Status WeightsStore::check_same(const std::vector<TensorInfo>& tensors,
+                                const std::string& file) const {
+  if (tensors_.empty()) return ipc::ok();
+  for (std::size_t i = 0; i < std::max(tensors.size(), tensors_.size()); ++i) {
+    const std::string have =
+        i < tensors_.size() ? fmt::format("'{}' {}", tensors_[i].name, tensors_[i].shape) : "none";
+    const std::string given =
+        i < tensors.size() ? fmt::format("'{}' {}", tensors[i].name, describe(tensors[i])) : "none";
+    if (have != given) {
+      return KVFERRY_ERROR(kGeometryMismatch,
+                           "weights file {}: its tensor number {} is {}, the model in use has {}: "
+                           "give weights of the same model",
+                           file, i, given, have);
+    }
+  }
+  return ipc::ok();
+}
+
+Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& file,
+                                                       const TensorInfo& tensor,
+                                                       Deadline deadline) const {
+  Prepared part{tensor.name, describe(tensor), {}, {}};
+  const bool dealt_out =
+      ranks_ > 1 && !tensor.shape.empty() && tensor.shape[0] > 0 && tensor.shape[0] % ranks_ == 0;
+  const std::uint64_t size = dealt_out ? tensor.size_bytes / ranks_ : tensor.size_bytes;
+  const std::uint64_t start = tensor.offset + (dealt_out ? size * rank_.value : 0);
+  try {
+    part.bytes.resize(size);
+  } catch (const std::bad_alloc&) {
+    return KVFERRY_ERROR(kNoHostMemory, "tensor '{}' of {} bytes does not fit this process",
+                         tensor.name, size);
+  }
+  for (std::size_t done = 0; done < part.bytes.size(); done += kReadBytes) {
+    if (cancelled_.load()) {
+      return KVFERRY_ERROR(kCancelled, "the update was given up at tensor '{}'", tensor.name);
+    }
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "tensor '{}': {} of {} bytes were read by the deadline",
+                           tensor.name, done, size);
+    }
+    const std::size_t length = std::min(kReadBytes, part.bytes.size() - done);
+    KVFERRY_TRY(file.read(start + done, std::span(part.bytes).subspan(done, length)));
+  }
+  return part;
+}
+
+Status WeightsStore::commit(Deadline deadline) {
+  if (prepared_.empty()) {
+    return KVFERRY_ERROR(kStaleEpoch, "no weights are prepared on rank {}: prepare them first",
+                         rank_.value);
+  }
+  std::vector<Prepared> parts = std::exchange(prepared_, {});
+  if (tensors_.empty()) {
+    for (Prepared& part : parts) {
+      tensors_.push_back({part.name, part.shape, std::move(part.memory)});
+    }
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].bytes.empty()) continue;
+    KVFERRY_TRY(copy(parts[i].bytes, tensors_[i].memory.address(), deadline));
+  }
+  return ipc::ok();
+}
+
+Status WeightsStore::copy(std::span<const std::byte> from, ipc::DevicePtr to, Deadline deadline) {
+  for (std::size_t done = 0; done < from.size(); done += kBounceBytes) {
+    const std::size_t length = std::min<std::size_t>(kBounceBytes, from.size() - done);
+    std::memcpy(bounce_->data(), from.data() + done, length);
+    const std::array ops{ipc::CopyOp{bounce_->data(), to + done, length}};
+    KVFERRY_TRY(stream_->copy(ipc::CopyDirection::kHostToDevice, ops, ipc::CopyMode::kEach));
+    KVFERRY_TRY(stream_->notify(copied_.fd()));
+    KVFERRY_TRY(await_stream(*stream_, copied_, deadline, "copying weights to the device"));
+  }
+  return ipc::ok();
+}
+
+void WeightsStore::abandon() { prepared_.clear(); }
+
+}  // namespace kvferry::worker

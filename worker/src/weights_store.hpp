@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/weights_user.hpp"
+#include "kvferry/worker/caching_allocator.hpp"
+#include "safetensors.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// This rank's part of a tensor, in device memory: its rows when they can be dealt out evenly to
+/// all ranks, else all of it.
+struct LoadedTensor {
+  std::string name;
+  std::string shape;  ///< describe() of the whole tensor.
+  ScratchBuffer memory;
+};
+
+/// The reference worker's weights: the tensors of a safetensors file. An update reads its file into
+/// host memory and checks it there; the commit copies into the device memory of the tensors in use,
+/// which stay where they are (a captured graph goes on with them), so that it can fail only with
+/// the device. That memory is made by the first load, before its commit.
+/// @threading as WeightsUser; tensors() while no commit() runs.
+class WeightsStore final : public ipc::WeightsUser {
+ public:
+  /// Throws Exception when the device refuses a stream or pinned memory.
+  WeightsStore(ipc::Device& device,
+               CachingAllocator& allocator,
+               ipc::Rank rank,
+               std::uint32_t ranks);
+
+  [[nodiscard]] ipc::Result<std::uint64_t> prepare(const ipc::WeightsSource& source,
+                                                   ipc::Deadline deadline) override;
+  [[nodiscard]] ipc::Status commit(ipc::Deadline deadline) override;
+  void abandon() override;
+  void cancel() noexcept override { cancelled_.store(true); }
+
+  [[nodiscard]] const std::vector<LoadedTensor>& tensors() const noexcept { return tensors_; }
+
+ private:
+  struct Prepared {
+    std::string name;
+    std::string shape;
+    std::vector<std::byte> bytes;
+    ScratchBuffer memory;  ///< Of the first load alone; later ones go into what is there.
+  };
+
+  [[nodiscard]] ipc::Status check_same(const std::vector<TensorInfo>& tensors,
+                                       const std::string& file) const;
+  [[nodiscard]] ipc::Result<Prepared> read_part(const SafetensorsFile& file,
+                                                const TensorInfo& tensor,
+                                                ipc::Deadline deadline) const;
+  [[nodiscard]] ipc::Status copy(std::span<const std::byte> from,
+                                 ipc::DevicePtr to,
+                                 ipc::Deadline deadline);
+
+  CachingAllocator& allocator_;
+  const ipc::Rank rank_;
+  const std::uint32_t ranks_;
+  ipc::EventFd copied_;
+  std::unique_ptr<ipc::PinnedBuffer> bounce_;
+  std::unique_ptr<ipc::Stream> stream_;  ///< Ends before what it copies from.
+  std::vector<Prepared> prepared_;
+  std::vector<LoadedTensor> tensors_;
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace kvferry::worker
