@@ -55,7 +55,8 @@ Client::Client() = default;
 
 Client::~Client() {
   ipc::forget_in_child(home_, impl_);
-  close();
+  // Not close(): a scheduler that owns its client may be half-way through its own end.
+  if (impl_ != nullptr) impl_->link.close();
 }
 
 Result<std::unique_ptr<Client>> Client::connect(ClientOptions options, Deadline deadline) {
@@ -75,7 +76,9 @@ Result<std::unique_ptr<Client>> Client::connect(ClientOptions options, Deadline 
 }
 
 void Client::close() {
-  if (impl_ != nullptr) impl_->link.close();
+  if (impl_ == nullptr) return;
+  impl_->link.close();
+  impl_->link.serve_orders();  // Requests that were held for a while run again.
 }
 
 int Client::fd() const noexcept { return impl_->link.fd(); }
@@ -136,7 +139,10 @@ std::vector<Completion> Client::poll(std::size_t max) {
   link.pump();
   // Taken out before the first call: a callee may wait for other blocks, or submit.
   for (const auto& released : link.jobs().take_released()) released();
+  // Before completions are taken: those of the last poll have been handled by now.
+  link.serve_orders();
   std::vector<Completion> completions = link.jobs().take(max);
+  if (!completions.empty()) link.look_at_orders_again();
   link.update_news();
   return completions;
 }

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "client_impl.hpp"
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/worker/client.hpp"
 
 #include <algorithm>
@@ -69,6 +70,20 @@ Result<std::uint32_t> count_pins(ClientLink& link,
   return reply.pinned;
 }
 
+std::vector<RankMemory> memory_of(const std::vector<ipc::RankMemory>& ranks) {
+  std::vector<RankMemory> seen;
+  seen.reserve(ranks.size());
+  for (const ipc::RankMemory& rank : ranks) {
+    seen.push_back({.rank = rank.rank.value,
+                    .absent = rank.absent,
+                    .reserved_before = rank.memory.reserved_before,
+                    .reserved_after = rank.memory.reserved_after,
+                    .used_after = rank.memory.used_after,
+                    .free_on_device = rank.memory.free_on_device});
+  }
+  return seen;
+}
+
 }  // namespace
 
 Result<LookupResult> Client::lookup(std::span<const Digest> hashes, Deadline deadline) {
@@ -109,6 +124,7 @@ Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget
   ipc::ReserveStore request;
   request.keys.reserve(targets.size());
   for (const StoreTarget& target : targets) request.keys.push_back({target.group, target.block});
+  request.weights = impl_->link.acknowledged_weights();
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(
                                        MessageKind::kReserveStore, request, deadline));
   if (reply.slots.size() != targets.size()) {
@@ -209,6 +225,67 @@ Result<std::uint64_t> Client::reinit(std::uint32_t gpu_blocks, Deadline deadline
   // Who re-creates the arena knows that its blocks are new.
   impl_->link.acknowledge_generation(reply.generation);
   return reply.generation;
+}
+
+Result<PauseSummary> Client::pause(PauseMode mode, Deadline deadline) {
+  ipc::PauseRequest request;
+  request.engine = impl_->link.options().engine;
+  request.mode = static_cast<ipc::PauseMode>(mode);
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::PauseReply>(MessageKind::kPause,
+                                                                              request, deadline));
+  PauseSummary summary;
+  summary.work = {
+      .running = reply.load.running, .frozen = reply.load.frozen, .waiting = reply.load.waiting};
+  summary.transfers = reply.load.transfers;
+  summary.took = reply.took;
+  return summary;
+}
+
+Result<ContinueSummary> Client::continue_generation(bool empty_cache, Deadline deadline) {
+  ipc::ContinueRequest request;
+  request.engine = impl_->link.options().engine;
+  request.empty_cache = empty_cache;
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::ContinueReply>(
+                                       MessageKind::kContinue, request, deadline));
+  return ContinueSummary{memory_of(reply.ranks), reply.took};
+}
+
+Result<FlushSummary> Client::flush(const FlushOptions& options, Deadline deadline) {
+  const std::chrono::milliseconds time = manager_time(deadline);
+  if (options.timeout.count() < 0 || options.timeout >= time) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a flush that waits up to {} ms for its engine to be idle cannot be "
+                         "answered in {} ms: give it a later deadline",
+                         options.timeout.count(), time.count());
+  }
+  ipc::FlushRequest request;
+  request.engine = impl_->link.options().engine;
+  request.empty_cache = options.empty_cache;
+  request.host = static_cast<ipc::HostPolicy>(options.host);
+  request.timeout = options.timeout;
+  request.deadline = time - options.timeout;
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::FlushReply>(MessageKind::kFlush,
+                                                                              request, deadline));
+  return FlushSummary{memory_of(reply.ranks), reply.host_blocks_dropped, reply.took};
+}
+
+Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadline deadline) {
+  ipc::UpdateWeightsRequest request;
+  request.engine = impl_->link.options().engine;
+  request.source.location = options.file;
+  request.flush_cache = options.flush_cache;
+  request.empty_cache = options.empty_cache;
+  request.weights = options.weights;
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::UpdateWeightsReply>(
+                                       MessageKind::kUpdateWeights, request, deadline));
+  UpdateSummary summary{reply.weights, {}, memory_of(reply.ranks), reply.took};
+  for (const ipc::RankUpdate& update : reply.updates) {
+    summary.updates.push_back({.rank = update.rank.value, .bytes = update.bytes});
+  }
+  return summary;
 }
 
 Result<std::string> Client::status(Deadline deadline) {

@@ -28,7 +28,11 @@ ClientLink::ClientLink(ClientOptions options, ipc::RuntimeDir dir)
       dir_(std::move(dir)),
       transitions_(ipc::TransitionLog::create_or_warn(
           dir_, {.role = "engine", .engine = options_.engine, .incarnation = incarnation_})),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      orders_(
+          options_.scheduler,
+          [this] { return std::uint64_t{jobs_.unfinished() + jobs_.untaken()}; },
+          [this](const Envelope& reply) { send_reply(reply); }) {
   if (!epoll_.valid()) throw ipc::Exception(KVFERRY_ERRNO("epoll_create1"));
   watch(news_.fd());
 }
@@ -62,6 +66,8 @@ Bytes ClientLink::hello() const {
   hello.weights = options_.identity.weights;
   hello.ranks = options_.ranks;
   hello.fingerprint = options_.identity.fingerprint;
+  hello.schedules = orders_.has_scheduler();
+  hello.paused = orders_.paused();
   return ipc::encode(hello);
 }
 
@@ -147,6 +153,7 @@ void ClientLink::close() {
   pending_.clear();
   greeted_ = false;
   cache_.close();
+  orders_.lose_manager();
 }
 
 void ClientLink::adopt(std::unique_ptr<ipc::ControlLink> link) {
@@ -192,9 +199,20 @@ void ClientLink::wait(Deadline deadline) {
   pump();
 }
 
+void ClientLink::serve_orders() {
+  if (!is_forked()) orders_.serve();
+}
+
+void ClientLink::send_reply(const Envelope& reply) {
+  if (link_ == nullptr) return;
+  if (const Status sent = link_->send(reply); !sent) {
+    ipc::log_warn("client: no answer to the manager: {}", sent.error().to_string());
+  }
+}
+
 void ClientLink::update_news() {
   if (is_forked()) return;
-  const bool wanted = jobs_.has_news() || cache_.has_events();
+  const bool wanted = jobs_.has_news() || cache_.has_events() || orders_.has_news();
   if (wanted == news_signalled_) return;
   news_signalled_ = wanted;
   if (wanted) {
@@ -222,6 +240,7 @@ void ClientLink::lose(std::string_view why) {
   link_.reset();  // Closes its descriptor, which leaves the epoll set by itself.
   greeted_ = false;
   cache_.lose_manager();
+  orders_.lose_manager();
   jobs_.orphan_all(cache_.state().ranks);
   for (auto pending = pending_.begin(); pending != pending_.end();) {
     // A request() that waits finds out by the missing entry.
@@ -279,6 +298,7 @@ Result<Bytes> ClientLink::request(MessageKind kind, Bytes body, Deadline deadlin
                            "request may still take effect",
                            dir_.instance());
     }
+    if (obeys_while_waiting_) serve_orders();
     wait(deadline);
   }
 }
@@ -315,6 +335,8 @@ void ClientLink::on_envelope(Envelope envelope) {
       ipc::log_error("client: state of engine {} dropped: {}", options_.engine,
                      taken.error().to_string());
     }
+  } else if (envelope.kind == MessageKind::kSchedule) {
+    orders_.take(std::move(envelope));
   } else if (envelope.kind == MessageKind::kJobDone) {
     on_job_done(envelope);
   } else if (envelope.kind == MessageKind::kBye) {

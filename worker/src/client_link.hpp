@@ -10,6 +10,7 @@
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/client.hpp"
 #include "reconnector.hpp"
+#include "schedule_orders.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -51,6 +52,16 @@ class ClientLink {
     KVFERRY_ASSIGN(const ipc::Bytes bytes, request(kind, ipc::encode(body), deadline));
     return ipc::decode<Reply>(bytes, "reply");
   }
+  /// The same for a command that may come back as an order to this client's own scheduler.
+  template <typename Reply, typename Request>
+  [[nodiscard]] Result<Reply> call_and_obey(ipc::MessageKind kind,
+                                            const Request& body,
+                                            Deadline deadline) {
+    obeys_while_waiting_ = true;
+    auto reply = call<Reply>(kind, body, deadline);
+    obeys_while_waiting_ = false;
+    return reply;
+  }
   /// Sends a request whose reply matters only when it is an error.
   [[nodiscard]] Status send_only(ipc::MessageKind kind, ipc::Bytes body);
   /// Sends a job and tracks it; a refusal becomes its completion.
@@ -62,7 +73,12 @@ class ClientLink {
   /// Changes of the state, when the options ask for them.
   [[nodiscard]] std::vector<CacheEvent> take_events() { return cache_.take_events(); }
 
-  /// Keeps fd() readable exactly while there are completions, releases or events to take.
+  /// Begins what the manager ordered the engine's scheduler to do, answers what is in effect.
+  void serve_orders();
+  /// Something was taken that may have kept an order from being in effect.
+  void look_at_orders_again() noexcept { orders_.look_again(); }
+
+  /// Keeps fd() readable exactly while there are completions, releases, events or orders to take.
   void update_news();
 
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
@@ -76,8 +92,15 @@ class ClientLink {
   [[nodiscard]] const CacheState& state() const noexcept { return cache_.state(); }
   /// The generation that the engine knows: submits name it, so that work decided on before a clear
   /// is refused and not done on blocks that meanwhile belong to another arena.
-  void acknowledge_generation() noexcept { acknowledged_ = state().generation; }
+  void acknowledge_generation() noexcept {
+    acknowledged_ = state().generation;
+    acknowledged_weights_ = state().weights;
+  }
   void acknowledge_generation(std::uint64_t generation) noexcept { acknowledged_ = generation; }
+  /// The weights that the engine knows to be in use: it computes with no others.
+  [[nodiscard]] const Digest& acknowledged_weights() const noexcept {
+    return acknowledged_weights_;
+  }
   [[nodiscard]] std::uint64_t acknowledged_generation() const noexcept { return acknowledged_; }
   [[nodiscard]] JobTracker& jobs() noexcept { return jobs_; }
   [[nodiscard]] ClientStats& stats() noexcept { return stats_; }
@@ -110,6 +133,7 @@ class ClientLink {
   void settle_orphans();
   void count_settled(std::size_t jobs) noexcept;
   void on_job_done(const ipc::Envelope& envelope);
+  void send_reply(const ipc::Envelope& reply);
   void watch(int fd);
 
   const ipc::HomeProcess home_;
@@ -133,9 +157,12 @@ class ClientLink {
   std::uint64_t last_request_ = 0;
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::uint64_t acknowledged_ = 0;
+  Digest acknowledged_weights_;
   ClientStats stats_;
   CacheTracker cache_{options_, stats_};
   JobTracker jobs_{transitions_};
+  ScheduleOrders orders_;
+  bool obeys_while_waiting_ = false;
 };
 
 }  // namespace kvferry::worker

@@ -78,6 +78,7 @@ class JobTracker {
   /// The completion of one job, out of order; nothing when it is unfinished or was taken.
   [[nodiscard]] std::optional<Completion> take_job(JobId job);
   [[nodiscard]] bool has_completion(JobId job) const;
+  [[nodiscard]] std::size_t untaken() const noexcept { return completions_.size(); }
   /// Something waits for take() or take_released().
   [[nodiscard]] bool has_news() const noexcept {
     return !completions_.empty() || !released_.empty();

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
+#include "kvferry/worker/scheduler_control.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -39,6 +40,9 @@ struct ClientOptions {
   /// Keep every change of the state for events(), which then has to be called: fd() stays readable
   /// until it was.
   bool events = false;
+  /// Obeys pauses and flushes; without one they are refused for this engine while the client is
+  /// connected. Outlives the client.
+  SchedulerControl* scheduler = nullptr;
 };
 
 enum class Presence : std::uint8_t { kMiss = 1, kHitPending, kHit };
@@ -125,6 +129,11 @@ struct CacheState {
   bool offload_ready = false;  ///< Jobs are accepted.
   std::vector<ArenaId> ranks;
   std::vector<std::uint32_t> group_blocks;
+  /// Identity of the weights that the workers compute with; zero when they name none. When it
+  /// changes, forget what every block holds: nothing of before is found under it, in any tier,
+  /// until it comes back. Requests that were paused in place may go on with the blocks they have;
+  /// nothing of such a request is stored or found by others any more.
+  Digest weights;
   bool manager_connected = false;
   /// Set when workers registered, after this client connected, with another fingerprint or rank
   /// count (kGeometryMismatch): connect anew with theirs. Every call is refused for it meanwhile.
@@ -139,7 +148,8 @@ enum class CacheEventKind : std::uint8_t {
   kGeneration,       ///< Device blocks of every earlier generation hold nothing.
   kPhase,
   kOffload,  ///< Jobs are accepted from now on, or no longer.
-  kRefused   ///< CacheState::refused was set.
+  kRefused,  ///< CacheState::refused was set.
+  kWeights   ///< CacheState::weights are others.
 };
 struct CacheEvent {
   CacheEventKind kind = CacheEventKind::kPhase;
@@ -156,6 +166,58 @@ struct ClearSummary {
   std::uint64_t host_blocks_dropped = 0;
   std::uint64_t free_before = 0;  ///< Driver's view, summed over ranks.
   std::uint64_t free_after = 0;
+  std::chrono::microseconds took{};
+};
+
+/// What the schedulers of an engine came to. transfers: jobs whose completions were not taken.
+struct PauseSummary {
+  ScheduledWork work;
+  std::uint64_t transfers = 0;
+  std::chrono::microseconds took{};
+};
+
+/// The caching allocator of a rank's worker around an emptying.
+struct RankMemory {
+  std::uint32_t rank = 0;
+  bool absent = false;                ///< It has no worker, and so no cache; the rest is 0.
+  std::uint64_t reserved_before = 0;  ///< Bytes taken from the driver.
+  std::uint64_t reserved_after = 0;
+  std::uint64_t used_after = 0;      ///< Of those, lent out.
+  std::uint64_t free_on_device = 0;  ///< The driver's view afterwards.
+};
+
+struct ContinueSummary {
+  std::vector<RankMemory> ranks;  ///< Nothing without empty_cache.
+  std::chrono::microseconds took{};
+};
+
+struct FlushOptions {
+  bool empty_cache = true;  ///< Also give what the workers' allocators cache back to the driver.
+  HostPolicy host = HostPolicy::kDrop;
+  std::chrono::milliseconds timeout{0};  ///< How long to wait until the engine is idle.
+};
+struct FlushSummary {
+  std::vector<RankMemory> ranks;  ///< Nothing without FlushOptions::empty_cache.
+  std::uint64_t host_blocks_dropped = 0;
+  std::chrono::microseconds took{};
+};
+
+struct UpdateOptions {
+  std::string file;         ///< Safetensors, read by every rank: a path that all workers can open.
+  bool flush_cache = true;  ///< Forget what every block holds first; needs an idle engine.
+  bool empty_cache = false;
+  /// What the new weights are known by; fresh random bytes unless the caller knows that these very
+  /// weights were in use before under that name: then what is stored of them is found again.
+  std::optional<Digest> weights;
+};
+struct RankUpdate {
+  std::uint32_t rank = 0;
+  std::uint64_t bytes = 0;  ///< Of its part.
+};
+struct UpdateSummary {
+  Digest weights;  ///< CacheState::weights from now on.
+  std::vector<RankUpdate> updates;
+  std::vector<RankMemory> ranks;  ///< Nothing without UpdateOptions::empty_cache.
   std::chrono::microseconds took{};
 };
 
@@ -221,7 +283,8 @@ class Client {
   /// store of the block is under way, kFull when nothing can be evicted. A slot is this client's
   /// until a submit or abandon_store() names it; the client's end gives it up, a clear that drops
   /// the host tier, too. kNotReady while the cache is not ready, kInvalidArgument for a group that
-  /// the engine does not have.
+  /// the engine does not have, kStaleEpoch when the weights were updated since state() was looked
+  /// at.
   [[nodiscard]] Result<std::vector<StoreSlot>> reserve_store(std::span<const StoreTarget> targets,
                                                              Deadline deadline);
   /// Sends and does not wait. kNoManager, kCancelled, kBusy (queue full, retry); slots that are no
@@ -272,6 +335,34 @@ class Client {
   /// another clear or re-init runs, kNotReady without a worker or owner on some rank,
   /// kNoDeviceMemory, kQuarantined (no memory, and some waits for a peer).
   [[nodiscard]] Result<std::uint64_t> reinit(std::uint32_t gpu_blocks, Deadline deadline);
+
+  // Pause, continue and flush, of this engine; docs/lifecycle.md says what each does. They are
+  // answered when all schedulers and ranks have done it. kBusy while another such command runs. A
+  // client with a scheduler of its own obeys in these calls as it does in poll(), but its caller
+  // can end no request meanwhile: with requests running, another client asks.
+
+  /// Ok when it is in effect, also when it was before; another mode than the one in force takes its
+  /// place. kTimeout: it stays ordered, and takes effect when it can. kInvalidArgument: a client of
+  /// the engine has no scheduler.
+  [[nodiscard]] Result<PauseSummary> pause(PauseMode mode, Deadline deadline);
+  /// kNotPaused. Empties the caching allocator of every rank's worker first, unless told not to;
+  /// when that fails on some rank, the engine stays paused and the error names it.
+  [[nodiscard]] Result<ContinueSummary> continue_generation(bool empty_cache, Deadline deadline);
+  /// Forgets what every block holds, on the device and (HostPolicy) in host memory; device memory
+  /// stays mapped and is not zeroed. kNotIdle, with what is left to do, when requests hold blocks
+  /// or copies run, after the timeout: nothing has changed then. kNotReady when no scheduler is
+  /// connected, kInvalidArgument when the deadline leaves no time behind the timeout.
+  [[nodiscard]] Result<FlushSummary> flush(const FlushOptions& options, Deadline deadline);
+
+  /// New weights for all ranks, prepared on every one before any of them changes. The engine has to
+  /// be paused or idle, and with flush_cache idle in any case: else kNotIdle, before anything is
+  /// loaded. What fails before the commit (kNotFound, kInvalidArgument, kGeometryMismatch, kTimeout
+  /// and so on) leaves the old weights and their identity on every rank. After an error in the
+  /// commit itself, or the death of a worker in it, the engine stays paused until an update
+  /// succeeds.
+  [[nodiscard]] Result<UpdateSummary> update_weights(const UpdateOptions& options,
+                                                     Deadline deadline);
+
   /// JSON of docs/operations.md.
   [[nodiscard]] Result<std::string> status(Deadline deadline);
   [[nodiscard]] const ClientStats& stats() const noexcept;
