@@ -30,7 +30,8 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay", "manager", "mover", "worker", "status", "clear", "reinit", "trace"});
+    {"replay", "manager", "mover", "worker", "status", "pause", "continue", "flush",
+     "update-weights", "clear", "reinit", "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -39,6 +40,10 @@ int manager_command(const Arguments& arguments);
 int mover_command(const Arguments& arguments);
 int worker_command(const Arguments& arguments);
 int status_command(const Arguments& arguments);
+int pause_command(const Arguments& arguments);
+int continue_command(const Arguments& arguments);
+int flush_command(const Arguments& arguments);
+int update_weights_command(const Arguments& arguments);
 int clear_command(const Arguments& arguments);
 int reinit_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);

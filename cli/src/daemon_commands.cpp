@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 
 namespace kvferry::cli {
@@ -126,6 +127,11 @@ int worker_command(const Arguments& arguments) {
   add_rank_options(*app, options);
   worker::WorkerConfig config;
   add_arena_memory(*app, config.arena_memory);
+  app->add_option("--weights", config.weights,
+                  "Weights to load: a safetensors file, of which each rank takes its rows [none]")
+      ->type_name("FILE");
+  std::optional<ipc::Digest> weights_id;
+  add_weights_id(*app, weights_id);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
@@ -133,6 +139,7 @@ int worker_command(const Arguments& arguments) {
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());
   config.rank = std::move(rank).value();
+  if (weights_id) config.weights_id = *weights_id;
   return run_daemon(fmt::format("worker/{}", options.rank), options.common.log_level,
                     options.parent_fd, [&] { worker::run_worker(config); });
 }

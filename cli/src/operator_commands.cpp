@@ -12,76 +12,18 @@
 #include "table.hpp"
 
 #include <fmt/format.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace kvferry::cli {
 namespace {
 
-using ipc::Deadline;
-using ipc::Result;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnectTime{3'000};
 constexpr milliseconds kStatusTime{5'000};
-/// The manager gives ranks some time beyond the deadline (ending a mover, proving that its memory
-/// is back) and answers then at the latest.
-constexpr milliseconds kReplyMargin{15'000};
-
-/// Connects, asks once and hands back the decoded answer.
-template <typename Reply, typename Request>
-Result<Reply> ask(const CommonOptions& common,
-                  ipc::MessageKind kind,
-                  const Request& request,
-                  milliseconds time) {
-  KVFERRY_ASSIGN(const auto link, connect_operator(common.runtime_dir, common.instance,
-                                                   Deadline::after(kConnectTime)));
-  return link->template call<Reply>(kind, request, Deadline::after(time));
-}
-
-double to_ms(std::chrono::microseconds time) { return static_cast<double>(time.count()) / 1000.0; }
-
-/// What a clear came to: also when it failed on some ranks, all of them are told.
-struct ClearAnswer {
-  ipc::ClearReply reply;
-  std::optional<ipc::Error> error;
-};
-
-Result<ClearAnswer> ask_clear(const CommonOptions& common, const ipc::ClearRequest& request) {
-  KVFERRY_ASSIGN(const auto link, connect_operator(common.runtime_dir, common.instance,
-                                                   Deadline::after(kConnectTime)));
-  ipc::Envelope question;
-  question.kind = ipc::MessageKind::kClear;
-  question.request = link->next_request();
-  question.body = ipc::encode(request);
-  KVFERRY_TRY(link->send(question));
-  const Deadline deadline = Deadline::after(request.deadline + kReplyMargin);
-  while (true) {
-    KVFERRY_ASSIGN(auto received, link->try_receive());
-    if (received && received->is_reply && received->request == question.request) {
-      ClearAnswer answer;
-      answer.error = std::move(received->error);
-      if (received->body.empty() && answer.error) return *answer.error;
-      KVFERRY_ASSIGN(answer.reply, ipc::decode<ipc::ClearReply>(received->body, "ClearReply"));
-      return answer;
-    }
-    if (received) continue;
-    if (link->server_lost()) return KVFERRY_ERROR(kPeerDied, "the manager died meanwhile");
-    if (deadline.expired()) {
-      return KVFERRY_ERROR(kTimeout, "the manager (pid {}) did not answer; the clear may still run",
-                           link->server().pid());
-    }
-    pollfd entry{link->fd(), POLLIN, 0};
-    // wait: the manager's reply; deadline, the order's own and kReplyMargin; the manager's pidfd
-    // and connection
-    ::poll(&entry, 1, deadline.poll_timeout_ms());
-  }
-}
 
 bool is_quarantined(const ipc::RankOutcome& rank) {
   return rank.outcome.kind == ipc::ClearKind::kQuarantined;
@@ -192,7 +134,8 @@ int clear_command(const Arguments& arguments) {
   add_milliseconds(*app, "--deadline", request.deadline, "How long to wait for its outcome");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry clear", common.log_level);
-  const auto answer = ask_clear(common, request);
+  const auto answer =
+      ask_outcome<ipc::ClearReply>(common, ipc::MessageKind::kClear, request, request.deadline);
   if (!answer) {
     const int code = failure("clear", answer.error());
     return answer.error().code == ipc::ErrorCode::kQuarantined ? kExitQuarantined : code;
@@ -219,8 +162,8 @@ int reinit_command(const Arguments& arguments) {
   add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry reinit", common.log_level);
-  const auto reply = ask<ipc::ReinitReply>(common, ipc::MessageKind::kReinit, request,
-                                           request.deadline + kReplyMargin);
+  const auto reply =
+      ask<ipc::ReinitReply>(common, ipc::MessageKind::kReinit, request, request.deadline);
   if (!reply) return failure("reinit", reply.error());
   print_out("ready again in {:.1f} ms (generation {})\n", to_ms(reply->took), reply->generation);
   return kExitDone;

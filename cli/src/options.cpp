@@ -68,6 +68,20 @@ Result<std::chrono::milliseconds> parse_milliseconds(std::string_view text) {
                        text);
 }
 
+Result<std::chrono::milliseconds> parse_seconds(std::string_view text) {
+  constexpr double kMaxSeconds = 7.0 * 24 * 3600;
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc{} && end == text.data() + text.size()) {
+    if (number >= 0 && number <= kMaxSeconds) {
+      return std::chrono::round<std::chrono::milliseconds>(std::chrono::duration<double>(number));
+    }
+    return KVFERRY_ERROR(kInvalidArgument, "'{}' is no number of seconds from 0 to {}", text,
+                         kMaxSeconds);
+  }
+  return parse_milliseconds(text);
+}
+
 }  // namespace
 
 std::string_view level_name(ipc::LogLevel level) noexcept {
@@ -104,6 +118,16 @@ CLI::Option* add_milliseconds(CLI::App& app,
   CLI::Option* option =
       add_parsed<std::chrono::milliseconds>(app, name, target, parse_milliseconds, help);
   return option->type_name("TIME")->default_str(fmt::format("{}ms", target.count()));
+}
+
+CLI::Option* add_seconds(CLI::App& app,
+                         const std::string& name,
+                         std::chrono::milliseconds& target,
+                         const std::string& help) {
+  CLI::Option* option =
+      add_parsed<std::chrono::milliseconds>(app, name, target, parse_seconds, help);
+  return option->type_name("SECONDS")->default_str(
+      fmt::format("{}", static_cast<double>(target.count()) / 1000.0));
 }
 
 std::unique_ptr<CLI::App> make_app(std::string_view command,

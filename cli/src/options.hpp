@@ -88,6 +88,12 @@ CLI::Option* add_milliseconds(CLI::App& app,
                               std::chrono::milliseconds& target,
                               const std::string& help);
 
+/// The same, with 0 allowed and a bare number meaning seconds: 0, 5, 2.5 or any of those above.
+CLI::Option* add_seconds(CLI::App& app,
+                         const std::string& name,
+                         std::chrono::milliseconds& target,
+                         const std::string& help);
+
 /// A command's parser with what all commands have in common. example is shown under the help.
 [[nodiscard]] std::unique_ptr<CLI::App> make_app(std::string_view command,
                                                  const std::string& description,

@@ -21,6 +21,12 @@ constexpr std::array kCommands = {
     Command{"worker", "run the reference worker of one rank: holds the device's KV arena",
             worker_command},
     Command{"status", "show what a running manager sees", status_command},
+    Command{"pause", "stop an engine's requests: abort, retract or keep them in place",
+            pause_command},
+    Command{"continue", "let a paused engine run again; its allocators give memory back",
+            continue_command},
+    Command{"flush", "forget what an idle engine's cache holds", flush_command},
+    Command{"update-weights", "give an engine's workers new weights", update_weights_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};
@@ -39,7 +45,7 @@ void print_help() {
       "usage: kvferry COMMAND [OPTIONS]\n\n"
       "commands:\n");
   for (const Command& command : kCommands) {
-    print_out("  {:<9} {}\n", command.name, command.summary);
+    print_out("  {:<14} {}\n", command.name, command.summary);
   }
   print_out(
       "\nStart here (no GPU needed, takes about a minute):\n"

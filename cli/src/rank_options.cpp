@@ -210,4 +210,19 @@ Result<ipc::RankConfig> make_rank_config(const RankOptions& options) {
   return config;
 }
 
+CLI::Option* add_weights_id(CLI::App& app, std::optional<ipc::Digest>& target) {
+  return add_parsed<std::optional<ipc::Digest>>(
+             app, "--weights-id", target,
+             [](std::string_view text) -> Result<std::optional<ipc::Digest>> {
+               KVFERRY_ASSIGN(const ipc::Digest id, ipc::Digest::from_hex(text));
+               if (id.is_zero()) {
+                 return KVFERRY_ERROR(kInvalidArgument, "zero is no identity of weights");
+               }
+               return std::optional(id);
+             },
+             "What these weights are known by, 32 hexadecimal digits: blocks of another name are "
+             "never found [random]")
+      ->type_name("HEX");
+}
+
 }  // namespace kvferry::cli

@@ -25,6 +25,8 @@ struct ArenaChoice {
   std::optional<std::uint32_t> staging_slots;
 };
 void add_arena_options(CLI::App& app, ArenaChoice& choice);
+/// "--weights-id": what weights are known by, 32 hexadecimal digits.
+CLI::Option* add_weights_id(CLI::App& app, std::optional<ipc::Digest>& target);
 /// "--arena-memory": for the commands that start workers.
 void add_arena_memory(CLI::App& app, worker::ArenaMemory& target);
 /// A mover that owns the cache cannot use an engine's memory: kInvalidArgument.

@@ -126,8 +126,13 @@ void describe_engine(const Json& engine, std::string& out) {
                            text(jobs, "failed"), text(jobs, "cancelled"), text(jobs, "stale"))});
   table.add({"moved", fmt::format("{} to host, {} to device", bytes(engine, "bytes_to_host"),
                                   bytes(engine, "bytes_to_device"))});
-  table.add({"lifecycle", fmt::format("{} clears, {} re-inits", text(engine, "clears"),
-                                      text(engine, "reinits"))});
+  const Json* paused = field(engine, "paused");
+  const bool is_paused = paused != nullptr && paused->is_string();
+  table.add(
+      {"lifecycle",
+       fmt::format("{}{} flushes, {} clears, {} re-inits",
+                   is_paused ? fmt::format("paused ({}), ", paused->get<std::string>()) : "",
+                   text(engine, "flushes"), text(engine, "clears"), text(engine, "reinits"))});
   if (const std::string note = text(engine, "note"); note != "-" && !note.empty()) {
     table.add({"note", note});
   }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,6 +32,9 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+[[nodiscard]] inline double to_ms(std::chrono::microseconds time) {
+  return static_cast<double>(time.count()) / 1000.0;
+}
 /// 1234567 -> "1,234,567".
 [[nodiscard]] std::string with_separators(std::uint64_t value);
 

@@ -3,6 +3,7 @@
 #include "cli/daemons_fixture.hpp"
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/base/clock.hpp"
+#include "support/safetensors_writer.hpp"
 
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -20,7 +21,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST_F(DaemonsTest, CommandsWithoutAManagerSayHowToStartOneAndLeaveNoTrace) {
-  for (const char* command : {"status", "clear", "reinit"}) {
+  for (const char* command : {"status", "pause", "continue", "flush", "clear", "reinit"}) {
     const Finished asked = ask(command);
     EXPECT_EQ(asked.exit, ChildExit::exited(3)) << command;
     EXPECT_THAT(asked.complaints, HasSubstr("kvferry manager --instance chat")) << command;
@@ -75,6 +76,70 @@ TEST_F(DaemonsTest, LookingAtTheStatusIsNotWorthALine) {
   ASSERT_TRUE(wait_status([](const nlohmann::json&) { return true; })) << manager.stderr_text();
   EXPECT_THAT(manager.stderr_text(), HasSubstr("is ready"));
   EXPECT_THAT(manager.stderr_text(), Not(HasSubstr("operator")));
+}
+
+TEST_F(DaemonsTest, AnEngineIsPausedForTheSchedulerThatComesLater) {
+  start("worker");
+  start("mover");
+  start("manager");
+  ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  const Finished paused = ask("pause", {"--mode=in_place"});
+  EXPECT_EQ(paused.exit, ChildExit::exited(0)) << paused.complaints;
+  EXPECT_THAT(paused.output, HasSubstr("no scheduler is connected; one that comes is held"));
+  EXPECT_THAT(ask("status").output, HasSubstr("paused (in_place)"));
+  const Finished flushed = ask("flush", {"--timeout=0.5"});
+  EXPECT_EQ(flushed.exit, ChildExit::exited(1)) << flushed.output;
+  EXPECT_THAT(flushed.complaints, HasSubstr("no scheduler is connected"));
+  const Finished resumed = ask("continue");
+  EXPECT_EQ(resumed.exit, ChildExit::exited(0)) << resumed.complaints;
+  EXPECT_THAT(resumed.output, HasSubstr("free on device"));
+  EXPECT_EQ(ask("continue").exit, ChildExit::exited(1));
+  EXPECT_EQ(ask("flush", {"--timeout=-1"}).exit, ChildExit::exited(2));
+}
+
+TEST_F(DaemonsTest, WeightsAreUpdatedFromDiskOnEveryRankOrOnNone) {
+  const std::string first = (temp_ / "first").string();
+  const std::string second = (temp_ / "second").string();
+  write_safetensors(first, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}}, 1);
+  write_safetensors(second, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}}, 2);
+  const std::string id = "0123456789abcdef0123456789abcdef";
+  for (const char* rank : {"--rank=0", "--rank=1"}) {
+    start("worker", {rank, "--ranks=2", "--weights=" + first, "--weights-id=" + id});
+    start("mover", {rank, "--ranks=2"});
+  }
+  start("manager");
+  ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  const auto weights = [this] {
+    return nlohmann::json::parse(ask("status", {"--json"}).output)["engines"][0]["weights"];
+  };
+  EXPECT_EQ(weights(), id);
+  const Finished updated = ask("update-weights", {"--from=disk", "--file=" + second});
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  EXPECT_THAT(updated.output, HasSubstr("on 2 ranks, 4.04 KiB"));
+  const nlohmann::json fresh = weights();
+  EXPECT_NE(fresh, id);
+  // What fails on a rank changes nothing on any: the file is gone, or another model's.
+  const Finished missing = ask("update-weights", {"--file=/nowhere"});
+  EXPECT_EQ(missing.exit, ChildExit::exited(1));
+  EXPECT_THAT(missing.complaints, HasSubstr("weights file /nowhere"));
+  write_safetensors(second, {{"w", "BF16", {64, 33}}}, 3);
+  const Finished other = ask("update-weights", {"--file=" + second});
+  EXPECT_EQ(other.exit, ChildExit::exited(1));
+  EXPECT_THAT(other.complaints, HasSubstr("BF16 [64, 33]"));
+  EXPECT_EQ(weights(), fresh);
+  const Finished back = ask("update-weights", {"--file=" + first, "--weights-id=" + id});
+  EXPECT_EQ(back.exit, ChildExit::exited(0)) << back.complaints;
+  EXPECT_EQ(weights(), id);
+}
+
+TEST_F(DaemonsTest, AWorkerWithoutWeightsSaysSo) {
+  start("worker");
+  start("mover");
+  start("manager");
+  ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  const Finished asked = ask("update-weights", {"--file=/nowhere"});
+  EXPECT_EQ(asked.exit, ChildExit::exited(1));
+  EXPECT_THAT(asked.complaints, HasSubstr("start it with --weights"));
 }
 
 TEST_F(DaemonsTest, WhatTheyDidCanBeSeenAlsoOfThoseThatWereKilled) {

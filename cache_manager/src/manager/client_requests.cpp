@@ -6,6 +6,7 @@
 #include "manager/names.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -31,12 +32,18 @@ std::optional<ipc::Error> mismatch_of(const ClientRecord& client, const EngineRe
   return std::nullopt;
 }
 
-ipc::Digest root_of(const ipc::EngineHello& hello) {
+ipc::ModelIdentity identity_of(const ipc::EngineHello& hello) {
   ipc::ModelIdentity identity;
   identity.name_space = hello.name_space;
   identity.model = hello.model;
   identity.fingerprint = hello.fingerprint;
   identity.weights = hello.weights;
+  return identity;
+}
+
+// The weights that its client names and those that its workers load: either may be what changes.
+ipc::Digest root_of(ipc::ModelIdentity identity, const EngineRecord& engine) {
+  identity.weights = ipc::combine_weights(std::array{identity.weights, engine.weights()});
   return identity.root();
 }
 
@@ -109,7 +116,8 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
     context_.refuse(peer, request, named.error());
     return;
   }
-  const ipc::Digest root = root_of(*decoded);
+  EngineRecord& engine = context_.directory.open(decoded->engine);
+  const ipc::Digest root = root_of(identity_of(*decoded), engine);
   if (const ClientRecord* before = context_.directory.client(peer.id)) {
     if (before->engine->name() != decoded->engine) {
       end_client(peer.id, /*with_sequences=*/true);
@@ -118,13 +126,14 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
       context_.index.drop_client(peer.id);
     }
   }
-  EngineRecord& engine = context_.directory.open(decoded->engine);
   ClientRecord client;
   client.peer = peer;
   client.engine = &engine;
   client.fingerprint = decoded->fingerprint;
   client.ranks = decoded->ranks;
+  client.identity = identity_of(*decoded);
   client.root = root;
+  client.schedules = decoded->schedules;
   if (const auto mismatch = mismatch_of(client, engine)) {
     context_.refuse(peer, request, *mismatch);
     context_.drop_if_unused(decoded->engine);
@@ -133,6 +142,7 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   context_.directory.prune_roots(
       decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
+  const bool schedules = client.schedules;
   context_.directory.set_client(std::move(client));
   ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
                 peer.pid, decoded->engine, decoded->model, decoded->name_space);
@@ -146,12 +156,13 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
         KVFERRY_ERROR(kCancelled, "{} said hello again before this was answered", peer.name));
     waiting_hellos_.erase(earlier);
   }
-  waiting_hellos_.push_back({peer, request, engine.id()});
+  waiting_hellos_.push_back({peer, request, engine.id(), schedules, decoded->paused});
   answer_waiting_hellos();
 }
 
 // Jobs of a client that is gone may still copy to or from the engine's blocks: whoever takes its
 // place is greeted only when they are over, so that it never meets a copy that it does not know.
+// Nor does anybody come into the middle of a flush or an update of weights.
 void ClientRequests::answer_waiting_hellos() {
   std::vector<WaitingHello> left;
   for (WaitingHello& waiting : std::exchange(waiting_hellos_, {})) {
@@ -161,10 +172,14 @@ void ClientRequests::answer_waiting_hellos() {
     }
     if (client->mismatch) {
       context_.refuse(waiting.peer, waiting.request, *client->mismatch);
-    } else if (context_.jobs.has_orphans(waiting.engine)) {
+    } else if (context_.jobs.has_orphans(waiting.engine) ||
+               holds_while_it_runs(client->engine->operation())) {
       left.push_back(std::move(waiting));
     } else {
       context_.reply(waiting.peer, waiting.request, client->engine->view());
+      if (waiting.schedules) {
+        on_scheduler_(*client, waiting.paused);
+      }
       // State comes as events, the first one included: nothing may change for long after a hello.
       const ipc::Status sent = context_.server.notify(
           waiting.peer.id, ipc::MessageKind::kEngineState, client->engine->view());
@@ -184,6 +199,20 @@ void ClientRequests::compare_clients(const EngineRecord& engine) {
     if (client->mismatch) {
       ipc::log_warn("client {}: {}", client->peer.name, client->mismatch->message);
     }
+  }
+}
+
+void ClientRequests::on_weights(const EngineRecord& engine) {
+  for (ClientRecord* client : context_.directory.clients_of(engine)) {
+    const ipc::Digest root = root_of(client->identity, engine);
+    if (root == client->root) {
+      continue;
+    }
+    // Slots that were reserved for one identity must not be filled by another.
+    context_.index.drop_client(client->peer.id);
+    context_.directory.set_root(*client, root);
+    context_.directory.prune_roots(
+        engine.name(), [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   }
 }
 
@@ -240,6 +269,13 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
   if (status && (context_.stopping || client.engine->phase() != ipc::CachePhase::kReady)) {
     status = KVFERRY_ERROR(kNotReady, "engine {} is {}: wait until it is ready",
                            client.engine->name(), to_string(client.engine->phase()));
+  }
+  if (status && message.weights != client.engine->weights()) {
+    status =
+        KVFERRY_ERROR(kStaleEpoch,
+                      "blocks that were computed with weights {} are not stored for engine {}, "
+                      "which has {} now: forget them",
+                      message.weights.hex(), client.engine->name(), client.engine->weights().hex());
   }
   if (status) {
     const auto& shapes = client.engine->config()->shapes;

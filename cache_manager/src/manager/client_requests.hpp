@@ -5,6 +5,9 @@
 #include "manager/context.hpp"
 #include "manager/job_service.hpp"
 
+#include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -14,7 +17,12 @@ namespace kvferry::cache_manager {
 /// @threading the loop's thread.
 class ClientRequests {
  public:
-  ClientRequests(ManagerContext& context, JobService& jobs) : context_(context), jobs_(jobs) {}
+  /// A client that schedules may have come or changed; the pause that it obeys.
+  using OnScheduler =
+      std::function<void(const ClientRecord& client, std::optional<ipc::PauseMode> paused)>;
+
+  ClientRequests(ManagerContext& context, JobService& jobs, OnScheduler on_scheduler)
+      : context_(context), jobs_(jobs), on_scheduler_(std::move(on_scheduler)) {}
   ClientRequests(const ClientRequests&) = delete;
   ClientRequests& operator=(const ClientRequests&) = delete;
   ~ClientRequests() = default;
@@ -24,6 +32,8 @@ class ClientRequests {
   /// The client said bye, fell silent or died: pins and reservations go, its jobs are cancelled and
   /// drained unanswered. With sequences: those, too (not for a silent one, which may come back).
   void end_client(const ipc::IncarnationId& peer, bool with_sequences);
+  /// The weights that the engine's workers compute with may be others: keys of its clients follow.
+  void on_weights(const EngineRecord& engine);
   /// Holds the clients to the geometry that the engine's first worker or mover brought.
   void compare_clients(const EngineRecord& engine);
   /// Answers hellos that waited for jobs of clients that are gone.
@@ -34,6 +44,8 @@ class ClientRequests {
     ipc::Peer peer;
     ipc::Envelope request;
     std::uint32_t engine = 0;
+    bool schedules = false;
+    std::optional<ipc::PauseMode> paused;
   };
 
   void hello(const ipc::Peer& peer, const ipc::Envelope& request);
@@ -53,6 +65,7 @@ class ClientRequests {
 
   ManagerContext& context_;
   JobService& jobs_;
+  const OnScheduler on_scheduler_;
   std::vector<WaitingHello> waiting_hellos_;
 };
 

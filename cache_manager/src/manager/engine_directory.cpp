@@ -79,6 +79,11 @@ ClientRecord* EngineDirectory::client(const ipc::IncarnationId& peer) {
   return at == clients_.end() ? nullptr : &at->second;
 }
 
+void EngineDirectory::set_root(ClientRecord& client, const ipc::Digest& root) {
+  client.root = root;
+  roots_[client.engine->name()].emplace(root, client.fingerprint);
+}
+
 ClientRecord& EngineDirectory::set_client(ClientRecord record) {
   roots_[record.engine->name()].emplace(record.root, record.fingerprint);
   const ipc::IncarnationId id = record.peer.id;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/engine_state.hpp"
@@ -23,9 +24,11 @@ namespace kvferry::cache_manager {
 struct ClientRecord {
   ipc::Peer peer;
   EngineRecord* engine = nullptr;
-  ipc::Digest root;
+  ipc::ModelIdentity identity;  ///< As the client says it.
+  ipc::Digest root;             ///< Of that, with the weights of the engine's workers.
   ipc::Digest fingerprint;
   std::uint32_t ranks = 0;
+  bool schedules = false;  ///< Obeys pauses and flushes.
   /// The workers that registered after the client have another geometry: its requests are refused.
   std::optional<ipc::Error> mismatch;
 };
@@ -61,6 +64,7 @@ class EngineDirectory {
 
   [[nodiscard]] ClientRecord* client(const ipc::IncarnationId& peer);
   ClientRecord& set_client(ClientRecord record);
+  void set_root(ClientRecord& client, const ipc::Digest& root);
   /// The engine that the client worked on; null when it had none.
   EngineRecord* remove_client(const ipc::IncarnationId& peer);
   [[nodiscard]] std::vector<ClientRecord*> clients_of(const EngineRecord& engine);

@@ -3,8 +3,10 @@
 #include "manager/engine_state.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvferry::cache_manager {
 
@@ -253,6 +255,8 @@ void EngineRecord::end_operation(bool succeeded) {
     cleared_ = true;
   }
   reinits_ += succeeded && operation_ == EngineOperation::kReinit ? 1U : 0U;
+  updates_ += succeeded && operation_ == EngineOperation::kUpdateWeights ? 1U : 0U;
+  flushes_ += succeeded && operation_ == EngineOperation::kFlush ? 1U : 0U;
   operation_ = EngineOperation::kNone;
 }
 
@@ -309,6 +313,7 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
       workers_[rank] = worker.id;
     }
   }
+  const ipc::Digest weights_before = std::exchange(weights_, weights_of_ranks());
   if (other_contents || generation_ == 0) {
     generation_ = next_generation++;
   }
@@ -335,7 +340,18 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
     }
   }
   return generation_ != generation_before || phase_ != phase_before ||
-         offload_ready_ != offload_before || other_worker;
+         offload_ready_ != offload_before || other_worker || weights_ != weights_before;
+}
+
+ipc::Digest EngineRecord::weights_of_ranks() const {
+  std::vector<ipc::Digest> parts;
+  for (const RankRecord& rank : ranks_) {
+    if (!rank.worker || rank.worker->state.session.is_zero()) {
+      return weights_;
+    }
+    parts.push_back(rank.worker->state.weights);
+  }
+  return parts.empty() ? weights_ : ipc::combine_weights(parts);
 }
 
 ipc::EngineState EngineRecord::view() const {
@@ -343,6 +359,7 @@ ipc::EngineState EngineRecord::view() const {
   state.generation = generation_;
   state.phase = phase_;
   state.offload_ready = offload_ready_;
+  state.weights = weights_;
   state.note = note_;
   if (phase_ == ipc::CachePhase::kReady) {
     state.group_blocks = group_blocks_;
@@ -374,6 +391,19 @@ ipc::Result<std::vector<RankTarget>> EngineRecord::targets(std::uint64_t generat
         {rank.mover->id, rank.worker->id, rank.worker->state.session, rank.worker->state.epoch});
   }
   return targets;
+}
+
+std::string_view to_string(EngineOperation operation) noexcept {
+  switch (operation) {
+    case EngineOperation::kNone: return "none";
+    case EngineOperation::kClear: return "clear";
+    case EngineOperation::kReinit: return "reinit";
+    case EngineOperation::kPause: return "pause";
+    case EngineOperation::kContinue: return "continue";
+    case EngineOperation::kFlush: return "flush";
+    case EngineOperation::kUpdateWeights: return "update_weights";
+  }
+  return "invalid";
 }
 
 }  // namespace kvferry::cache_manager

@@ -54,7 +54,26 @@ struct EngineConfig {
   std::vector<SlabShape> shapes;  ///< Per group.
 };
 
-enum class EngineOperation : std::uint8_t { kNone, kClear, kReinit };
+enum class EngineOperation : std::uint8_t {
+  kNone,
+  kClear,
+  kReinit,
+  kPause,
+  kContinue,
+  kFlush,
+  kUpdateWeights
+};
+[[nodiscard]] std::string_view to_string(EngineOperation operation) noexcept;
+/// Nothing of the arena changes in it.
+[[nodiscard]] constexpr bool is_generation_operation(EngineOperation operation) noexcept {
+  return operation == EngineOperation::kPause || operation == EngineOperation::kContinue ||
+         operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights;
+}
+
+/// Its schedulers are held until it is over.
+[[nodiscard]] constexpr bool holds_while_it_runs(EngineOperation operation) noexcept {
+  return operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights;
+}
 
 /// One engine: its ranks' processes, and what follows from their reports. @threading one thread.
 class EngineRecord {
@@ -98,11 +117,34 @@ class EngineRecord {
   [[nodiscard]] std::vector<RankPair> unsettled() const;
   void note_settled(const RankPair& pair);
 
+  /// The pause that was ordered and not ended.
+  [[nodiscard]] std::optional<ipc::PauseMode> paused() const noexcept { return paused_; }
+  void set_paused(std::optional<ipc::PauseMode> mode) {
+    paused_ = mode;
+    pause_is_known_ = true;
+  }
+  /// A scheduler has come with a pause that an earlier manager ordered: it holds unless this
+  /// manager has been told otherwise since.
+  void adopt_pause(std::optional<ipc::PauseMode> mode) {
+    if (!pause_is_known_ && mode) set_paused(mode);
+  }
+  /// Whether this manager has been told, by a command or by a scheduler that came with one.
+  [[nodiscard]] bool pause_is_known() const noexcept { return pause_is_known_; }
+
+  /// Of the weights that all ranks' workers compute with; zero when they name none. While a rank
+  /// has no worker, the last one known.
+  [[nodiscard]] const ipc::Digest& weights() const noexcept { return weights_; }
+  /// Why ranks may compute with weights that do not belong together; nothing when they do.
+  [[nodiscard]] const std::optional<ipc::Error>& mixed_weights() const noexcept { return mixed_; }
+  void set_mixed_weights(std::optional<ipc::Error> why) { mixed_ = std::move(why); }
+
   void begin(EngineOperation operation) { operation_ = operation; }
   /// succeeded: on every rank; a failed operation leaves what the ranks report.
   void end_operation(bool succeeded);
   [[nodiscard]] std::uint64_t clears() const noexcept { return clears_; }
   [[nodiscard]] std::uint64_t reinits() const noexcept { return reinits_; }
+  [[nodiscard]] std::uint64_t flushes() const noexcept { return flushes_; }
+  [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
   /// The peer answered a clear: whatever it reports of that epoch later is old.
   void note_cleared(std::uint32_t rank, ipc::SessionId session, ipc::Epoch epoch);
   /// The owner's latest epoch has been cleared, by that answer.
@@ -126,6 +168,7 @@ class EngineRecord {
  private:
   /// Every rank's owner lives and has ended its epoch without making another one.
   [[nodiscard]] bool all_epochs_ended() const;
+  [[nodiscard]] ipc::Digest weights_of_ranks() const;
   /// The contents of a rank's device blocks: the generation is theirs. Not the worker's: contents
   /// that a mover owns outlive it.
   struct Contents {
@@ -146,8 +189,14 @@ class EngineRecord {
   std::vector<Contents> mapped_;             ///< Per rank, the last that its worker had mapped.
   std::vector<ipc::IncarnationId> workers_;  ///< Per rank, who had them mapped last.
   EngineOperation operation_ = EngineOperation::kNone;
-  std::uint64_t clears_ = 0;   ///< Clears of all ranks that had something to clear.
-  std::uint64_t reinits_ = 0;  ///< Re-inits that made the cache ready.
+  ipc::Digest weights_;
+  std::optional<ipc::Error> mixed_;
+  std::uint64_t updates_ = 0;  ///< Of weights, that were done.
+  std::optional<ipc::PauseMode> paused_;
+  bool pause_is_known_ = false;  ///< Ordered, ended or adopted by this manager.
+  std::uint64_t flushes_ = 0;    ///< Those that were done.
+  std::uint64_t clears_ = 0;     ///< Clears of all ranks that had something to clear.
+  std::uint64_t reinits_ = 0;    ///< Re-inits that made the cache ready.
   bool cleared_ = false;
   std::uint64_t generation_ = 0;
   ipc::CachePhase phase_ = ipc::CachePhase::kDetached;

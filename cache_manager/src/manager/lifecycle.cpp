@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/lifecycle.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -10,6 +11,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kAnswerMargin{5000};
 constexpr std::chrono::milliseconds kLongestDeadline{600'000};
+
+ipc::Status check_time(std::chrono::milliseconds time, std::string_view what, int least_ms) {
+  if (time.count() >= least_ms && time <= kLongestDeadline) {
+    return ipc::ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument, "{} of {} ms: give {} to {} ms", what, time.count(),
+                       least_ms, kLongestDeadline.count());
+}
 
 }  // namespace
 
@@ -28,8 +37,7 @@ ipc::Result<ClearScope> Lifecycle::idle_scope(const ipc::Peer& peer, const std::
   for (const EngineRecord* engine : scope->engines) {
     if (engine->operation() != EngineOperation::kNone) {
       return KVFERRY_ERROR(kBusy, "engine {} runs a {} already: retry when it is over",
-                           engine->name(),
-                           engine->operation() == EngineOperation::kClear ? "clear" : "reinit");
+                           engine->name(), to_string(engine->operation()));
     }
   }
   return scope;
@@ -41,12 +49,11 @@ void Lifecycle::clear(const ipc::Peer& peer, const ipc::Envelope& request) {
     context_.refuse(peer, request, message.error());
     return;
   }
-  if (message->deadline.count() <= 0 || message->deadline > kLongestDeadline) {
-    context_.refuse(peer, request,
-                    KVFERRY_ERROR(kInvalidArgument, "clear deadline of {} ms: give 1 to {} ms",
-                                  message->deadline.count(), kLongestDeadline.count()));
+  if (const ipc::Status time = check_time(message->deadline, "clear deadline", 1); !time) {
+    context_.refuse(peer, request, time.error());
     return;
   }
+  end_generation_operations(peer, message->engine);
   auto scope = idle_scope(peer, message->engine);
   if (!scope) {
     context_.refuse(peer, request, scope.error());
@@ -71,9 +78,8 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
     status = KVFERRY_ERROR(kInvalidArgument, "reinit is for one engine and there are {}: name it",
                            scope->engines.size());
   }
-  if (status && (message->deadline.count() <= 0 || message->deadline > kLongestDeadline)) {
-    status = KVFERRY_ERROR(kInvalidArgument, "reinit deadline of {} ms: give 1 to {} ms",
-                           message->deadline.count(), kLongestDeadline.count());
+  if (status) {
+    status = check_time(message->deadline, "reinit deadline", 1);
   }
   if (status) {
     status = reinits_.check(*scope->engines.front());
@@ -85,10 +91,163 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
   reinits_.start(peer, request, *message, *scope->engines.front());
 }
 
+// A clear needs nothing, so that nothing may keep it waiting.
+void Lifecycle::end_generation_operations(const ipc::Peer& peer, const std::string& name) {
+  const auto scope = find_scope(context_.directory, context_.dir, peer, name);
+  if (!scope) {
+    return;
+  }
+  const bool refused =
+      std::any_of(scope->engines.begin(), scope->engines.end(), [](const EngineRecord* engine) {
+        return engine->operation() != EngineOperation::kNone &&
+               !is_generation_operation(engine->operation());
+      });
+  for (EngineRecord* engine : scope->engines) {
+    if (!refused && is_generation_operation(engine->operation())) {
+      generations_.cancel(
+          *engine, KVFERRY_ERROR(kCancelled, "engine {} is being cleared instead", engine->name()));
+    }
+  }
+}
+
+ipc::Result<EngineRecord*> Lifecycle::idle_engine(const ipc::Peer& peer,
+                                                  const std::string& name,
+                                                  std::string_view command) {
+  if (context_.stopping) {
+    return KVFERRY_ERROR(kNotReady, "the manager is ending");
+  }
+  KVFERRY_ASSIGN(const ClearScope scope, idle_scope(peer, name));
+  if (scope.engines.empty()) {
+    return KVFERRY_ERROR(kNotReady, "no engine is there to {}: start its workers or its client",
+                         command);
+  }
+  if (scope.engines.size() != 1) {
+    return KVFERRY_ERROR(kInvalidArgument, "{} is for one engine and there are {}: name it",
+                         command, scope.engines.size());
+  }
+  return scope.engines.front();
+}
+
+ipc::Status Lifecycle::check_schedulers(const EngineRecord& engine) const {
+  for (const ClientRecord* client : context_.directory.clients_of(engine)) {
+    if (!client->schedules) {
+      return KVFERRY_ERROR(
+          kInvalidArgument,
+          "engine {}: its client {} (pid {}) has no scheduler to be ordered about: "
+          "connect it with ClientOptions::scheduler",
+          engine.name(), client->peer.name, client->peer.pid);
+    }
+  }
+  return ipc::ok();
+}
+
+void Lifecycle::pause(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::PauseRequest>(request.body, "PauseRequest");
+  ipc::Status status =
+      message ? check_time(message->deadline, "pause deadline", 1) : ipc::Status(message.error());
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto engine = idle_engine(peer, message->engine, "pause");
+  status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.pause(peer, request, *message, **engine);
+}
+
+void Lifecycle::resume(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::ContinueRequest>(request.body, "ContinueRequest");
+  ipc::Status status = message ? check_time(message->deadline, "continue deadline", 1)
+                               : ipc::Status(message.error());
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto engine = idle_engine(peer, message->engine, "continue");
+  status = engine ? ipc::ok() : ipc::Status(engine.error());
+  const bool unknown =
+      status && !(*engine)->pause_is_known() && context_.directory.clients_of(**engine).empty();
+  if (unknown) {
+    status = KVFERRY_ERROR(kNotReady,
+                           "engine {}: no scheduler has connected to this manager yet, so that it "
+                           "is not known whether it is paused: retry when one has",
+                           (*engine)->name());
+  } else if (status && !(*engine)->paused()) {
+    status = KVFERRY_ERROR(kNotPaused, "engine {} is not paused: nothing to continue",
+                           (*engine)->name());
+  } else if (status && (*engine)->mixed_weights()) {
+    status =
+        KVFERRY_ERROR(kNotReady,
+                      "engine {}: its ranks may have weights that do not belong together ({}): "
+                      "update them again first",
+                      (*engine)->name(), (*engine)->mixed_weights()->message);
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.resume(peer, request, *message, **engine);
+}
+
+void Lifecycle::flush(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::FlushRequest>(request.body, "FlushRequest");
+  ipc::Status status =
+      message ? check_time(message->deadline, "flush deadline", 1) : ipc::Status(message.error());
+  if (status) {
+    status = check_time(message->timeout, "flush timeout", 0);
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto engine = idle_engine(peer, message->engine, "flush");
+  status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
+  if (status && context_.directory.clients_of(**engine).empty()) {
+    status = KVFERRY_ERROR(kNotReady,
+                           "engine {}: no scheduler is connected that could forget what its blocks "
+                           "hold: retry when one has, or clear the cache",
+                           (*engine)->name());
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.flush(peer, request, *message, **engine);
+}
+
+void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::UpdateWeightsRequest>(request.body, "UpdateWeightsRequest");
+  ipc::Status status =
+      message ? check_time(message->deadline, "update deadline", 1) : ipc::Status(message.error());
+  if (status && message->weights && message->weights->is_zero()) {
+    status =
+        KVFERRY_ERROR(kInvalidArgument, "zero is no identity of weights: name another, or none");
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto engine = idle_engine(peer, message->engine, "update");
+  status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
+  if (status && (*engine)->ranks().empty()) {
+    status = KVFERRY_ERROR(kNotReady, "engine {} has no worker to update: start them",
+                           (*engine)->name());
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.update_weights(peer, request, *message, **engine);
+}
+
 void Lifecycle::cancel_all() {
   const ipc::Error ending =
       KVFERRY_ERROR(kCancelled, "the manager ends; the ranks finish what they were told");
   clears_.cancel_all(ending);
+  generations_.cancel_all(ending);
   reinits_.cancel_all(ending);
 }
 

@@ -93,7 +93,11 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                .transitions = transitions_,
                .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); }},
       job_service_(context_),
-      clients_(context_, job_service_),
+      clients_(context_,
+               job_service_,
+               [this](const ClientRecord& client, std::optional<ipc::PauseMode> paused) {
+                 lifecycle_.on_scheduler(client, paused);
+               }),
       deaths_(context_),
       ranks_(context_, clients_, deaths_),
       lifecycle_(context_),
@@ -134,6 +138,7 @@ void ManagerCore::on_peer_silent(const ipc::Peer& peer) {
       server_.forget_when_closed(peer.id);
     }
   }
+  lifecycle_.on_peer_gone(peer.id);
   after_event();
 }
 
@@ -152,6 +157,8 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
     transitions_.record(ipc::Transition::kManagerSeesDeath, {.peer = peer.id});
   }
   EngineRecord* engine = directory_.engine_of(peer.id);
+  // An operation that ends with this death may be what kept the engine.
+  const std::string engine_name = engine != nullptr ? engine->name() : std::string();
   directory_.remove_peer(peer.id);
   for (const auto& [name, record] : directory_.engines()) {
     record->forget_turned_away(peer.id);
@@ -170,9 +177,9 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   deaths_.worker_died(peer.id);
   deaths_.mover_died(peer.id);
   calls_.on_peer_died(peer.id);
-  if (engine != nullptr) {
-    const std::string name = engine->name();
-    context_.drop_if_unused(name);
+  lifecycle_.on_peer_gone(peer.id);
+  if (!engine_name.empty()) {
+    context_.drop_if_unused(engine_name);
   }
   after_event();
 }
@@ -229,6 +236,10 @@ bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& env
       }
       return true;
     case Kind::kReinit: lifecycle_.reinit(peer, envelope); return true;
+    case Kind::kPause: lifecycle_.pause(peer, envelope); return true;
+    case Kind::kContinue: lifecycle_.resume(peer, envelope); return true;
+    case Kind::kFlush: lifecycle_.flush(peer, envelope); return true;
+    case Kind::kUpdateWeights: lifecycle_.update_weights(peer, envelope); return true;
     case Kind::kStatus:
       context_.reply(
           peer, envelope,
@@ -254,6 +265,7 @@ void ManagerCore::on_bye(const ipc::Peer& peer) {
 void ManagerCore::engine_changed(EngineRecord& engine) {
   const bool changed = engine.refresh(directory_.next_generation());
   if (changed) {
+    clients_.on_weights(engine);
     ipc::log_info("engine {}: {}, generation {}, offload {}", engine.name(),
                   to_string(engine.phase()), engine.generation(),
                   engine.offload_ready() ? "ready" : "not ready");
@@ -321,6 +333,8 @@ void ManagerCore::job_finished(Job& job) {
 }
 
 void ManagerCore::after_event() {
+  lifecycle_.on_jobs_changed();
+  clients_.answer_waiting_hellos();
   overdue_.arm();
   if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
     finish_stop();

@@ -63,6 +63,11 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
       {"bytes_to_device", jobs.bytes_to_device},
       {"clears", engine.clears()},
       {"reinits", engine.reinits()},
+      {"flushes", engine.flushes()},
+      {"updates", engine.updates()},
+      {"weights", engine.weights().is_zero() ? json(nullptr) : json(engine.weights().hex())},
+      {"paused",
+       engine.paused() ? json(std::string(ipc::to_string(*engine.paused()))) : json(nullptr)},
   };
   described["ranks"] = std::move(ranks);
   return described;

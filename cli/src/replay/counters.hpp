@@ -24,8 +24,11 @@ struct ReplayCounters {
   std::uint64_t blocks_verified = 0;
   std::uint64_t blocks_corrupt = 0;
   std::uint64_t blocks_survived = 0;  ///< Device hits, all groups, on blocks older than a worker.
-  std::uint64_t retracted = 0;        ///< Requests put back because their blocks were gone.
+  std::uint64_t retracted = 0;        ///< Requests put back: their blocks were gone, or a pause.
   std::uint64_t rejected = 0;         ///< Requests that are longer than the whole device.
+  std::uint64_t aborted = 0;          ///< Requests ended by a pause.
+  std::uint64_t pauses = 0;           ///< Holds, those of flushes included.
+  std::uint64_t flushes = 0;
   std::uint64_t clears = 0;
   std::uint64_t reinits = 0;
   std::uint64_t failed_cycles = 0;  ///< Clears or re-inits that had to be tried again.

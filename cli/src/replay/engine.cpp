@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace kvferry::cli {
 namespace {
@@ -66,6 +67,7 @@ void Engine::connect() {
   options.identity.model = options_.geometry.name;
   options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
   options.identity.weights = ipc::Digest::random();
+  options.scheduler = this;
   auto client = worker::Client::connect(options, ipc::Deadline::after(kConnectTry));
   if (!client) {
     const ipc::ErrorCode code = client.error().code;
@@ -127,7 +129,16 @@ void Engine::look_at_state() {
     return;
   }
   phase_ready_ = true;
+  if (std::exchange(weights_, state.weights) != state.weights) forget_contents();
   begin_generation(state);
+}
+
+// What was computed with other weights is found by nobody any more; requests that hold it go on.
+void Engine::forget_contents() {
+  for (GroupIndex& group : index_) group.forget_all();
+  for (auto& [id, attempt] : attempts_) {
+    for (HeldBlock& held : attempt.blocks) held.announced = false;
+  }
 }
 
 void Engine::begin_generation(const worker::CacheState& state) {
@@ -157,9 +168,12 @@ void Engine::begin_generation(const worker::CacheState& state) {
 
 void Engine::lose_device_contents() {
   for (GroupIndex& group : index_) group.forget_all();
+  std::vector<AttemptId> frozen;  // Nothing of them is in flight that would end them.
   for (auto& [id, attempt] : attempts_) {
     if (!attempt.doomed) put_back(attempt);
+    if (attempt.frozen) frozen.push_back(id);
   }
+  for (const AttemptId id : frozen) end_attempt(id);
 }
 
 void Engine::on_worker_lost(ipc::Rank rank) {
@@ -197,7 +211,9 @@ void Engine::pump_later() {
 void Engine::pump() {
   if (ended_ || client_ == nullptr) return;
   look_at_state();
-  if (start_playing() && is_ready() && ipc::MonotonicClock::now() >= not_before_) {
+  // Whether what was ordered is in effect may have changed.
+  (void)client_->poll(0);
+  if (start_playing() && is_ready() && !held_ && ipc::MonotonicClock::now() >= not_before_) {
     std::size_t looked_at = 0;
     for (auto next = waiting_.begin();
          next != waiting_.end() && attempts_.size() < options_.in_flight && looked_at < kLookAhead;
@@ -259,7 +275,7 @@ void Engine::watch_progress() {
   if (now - progress_at_ > kWatchPeriod / 2) ipc::log_debug("nothing goes on: {}", describe());
   if (playing_ && !phase_ready_ && now - not_ready_since_ > kNotReadyTime) {
     fail(KVFERRY_ERROR(kTimeout, "nobody re-initialised the cache for 10 minutes: {}", describe()));
-  } else if (playing_ && phase_ready_ && options_.speed <= 0 &&
+  } else if (playing_ && phase_ready_ && !held_ && options_.speed <= 0 &&
              now - progress_at_ > options_.patience) {
     fail(KVFERRY_ERROR(kTimeout, "nothing went on for {} s: {}",
                        std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(),

@@ -45,9 +45,9 @@ struct EngineOptions {
 
 /// A small serving engine: takes requests in their order, keeps its own index of device blocks,
 /// loads what the host tier has, lets the workers compute the rest, and stores every new block.
-/// Whatever dies, a request is put back and served again.
+/// Whatever dies, a request is put back and served again. It obeys pauses and flushes.
 /// @threading the loop's thread.
-class Engine {
+class Engine final : private worker::SchedulerControl {
  public:
   struct Hooks {
     std::function<void(const std::string& line)> say;
@@ -68,7 +68,7 @@ class Engine {
          Hooks hooks);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  ~Engine();
+  ~Engine() override;
 
   /// Starts to connect; everything else follows from the loop.
   void start();
@@ -101,7 +101,8 @@ class Engine {
     std::vector<std::uint64_t> mismatches;  ///< Words per verified block, over all ranks.
     std::uint32_t ranks_outstanding = 0;
     std::uint32_t load_retries = 0;
-    bool doomed = false;  ///< Its request was put back; only ends what runs.
+    bool doomed = false;  ///< Its request was put back or aborted; only ends what runs.
+    bool frozen = false;  ///< Ready for its step, stopped by a pause; nothing of it is in flight.
     std::optional<ipc::Error> error;
   };
   struct StoreJob {
@@ -118,6 +119,7 @@ class Engine {
   /// The first request waits until all of them can be served as meant, offload included.
   [[nodiscard]] bool start_playing();
   void begin_generation(const worker::CacheState& state);
+  void forget_contents();
   void lose_device_contents();
   void on_worker_lost(ipc::Rank rank);
   void watch_progress();
@@ -128,6 +130,16 @@ class Engine {
   void end_when_done();
   void fail(ipc::Error error);
   [[nodiscard]] bool offload_usable() const;
+
+  // engine_hold.cpp: pauses and flushes.
+  void hold(worker::PauseMode mode) override;
+  void resume() override;
+  [[nodiscard]] worker::ScheduledWork count() const override;
+  void reset_cache() override;
+  void stop_for(worker::PauseMode mode, Attempt& attempt);
+  void abort(std::size_t request);
+  /// An attempt is ready for its step, which a pause does not let start: it is frozen or ended.
+  [[nodiscard]] bool holds_back(AttemptId id, Attempt& attempt);
 
   // engine_admit.cpp: from the queue to a load or a step.
   [[nodiscard]] const std::vector<ipc::Digest>& hashes_of(std::size_t request);
@@ -177,12 +189,15 @@ class Engine {
   std::vector<GroupIndex> index_;
   std::vector<worker::ArenaId> arenas_;
   std::uint64_t generation_ = 0;
+  ipc::Digest weights_;  ///< That the workers compute with.
   std::uint64_t reconnects_ = 0;
   std::uint64_t worker_deaths_ = 0;
+  std::optional<worker::PauseMode> held_;  ///< No request gets blocks and no step starts.
   bool phase_ready_ = false;
   bool playing_ = false;  ///< Was ready for everything once.
 
   std::set<std::size_t> waiting_;  ///< Requests to serve, in their order.
+  std::set<std::size_t> begun_;    ///< Of those, the ones that were put back.
   std::unordered_map<std::size_t, std::vector<ipc::Digest>> hashes_;
   std::unordered_map<std::size_t, std::uint32_t> failures_;
   std::unordered_map<AttemptId, Attempt> attempts_;

@@ -86,6 +86,7 @@ Engine::Admission Engine::try_admit(std::size_t request) {
                            index_[g].block_count()));
     ++counters_.rejected;
     hashes_.erase(request);
+    begun_.erase(request);
     return Admission::kTooLong;
   }
   if (has_pending_block(hashes)) return Admission::kConflict;
@@ -104,6 +105,7 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   Attempt& attempt = attempts_[id];
   attempt.request = request;
   attempt.era = era_;
+  begun_.erase(request);
   take_blocks(attempt, plan, hashes, outputs);
   if (attempt.loading.empty()) {
     start_step(id, attempt);

@@ -40,6 +40,7 @@ std::uint64_t seed_of(const ipc::Digest& hash, ipc::GroupId group) noexcept {
 }
 
 void Engine::start_step(AttemptId id, Attempt& attempt) {
+  if (holds_back(id, attempt)) return;
   ipc::Step step;
   step.decode_steps = options_.decode_steps;
   const auto add = [&step](const HeldBlock& held, bool fill) {
@@ -252,6 +253,7 @@ void Engine::put_back(Attempt& attempt) {
   attempt.doomed = true;
   ++counters_.retracted;
   waiting_.insert(attempt.request);
+  begun_.insert(attempt.request);
 }
 
 void Engine::end_attempt(AttemptId id) {

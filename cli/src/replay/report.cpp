@@ -94,6 +94,9 @@ Json to_json(const ReplayReport& report) {
             {"blocks_survived", c.blocks_survived},
             {"retracted", c.retracted},
             {"rejected", c.rejected},
+            {"aborted", c.aborted},
+            {"pauses", c.pauses},
+            {"flushes", c.flushes},
             {"skipped_lines", report.skipped_lines},
             {"clears", c.clears},
             {"reinits", c.reinits},
@@ -235,7 +238,8 @@ std::string summarize(const ReplayReport& report) {
   optional_row("clears with quarantine", c.quarantined, "memory waited for a peer");
   optional_row("blocks found after a death", c.blocks_survived,
                "on the device since before a worker was replaced");
-  optional_row("requests put back", c.retracted, "their device blocks were gone");
+  optional_row("requests put back", c.retracted, "their device blocks were gone or taken back");
+  optional_row("requests aborted", c.aborted, "by a pause");
   optional_row("requests left out", c.rejected, "longer than the device");
   optional_row("trace lines skipped", report.skipped_lines, "malformed");
   optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");

@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "manager/context.hpp"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The pauses, continues and flushes that run: each asks the engine's schedulers and workers in a
+/// few rounds, waits in each for every answer (or its death, or the deadline), and answers once.
+/// @threading the loop's thread.
+class GenerationOperations {
+ public:
+  explicit GenerationOperations(ManagerContext& context) : context_(context) {}
+  GenerationOperations(const GenerationOperations&) = delete;
+  GenerationOperations& operator=(const GenerationOperations&) = delete;
+  ~GenerationOperations() = default;
+
+  // The engine runs no other operation.
+  void pause(const ipc::Peer& peer,
+             const ipc::Envelope& request,
+             const ipc::PauseRequest& message,
+             EngineRecord& engine);
+  void resume(const ipc::Peer& peer,
+              const ipc::Envelope& request,
+              const ipc::ContinueRequest& message,
+              EngineRecord& engine);
+  void flush(const ipc::Peer& peer,
+             const ipc::Envelope& request,
+             const ipc::FlushRequest& message,
+             EngineRecord& engine);
+
+  void update_weights(const ipc::Peer& peer,
+                      const ipc::Envelope& request,
+                      const ipc::UpdateWeightsRequest& message,
+                      EngineRecord& engine);
+
+  /// A scheduler has come, with a pause in force or none: it is told what holds for its engine.
+  void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused);
+  /// A flush may be waiting for jobs that have ended.
+  void on_jobs_changed();
+  /// Who asked for an operation may have gone: its process has died, or closed its connection.
+  void on_peer_gone(const ipc::IncarnationId& peer);
+  /// Answers the operation that runs on the engine; schedulers that it holds for a while run again.
+  /// Weights that are being committed are not left half-way: that goes on.
+  void cancel(EngineRecord& engine, const ipc::Error& why);
+  void cancel_all(const ipc::Error& why);
+
+ private:
+  struct Operation {
+    ipc::Peer peer;
+    ipc::Envelope request;
+    EngineRecord* engine = nullptr;
+    ipc::TimePoint start;
+    ipc::TimePoint give_up;
+    std::size_t pending = 0;     ///< Answers of the round that runs.
+    std::function<void()> next;  ///< After that round.
+    std::function<void()> reply;
+    std::optional<ipc::Error> error;                    ///< The first one.
+    std::optional<std::set<ipc::IncarnationId>> asked;  ///< Schedulers of the first round.
+    std::vector<ipc::IncarnationId> open;               ///< Schedulers that have not answered.
+    std::uint32_t schedulers = 0;
+    ipc::SchedulerLoad load;
+    std::vector<ipc::RankMemory> ranks;
+    std::uint64_t host_blocks_dropped = 0;
+    bool waits_for_jobs = false;
+    /// Of an update of weights: what the ranks are told, and what they came to.
+    ipc::RankWeights weights;
+    std::vector<ipc::RankUpdate> updates;
+    bool prepares = false;
+    bool commits = false;
+    ipc::TimerId timer = 0;
+    bool answered = false;
+  };
+  using OperationRef = std::shared_ptr<Operation>;  // Shared by the answers that are outstanding.
+
+  [[nodiscard]] OperationRef begin(const ipc::Peer& peer,
+                                   const ipc::Envelope& request,
+                                   EngineRecord& engine,
+                                   EngineOperation kind,
+                                   ipc::Duration deadline);
+  void ask_schedulers(const OperationRef& operation,
+                      const ipc::Schedule& order,
+                      std::function<void()> next);
+  void on_schedule_answer(const OperationRef& operation,
+                          const ipc::IncarnationId& scheduler,
+                          const ipc::Result<ipc::Envelope>& answer);
+  using RankAnswered =
+      std::function<void(std::uint32_t rank, const ipc::Result<ipc::Envelope>& answer)>;
+  template <typename Body>
+  void ask_workers(const OperationRef& operation,
+                   ipc::MessageKind kind,
+                   const Body& body,
+                   RankAnswered answered,
+                   std::function<void()> next);
+  void empty_workers(const OperationRef& operation,
+                     ipc::EmptyReason reason,
+                     std::function<void()> next);
+  static void end_round(const OperationRef& operation);
+  void wait_for_jobs(const OperationRef& operation);
+  void hold_idle(const OperationRef& operation,
+                 std::chrono::milliseconds timeout,
+                 std::function<void()> then);
+  void idle_times_out(const OperationRef& operation);
+  void flush_held(const OperationRef& operation, const ipc::FlushRequest& message);
+  /// The last round: schedulers that were held for a while do again what they are to do.
+  void run_again(const OperationRef& operation);
+  /// It has failed while they were held.
+  void give_up(const OperationRef& operation);
+  // weights_update.cpp
+  void prepare_weights(const OperationRef& operation, bool empty_cache);
+  void ask_for_weights(const OperationRef& operation, std::function<void()> next);
+  void abandon_weights(const Operation& operation);
+  void commit_weights(const OperationRef& operation, bool empty_cache);
+  /// Schedulers that are held for a while, or may be, do again what they are to do.
+  void order_back(const EngineRecord& engine);
+  /// What a scheduler does under a pause, or under none.
+  [[nodiscard]] static ipc::ScheduleOrder order_of(std::optional<ipc::PauseMode> paused);
+  void tell(const ipc::IncarnationId& scheduler, const ipc::Schedule& order);
+  void tell(const ipc::IncarnationId& scheduler,
+            const ipc::Schedule& order,
+            ipc::Deadline deadline);
+  void finish(const OperationRef& operation);
+  template <typename Reply> void answer(const Operation& operation, const Reply& reply) const;
+  [[nodiscard]] OperationRef find(const EngineRecord& engine) const;
+  [[nodiscard]] static std::chrono::microseconds took(const Operation& operation);
+
+  ManagerContext& context_;
+  std::vector<OperationRef> operations_;
+  std::uint64_t last_update_ = 0;  ///< Of weights.
+};
+
+}  // namespace kvferry::cache_manager

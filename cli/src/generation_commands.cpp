@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "operator_link.hpp"
+#include "options.hpp"
+#include "print.hpp"
+#include "rank_options.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+/// pause, continue and flush: what an RL loop does to an engine that lives on.
+namespace kvferry::cli {
+namespace {
+
+void print_memory(const std::vector<ipc::RankMemory>& ranks) {
+  if (ranks.empty()) return;
+  Table table({{"rank", Align::kRight},
+               {"reserved before", Align::kRight},
+               {"after", Align::kRight},
+               {"used", Align::kRight},
+               {"free on device", Align::kRight}});
+  for (const ipc::RankMemory& rank : ranks) {
+    const std::string number = std::to_string(rank.rank.value);
+    if (rank.error) {
+      table.add({number, "failed"});
+      continue;
+    }
+    if (rank.absent) {
+      table.add({number, "no worker"});
+      continue;
+    }
+    table.add({number, ipc::format_size(rank.memory.reserved_before),
+               ipc::format_size(rank.memory.reserved_after),
+               ipc::format_size(rank.memory.used_after),
+               ipc::format_size(rank.memory.free_on_device)});
+  }
+  (void)write_out(table.render());
+}
+
+/// Names the ranks that failed, and why, on stderr.
+void report_failures(std::string_view command, const std::vector<ipc::RankMemory>& ranks) {
+  for (const ipc::RankMemory& rank : ranks) {
+    if (rank.error) {
+      print_err("kvferry {}: rank {}: {}\n", command, rank.rank.value, rank.error->to_string());
+    }
+  }
+}
+
+std::string describe(const ipc::PauseReply& reply) {
+  if (reply.schedulers == 0) return "no scheduler is connected; one that comes is held";
+  return fmt::format("{} running, {} frozen, {} waiting, {} transfers in flight",
+                     reply.load.running, reply.load.frozen, reply.load.waiting,
+                     reply.load.transfers);
+}
+
+/// The manager takes this much beyond the deadline, for the ranks to change.
+constexpr std::chrono::seconds kCommitTime{15};
+
+CLI::Option* add_engine(CLI::App& app, std::string& engine) {
+  return app.add_option("--engine", engine, "Which engine [the only one]")->type_name("NAME");
+}
+
+}  // namespace
+
+int pause_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::PauseRequest request;
+  auto app =
+      make_app("pause",
+               "Stops an engine's requests until 'kvferry continue', and returns when they "
+               "have stopped: abort ends them, retract takes their blocks and puts them back "
+               "into the queue, in_place keeps their blocks with what is in them.",
+               "example: before a weights update that keeps running sequences\n"
+               "  kvferry pause --instance chat --mode in_place",
+               common);
+  add_choice<ipc::PauseMode>(*app, "--mode", request.mode,
+                             {{"abort", ipc::PauseMode::kAbort},
+                              {"retract", ipc::PauseMode::kRetract},
+                              {"in_place", ipc::PauseMode::kInPlace}},
+                             "What happens to the requests that run");
+  add_engine(*app, request.engine);
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry pause", common.log_level);
+  const auto reply =
+      ask<ipc::PauseReply>(common, ipc::MessageKind::kPause, request, request.deadline);
+  if (!reply) return failure("pause", reply.error());
+  print_out("paused ({}) in {:.1f} ms: {}\n", to_string(request.mode), to_ms(reply->took),
+            describe(*reply));
+  return kExitDone;
+}
+
+int continue_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::ContinueRequest request;
+  bool keep = false;
+  auto app = make_app("continue",
+                      "Lets an engine's requests run again after 'kvferry pause'. Before that, the "
+                      "memory that the workers' allocators cache goes back to the driver.",
+                      "example:\n  kvferry continue --instance chat", common);
+  app->add_flag("--no-empty-cache", keep, "Leave what the workers' allocators cache with them");
+  add_engine(*app, request.engine);
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry continue", common.log_level);
+  request.empty_cache = !keep;
+  const auto outcome = ask_outcome<ipc::ContinueReply>(common, ipc::MessageKind::kContinue, request,
+                                                       request.deadline);
+  if (!outcome) return failure("continue", outcome.error());
+  print_memory(outcome->reply.ranks);
+  if (outcome->error) {
+    report_failures("continue", outcome->reply.ranks);
+    return failure("continue", *outcome->error);
+  }
+  print_out("running again after {:.1f} ms\n", to_ms(outcome->reply.took));
+  return kExitDone;
+}
+
+int flush_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::FlushRequest request;
+  bool keep = false;
+  auto app = make_app("flush",
+                      "Forgets what an idle engine's cache holds, on the device and in host "
+                      "memory. The device memory of the cache stays; what the workers' allocators "
+                      "cache beside it goes back to the driver. An engine that is not idle is left "
+                      "as it is, and what keeps it busy is told.",
+                      "example: retracted requests hold no block, so this works while paused\n"
+                      "  kvferry pause --mode retract && kvferry flush",
+                      common);
+  app->add_flag("--no-empty-cache", keep, "Leave what the workers' allocators cache with them");
+  add_seconds(*app, "--timeout", request.timeout, "How long to wait until the engine is idle");
+  add_choice<ipc::HostPolicy>(*app, "--host", request.host,
+                              {{"drop", ipc::HostPolicy::kDrop}, {"keep", ipc::HostPolicy::kKeep}},
+                              "What happens to the blocks in host memory");
+  add_engine(*app, request.engine);
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take once it is idle");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry flush", common.log_level);
+  request.empty_cache = !keep;
+  const auto outcome = ask_outcome<ipc::FlushReply>(common, ipc::MessageKind::kFlush, request,
+                                                    request.timeout + request.deadline);
+  if (!outcome) return failure("flush", outcome.error());
+  print_memory(outcome->reply.ranks);
+  if (outcome->error) {
+    report_failures("flush", outcome->reply.ranks);
+    return failure("flush", *outcome->error);
+  }
+  print_out("flushed in {:.1f} ms; {} blocks dropped from host memory\n",
+            to_ms(outcome->reply.took), with_separators(outcome->reply.host_blocks_dropped));
+  return kExitDone;
+}
+
+int update_weights_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kError;
+  ipc::UpdateWeightsRequest request;
+  bool keep = false;
+  auto app = make_app(
+      "update-weights",
+      "Gives the workers of an engine new weights. Every rank reads and checks its part before any "
+      "rank changes; then all change at once. The engine has to be paused or idle. Nothing that "
+      "was "
+      "computed with other weights is found any more, flushed or not; it is found again when its "
+      "weights come back under the name that --weights-id gave them.",
+      "example: new weights under running requests, which keep their blocks\n"
+      "  kvferry pause --mode in_place\n"
+      "  kvferry update-weights --from disk --file model.safetensors --no-flush-cache\n"
+      "  kvferry continue",
+      common);
+  add_choice<ipc::WeightsFrom>(*app, "--from", request.source.from,
+                               {{"disk", ipc::WeightsFrom::kDisk}}, "Where they come from");
+  app->add_option("--file", request.source.location,
+                  "A safetensors file that every worker can read; an absolute path")
+      ->type_name("FILE")
+      ->required();
+  app->add_flag("--no-flush-cache", keep, "Leave device blocks to the requests that hold them");
+  app->add_flag("--empty-cache", request.empty_cache,
+                "Also give what the workers' allocators cache back to the driver");
+  add_weights_id(*app, request.weights);
+  add_engine(*app, request.engine);
+  add_milliseconds(*app, "--deadline", request.deadline, "How long reading may take");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry update-weights", common.log_level);
+  request.flush_cache = !keep;
+  std::error_code error;
+  const auto file = std::filesystem::absolute(request.source.location, error);
+  if (!error) request.source.location = file.string();
+  const auto outcome = ask_outcome<ipc::UpdateWeightsReply>(
+      common, ipc::MessageKind::kUpdateWeights, request, request.deadline + kCommitTime);
+  if (!outcome) return failure("update-weights", outcome.error());
+  const ipc::UpdateWeightsReply& reply = outcome->reply;
+  for (const ipc::RankUpdate& update : reply.updates) {
+    if (update.error) {
+      print_err("kvferry update-weights: rank {}: {}\n", update.rank.value,
+                update.error->to_string());
+    }
+  }
+  if (outcome->error) {
+    report_failures("update-weights", reply.ranks);
+    return failure("update-weights", *outcome->error);
+  }
+  print_memory(reply.ranks);
+  std::uint64_t bytes = 0;
+  for (const ipc::RankUpdate& update : reply.updates) bytes += update.bytes;
+  print_out("weights {} on {} ranks, {}, in {:.1f} ms\n", reply.weights.hex(), reply.updates.size(),
+            ipc::format_size(bytes), to_ms(reply.took));
+  return kExitDone;
+}
+
+}  // namespace kvferry::cli
