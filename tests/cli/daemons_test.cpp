@@ -113,6 +113,10 @@ TEST_F(DaemonsTest, WeightsAreUpdatedFromDiskOnEveryRankOrOnNone) {
     return nlohmann::json::parse(ask("status", {"--json"}).output)["engines"][0]["weights"];
   };
   EXPECT_EQ(weights(), id);
+  const Finished early = ask("update-weights", {"--file=" + second});
+  EXPECT_EQ(early.exit, ChildExit::exited(1));
+  EXPECT_THAT(early.complaints, HasSubstr("no scheduler has connected"));
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
   const Finished updated = ask("update-weights", {"--from=disk", "--file=" + second});
   EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
   EXPECT_THAT(updated.output, HasSubstr("on 2 ranks, 4.04 KiB"));
@@ -137,6 +141,7 @@ TEST_F(DaemonsTest, AWorkerWithoutWeightsSaysSo) {
   start("mover");
   start("manager");
   ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
   const Finished asked = ask("update-weights", {"--file=/nowhere"});
   EXPECT_EQ(asked.exit, ChildExit::exited(1));
   EXPECT_THAT(asked.complaints, HasSubstr("start it with --weights"));

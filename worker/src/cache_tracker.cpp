@@ -42,7 +42,9 @@ Status CacheTracker::take(const ipc::Bytes& body) {
   const bool other_phase = std::exchange(state_.phase, phase) != phase;
   const bool other_offload =
       std::exchange(state_.offload_ready, state.offload_ready) != state.offload_ready;
-  const bool other_weights = std::exchange(state_.weights, state.weights) != state.weights;
+  // A young manager does not know them before the workers have reported.
+  const bool other_weights =
+      phase == CachePhase::kReady && std::exchange(state_.weights, state.weights) != state.weights;
   if (other_generation && !state.refused) note(CacheEventKind::kGeneration);
   if (other_weights && !state.refused) note(CacheEventKind::kWeights);
   if (other_phase) note(CacheEventKind::kPhase);

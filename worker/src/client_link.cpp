@@ -388,6 +388,7 @@ void ClientLink::on_hello_refused(const ipc::Error& error) {
   ipc::log_warn("client: the new manager refused engine {}: {}; trying again", options_.engine,
                 error.to_string());
   link_.reset();
+  orders_.lose_manager();
   reconnect(kAfterRefusal);
 }
 

@@ -92,7 +92,8 @@ class RankLink {
     };
     hooks.empty_allocator = worker.empty_allocator;
     hooks.weights = worker.weights;
-    hooks.weights_id = worker.weights_id;
+    const bool unnamed = worker.weights != nullptr && worker.weights_id.is_zero();
+    hooks.weights_id = unnamed ? ipc::Digest::random() : worker.weights_id;
     hooks.on_fatal = worker.on_fatal;
     return hooks;
   }

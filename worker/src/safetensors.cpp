@@ -31,6 +31,9 @@ constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100ULL << 20;
 constexpr std::size_t kMaxTensors = 1U << 20;
 constexpr std::size_t kMaxDimensions = 8;
+constexpr int kMaxDepth = 4;
+/// Of a name in a message.
+constexpr std::size_t kShownChars = 200;
 
 /// Bits of one element.
 std::optional<std::uint64_t> bits_of(std::string_view dtype) {
@@ -60,7 +63,7 @@ std::optional<std::uint64_t> bytes_of(const TensorInfo& tensor, std::uint64_t bi
 
 template <typename... Args>
 ipc::Error bad(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
-  return KVFERRY_ERROR(kInvalidArgument, "tensor '{}': {}", name,
+  return KVFERRY_ERROR(kInvalidArgument, "tensor '{}': {}", name.substr(0, kShownChars),
                        fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -74,7 +77,10 @@ Result<std::vector<std::uint64_t>> numbers_of(const std::string& name,
   }
   std::vector<std::uint64_t> numbers;
   for (const Json& number : *found) {
-    if (!number.is_number_unsigned()) return bad(name, "its {} holds {}", key, number.dump());
+    if (!number.is_number_unsigned()) {
+      return bad(name, "its {} holds a {} that is no whole number from 0 on", key,
+                 number.type_name());
+    }
     numbers.push_back(number.get<std::uint64_t>());
   }
   return numbers;
@@ -91,7 +97,9 @@ Result<TensorInfo> parse_tensor(const std::string& name,
   if (dtype == entry.end() || !dtype->is_string()) return bad(name, "it has no dtype");
   tensor.dtype = dtype->get<std::string>();
   const auto bits = bits_of(tensor.dtype);
-  if (!bits) return bad(name, "its dtype {} is not known", tensor.dtype);
+  if (!bits)
+    return bad(name, "its dtype {} is not known",
+               std::string_view(tensor.dtype).substr(0, kShownChars));
   KVFERRY_ASSIGN(tensor.shape, numbers_of(name, entry, "shape", kMaxDimensions));
   KVFERRY_ASSIGN(const auto offsets, numbers_of(name, entry, "data_offsets", 2));
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes) {
@@ -118,14 +126,22 @@ Result<std::vector<TensorInfo>> parse_safetensors(std::span<const std::byte> hea
                                                   std::uint64_t file_bytes) {
   const std::uint64_t data_start = kLengthBytes + header_bytes;
   const auto* text = reinterpret_cast<const char*>(header.data());
-  const Json root = Json::parse(text, text + header.size(), nullptr, false);
+  bool too_much = false;
+  std::size_t tensors_seen = 0;
+  const auto look = [&](int depth, Json::parse_event_t event, Json& /*parsed*/) {
+    tensors_seen += depth == 1 && event == Json::parse_event_t::key ? 1U : 0U;
+    too_much = too_much || depth > kMaxDepth || tensors_seen > kMaxTensors;
+    return !too_much;  // What is left out is not kept.
+  };
+  const Json root = Json::parse(text, text + header.size(), look, false);
+  if (too_much) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "its header is nested deeper than {} or has more than {} tensors",
+                         kMaxDepth, kMaxTensors);
+  }
   if (!root.is_object()) {
     return KVFERRY_ERROR(kInvalidArgument, "its header of {} bytes is no JSON object",
                          header.size());
-  }
-  if (root.size() > kMaxTensors) {
-    return KVFERRY_ERROR(kInvalidArgument, "it has {} tensors; at most {} are taken", root.size(),
-                         kMaxTensors);
   }
   std::vector<TensorInfo> tensors;
   for (const auto& [name, entry] : root.items()) {

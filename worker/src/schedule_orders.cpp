@@ -76,9 +76,12 @@ void ScheduleOrders::serve() {
     if (more) begin_next();
   }
   serving_ = false;
+  if (hold_is_orphaned_) serve();  // The manager was lost meanwhile.
 }
 
 void ScheduleOrders::begin_next() {
+  Open next = std::move(arrived_.front());
+  arrived_.pop_front();
   if (open_) {
     const Open replaced = *std::exchange(open_, std::nullopt);
     answer(replaced.request,
@@ -86,8 +89,7 @@ void ScheduleOrders::begin_next() {
                ? not_idle(load())
                : KVFERRY_ERROR(kCancelled, "another order came before it took effect"));
   }
-  open_ = std::move(arrived_.front());
-  arrived_.pop_front();
+  open_ = std::move(next);
   const ScheduleOrder order = open_->order.order;
   if (const std::optional<ipc::PauseMode> mode = pause_of(order)) {
     ipc::log_info("schedule: pauses ({})", to_string(*mode));
@@ -106,6 +108,7 @@ void ScheduleOrders::begin_next() {
 void ScheduleOrders::take_effect() {
   const Open open = *open_;  // The manager may be lost, and it with it, in a call below.
   const SchedulerLoad now = load();
+  if (!open_) return;
   switch (open.order.order) {
     case ScheduleOrder::kRun: break;
     case ScheduleOrder::kAbort:

@@ -41,8 +41,7 @@ WeightsStore::WeightsStore(ipc::Device& device,
       stream_(need(device.make_stream(ipc::StreamPriority::kNormal))) {}
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
-  cancelled_.store(false);
-  abandon();
+  prepared_.clear();
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
     return KVFERRY_ERROR(kInvalidArgument, "weights file {} holds no tensor", source.location);
@@ -140,6 +139,9 @@ Status WeightsStore::copy(std::span<const std::byte> from, ipc::DevicePtr to, De
   return ipc::ok();
 }
 
-void WeightsStore::abandon() { prepared_.clear(); }
+void WeightsStore::abandon() {
+  prepared_.clear();
+  cancelled_.store(false);
+}
 
 }  // namespace kvferry::worker

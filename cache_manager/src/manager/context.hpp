@@ -38,6 +38,8 @@ struct ManagerContext {
   /// To be called after anything about an engine's ranks or operation changed: derives its state,
   /// tells its clients, sends or ends its queued jobs.
   std::function<void(EngineRecord&)> engine_changed;
+  /// Posted after an operation has ended: somebody may have waited for it.
+  std::function<void()> operation_ended;
   ipc::LeaseId operations =
       {};  ///< Clears and re-inits that have begun, for the transitions' record.
   bool stopping = false;

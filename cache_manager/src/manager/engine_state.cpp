@@ -351,7 +351,17 @@ ipc::Digest EngineRecord::weights_of_ranks() const {
     }
     parts.push_back(rank.worker->state.weights);
   }
-  return parts.empty() ? weights_ : ipc::combine_weights(parts);
+  if (parts.empty()) {
+    return weights_;
+  }
+  if (std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return part == parts[0]; })) {
+    return parts[0];
+  }
+  // A rank without weights among others that have some is an identity of its own, too.
+  for (ipc::Digest& part : parts) {
+    part = part.is_zero() ? ipc::Digest::hash("none", 4) : part;
+  }
+  return ipc::combine_weights(parts);
 }
 
 ipc::EngineState EngineRecord::view() const {

@@ -88,6 +88,7 @@ void GenerationOperations::resume(const ipc::Peer& peer,
       // One that did not answer may be held: the engine stays paused, so that it can be repeated.
       if (!operation->error) {
         operation->engine->set_paused(std::nullopt);
+        order_back(*operation->engine);  // One that came meanwhile was told that it is paused.
       }
       finish(operation);
     });
@@ -314,19 +315,27 @@ void GenerationOperations::tell(const ipc::IncarnationId& scheduler,
                                 ipc::Deadline deadline) {
   context_.calls.call(
       scheduler, ipc::MessageKind::kSchedule, order, deadline,
-      [this, scheduler, order, deadline](const ipc::Result<ipc::Envelope>& answer) {
+      [this, scheduler, deadline](const ipc::Result<ipc::Envelope>& answer) {
         if (answer || answer.error().code == ipc::ErrorCode::kCancelled ||
             answer.error().code == ipc::ErrorCode::kNotIdle) {
           return;
         }
         if (answer.error().code == ipc::ErrorCode::kBusy && !deadline.expired() &&
             !context_.stopping) {
-          context_.loop.after(
-              kTellAgain, [this, scheduler, order, deadline] { tell(scheduler, order, deadline); });
+          context_.loop.after(kTellAgain,
+                              [this, scheduler, deadline] { tell_again(scheduler, deadline); });
           return;
         }
         ipc::log_warn("scheduler {}: {}", scheduler.hex(), answer.error().to_string());
       });
+}
+
+// What holds by now, which may be another order; while an operation runs its own rounds tell.
+void GenerationOperations::tell_again(const ipc::IncarnationId& scheduler, ipc::Deadline deadline) {
+  const ClientRecord* client = context_.directory.client(scheduler);
+  if (client != nullptr && client->engine->operation() == EngineOperation::kNone) {
+    tell(scheduler, {.order = order_of(client->engine->paused())}, deadline);
+  }
 }
 
 void GenerationOperations::order_back(const EngineRecord& engine) {
@@ -378,6 +387,7 @@ void GenerationOperations::finish(const OperationRef& operation) {
   engine.end_operation(!operation->error.has_value());
   std::erase(operations_, operation);
   operation->reply();
+  context_.loop.post(context_.operation_ended);
   const std::string name = engine.name();
   context_.drop_if_unused(name);
 }
@@ -401,6 +411,7 @@ void GenerationOperations::cancel(EngineRecord& engine, const ipc::Error& why) {
   engine.end_operation(false);
   std::erase(operations_, operation);
   context_.refuse(operation->peer, operation->request, why);
+  context_.loop.post(context_.operation_ended);
   if (may_hold) {
     order_back(engine);
   }

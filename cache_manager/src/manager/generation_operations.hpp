@@ -75,8 +75,9 @@ class GenerationOperations {
     /// Of an update of weights: what the ranks are told, and what they came to.
     ipc::RankWeights weights;
     std::vector<ipc::RankUpdate> updates;
+    std::vector<ipc::IncarnationId> workers;  ///< Those that prepare.
     bool prepares = false;
-    bool commits = false;
+    bool commits = false;  ///< From the commit to the end: not to be taken for not done.
     ipc::TimerId timer = 0;
     bool answered = false;
   };
@@ -118,6 +119,8 @@ class GenerationOperations {
   // weights_update.cpp
   void prepare_weights(const OperationRef& operation, bool empty_cache);
   void ask_for_weights(const OperationRef& operation, std::function<void()> next);
+  void hold_for_commit(const OperationRef& operation, bool empty_cache);
+  [[nodiscard]] static std::vector<ipc::IncarnationId> workers_of(const EngineRecord& engine);
   void abandon_weights(const Operation& operation);
   void commit_weights(const OperationRef& operation, bool empty_cache);
   /// Schedulers that are held for a while, or may be, do again what they are to do.
@@ -128,6 +131,7 @@ class GenerationOperations {
   void tell(const ipc::IncarnationId& scheduler,
             const ipc::Schedule& order,
             ipc::Deadline deadline);
+  void tell_again(const ipc::IncarnationId& scheduler, ipc::Deadline deadline);
   void finish(const OperationRef& operation);
   template <typename Reply> void answer(const Operation& operation, const Reply& reply) const;
   [[nodiscard]] OperationRef find(const EngineRecord& engine) const;

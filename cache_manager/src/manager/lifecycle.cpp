@@ -222,6 +222,11 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   const auto message = ipc::decode<ipc::UpdateWeightsRequest>(request.body, "UpdateWeightsRequest");
   ipc::Status status =
       message ? check_time(message->deadline, "update deadline", 1) : ipc::Status(message.error());
+  constexpr std::size_t kLongestPath = 4096;
+  if (status && message->source.location.size() > kLongestPath) {
+    status = KVFERRY_ERROR(kInvalidArgument, "a path of {} bytes: at most {} are taken",
+                           message->source.location.size(), kLongestPath);
+  }
   if (status && message->weights && message->weights->is_zero()) {
     status =
         KVFERRY_ERROR(kInvalidArgument, "zero is no identity of weights: name another, or none");
@@ -232,6 +237,12 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   }
   const auto engine = idle_engine(peer, message->engine, "update");
   status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
+  if (status && !(*engine)->pause_is_known() && context_.directory.clients_of(**engine).empty()) {
+    status = KVFERRY_ERROR(kNotReady,
+                           "engine {}: no scheduler has connected to this manager yet, so that it "
+                           "is not known whether anything runs: retry when one has, or pause it",
+                           (*engine)->name());
+  }
   if (status && (*engine)->ranks().empty()) {
     status = KVFERRY_ERROR(kNotReady, "engine {} has no worker to update: start them",
                            (*engine)->name());

@@ -91,7 +91,8 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                .host = host_,
                .jobs = jobs_,
                .transitions = transitions_,
-               .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); }},
+               .engine_changed = [this](EngineRecord& engine) { engine_changed(engine); },
+               .operation_ended = [this] { after_event(); }},
       job_service_(context_),
       clients_(context_,
                job_service_,
@@ -149,6 +150,7 @@ void ManagerCore::on_peer_left(const ipc::Peer& peer) {
     drop_client(peer.id);
   }
   calls_.on_peer_died(peer.id);
+  lifecycle_.on_peer_gone(peer.id);
   after_event();
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 /// For the commit and what comes after it, when preparing took all the time there was.
 constexpr std::chrono::seconds kCommitTime{15};
+/// Through one small buffer from memory that is not pinned.
+constexpr std::chrono::seconds kCommitTimePerGib{1};
 
 }  // namespace
 
@@ -42,12 +44,20 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
   };
   // Before anything is loaded. Frozen requests of a pause in place are no hindrance when nothing is
   // to be flushed; copies are, and end by themselves while nothing runs.
+  // The pause is ordered again: one that was ordered before may not be in effect.
   if (engine.paused() && !message.flush_cache) {
-    operation->next = load;
-    operation->waits_for_jobs = true;
-    operation->timer =
-        context_.loop.after(message.deadline, [this, operation] { idle_times_out(operation); });
-    wait_for_jobs(operation);
+    ask_schedulers(operation, {.order = order_of(engine.paused())},
+                   [this, operation, load, time = message.deadline] {
+                     if (operation->error) {
+                       give_up(operation);
+                       return;
+                     }
+                     operation->next = load;
+                     operation->waits_for_jobs = true;
+                     operation->timer = context_.loop.after(
+                         time, [this, operation] { idle_times_out(operation); });
+                     wait_for_jobs(operation);
+                   });
     return;
   }
   hold_idle(operation, std::chrono::milliseconds(0),
@@ -86,16 +96,52 @@ void GenerationOperations::prepare_weights(const OperationRef& operation, bool e
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     operation->updates[rank].rank = ipc::Rank{rank};
   }
+  operation->workers = workers_of(*operation->engine);
   operation->prepares = true;
   ask_for_weights(operation, [this, operation, empty_cache] {
     operation->prepares = false;
+    if (!operation->error && operation->workers != workers_of(*operation->engine)) {
+      operation->error = KVFERRY_ERROR(
+          kPeerDied,
+          "engine {}: a worker that had prepared its weights is gone, nothing was changed: ask "
+          "again when its successor is there",
+          operation->engine->name());
+    }
     if (operation->error) {
       abandon_weights(*operation);
       give_up(operation);
     } else {
-      commit_weights(operation, empty_cache);
+      hold_for_commit(operation, empty_cache);
     }
   });
+}
+
+// The ranks' living, connected workers.
+std::vector<ipc::IncarnationId> GenerationOperations::workers_of(const EngineRecord& engine) {
+  std::vector<ipc::IncarnationId> workers;
+  for (const RankRecord& rank : engine.ranks()) {
+    workers.push_back(rank.worker && rank.worker->connected ? rank.worker->id
+                                                            : ipc::IncarnationId{});
+  }
+  return workers;
+}
+
+// A pause outlives this manager, the hold of an idle engine does not: were it to end in the middle,
+// nobody would compute with weights of which some are changed.
+void GenerationOperations::hold_for_commit(const OperationRef& operation, bool empty_cache) {
+  if (operation->engine->paused()) {
+    commit_weights(operation, empty_cache);
+    return;
+  }
+  ask_schedulers(operation, {.order = ipc::ScheduleOrder::kRetract},
+                 [this, operation, empty_cache] {
+                   if (operation->error) {
+                     abandon_weights(*operation);
+                     give_up(operation);
+                   } else {
+                     commit_weights(operation, empty_cache);
+                   }
+                 });
 }
 
 // Told, not asked: a rank that does not hear it finds out by the number of the next update.
@@ -112,11 +158,21 @@ void GenerationOperations::abandon_weights(const Operation& operation) {
 
 void GenerationOperations::commit_weights(const OperationRef& operation, bool empty_cache) {
   operation->commits = true;
+  std::uint64_t most = 0;
+  for (const ipc::RankUpdate& update : operation->updates) {
+    most = std::max(most, update.bytes);
+  }
+  const std::chrono::seconds time = kCommitTime + kCommitTimePerGib * (most >> 30U);
   operation->weights.phase = ipc::WeightsPhase::kCommit;
-  operation->weights.deadline = std::chrono::milliseconds(kCommitTime);
-  operation->give_up = ipc::MonotonicClock::now() + 2 * kCommitTime;
+  operation->weights.deadline = std::chrono::milliseconds(time);
+  operation->give_up = ipc::MonotonicClock::now() + time + kCommitTime;
   ask_for_weights(operation, [this, operation, empty_cache] {
-    operation->commits = false;
+    if (!operation->error && operation->engine->weights() != operation->weights.weights) {
+      operation->error =
+          KVFERRY_ERROR(kProtocol, "engine {}: its ranks report weights {} after a commit of {}",
+                        operation->engine->name(), operation->engine->weights().hex(),
+                        operation->weights.weights.hex());
+    }
     operation->engine->set_mixed_weights(operation->error);
     if (operation->error) {
       // Some ranks have the new weights and some may not: nothing computes until all agree.

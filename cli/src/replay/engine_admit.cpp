@@ -93,10 +93,11 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   if (!may_fit(request, hashes)) return Admission::kNoRoom;
   const std::uint64_t era = era_;
   const std::uint64_t generation = generation_;
+  const Digest weights = weights_;
   const PrefixPlan plan = make_plan(trace, hashes);
   look_at_state();
-  if (era != era_ || generation != generation_ || !phase_ready_) {
-    pump_later();  // The lookup brought news of another arena: start over.
+  if (era != era_ || generation != generation_ || weights != weights_ || !phase_ready_) {
+    pump_later();  // The lookup brought news of another arena or other weights: start over.
     return Admission::kNoRoom;
   }
   if (!fits(plan, hashes, outputs)) return Admission::kNoRoom;

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "rank/reply_to.hpp"
 
+#include <exception>
 #include <utility>
 
 namespace kvferry::ipc {
@@ -32,13 +33,26 @@ void WeightsCommands::cancel() noexcept {
 
 Envelope WeightsCommands::run(const Envelope& request) {
   Envelope reply = reply_to(request);
-  if (auto outcome = obey(request); outcome) {
+  if (auto outcome = obey_safely(request); outcome) {
     reply.body = encode(*outcome);
   } else {
     log_warn("weights: {}", outcome.error().to_string());
     reply.error = std::move(outcome).error();
   }
   return reply;
+}
+
+void WeightsCommands::set_id(const Digest& id) {
+  const std::lock_guard lock(mutex_);
+  id_ = id;
+}
+
+Result<RankWeightsReply> WeightsCommands::obey_safely(const Envelope& request) {
+  try {
+    return obey(request);
+  } catch (const std::exception& error) {
+    return KVFERRY_ERROR(kSystem, "the engine's weights could not be changed: {}", error.what());
+  }
 }
 
 Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
@@ -56,7 +70,8 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     KVFERRY_ASSIGN(reply.bytes, user_->prepare(order.source, Deadline::after(order.deadline)));
     prepared_ = order.update;
   } else if (order.phase == WeightsPhase::kAbandon) {
-    if (std::exchange(prepared_, 0) != 0) user_->abandon();
+    prepared_ = 0;
+    user_->abandon();
   } else {
     if (prepared_ != order.update || prepared_ == 0) {
       return KVFERRY_ERROR(kStaleEpoch,
@@ -64,10 +79,10 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
                            order.update, prepared_);
     }
     prepared_ = 0;
-    KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
     log_info("weights: {} take the place of {}", order.weights.hex(), id().hex());
-    const std::lock_guard lock(mutex_);
-    id_ = order.weights;
+    set_id(Digest::random());  // Half of each, should it fail: known by no name of before.
+    KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
+    set_id(order.weights);
   }
   reply.weights = id();
   return reply;

@@ -31,7 +31,9 @@ class WeightsCommands {
   [[nodiscard]] Envelope run(const Envelope& request);
 
  private:
+  [[nodiscard]] Result<RankWeightsReply> obey_safely(const Envelope& request);
   [[nodiscard]] Result<RankWeightsReply> obey(const Envelope& request);
+  void set_id(const Digest& id);
 
   WeightsUser* const user_;
   std::uint64_t prepared_ = 0;  ///< Number of the update that is prepared; 0 for none.

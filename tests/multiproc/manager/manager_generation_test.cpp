@@ -507,6 +507,11 @@ class ManagerPairsTest : public ManagerGenerationTest, public testing::WithParam
         return from.ask(kind, ipc::PauseRequest{"chat", PauseMode::kRetract});
       case MessageKind::kContinue: return from.ask(kind, ipc::ContinueRequest{"chat"});
       case MessageKind::kFlush: return from.ask(kind, ipc::FlushRequest{"chat"});
+      case MessageKind::kUpdateWeights: {
+        ipc::UpdateWeightsRequest update;
+        update.engine = "chat";
+        return from.ask(kind, update);
+      }
       case MessageKind::kClear: return from.ask(kind, ipc::ClearRequest{"chat"});
       default: return from.ask(kind, ipc::ReinitRequest{"chat"});
     }
@@ -532,7 +537,7 @@ TEST_P(ManagerPairsTest, HaveOneOutcome) {
     EXPECT_EQ(refusal(running), ErrorCode::kCancelled);
     EXPECT_THAT(refusal_, HasSubstr("cleared instead"));
     EXPECT_TRUE(workers_[0]->next(MessageKind::kRankClear).has_value());
-    if (running == MessageKind::kFlush) {
+    if (running == MessageKind::kFlush || running == MessageKind::kUpdateWeights) {
       ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
     }
     return;
@@ -545,8 +550,9 @@ TEST_P(ManagerPairsTest, HaveOneOutcome) {
 }
 
 constexpr auto kRunning = {MessageKind::kPause, MessageKind::kContinue, MessageKind::kFlush,
-                           MessageKind::kClear};
-constexpr auto kComing = {MessageKind::kPause, MessageKind::kContinue, MessageKind::kFlush,
+                           MessageKind::kUpdateWeights, MessageKind::kClear};
+constexpr auto kComing = {MessageKind::kPause, MessageKind::kContinue,
+                          MessageKind::kFlush, MessageKind::kUpdateWeights,
                           MessageKind::kClear, MessageKind::kReinit};
 
 std::vector<Pair> all_pairs() {

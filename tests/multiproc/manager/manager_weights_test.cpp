@@ -147,6 +147,7 @@ TEST_F(ManagerWeightsTest, AnUpdateIsPreparedEverywhereBeforeAnyRankChanges) {
   (void)workers_[0]->has(MessageKind::kRankWeights);  // Its answer has been handled.
   EXPECT_FALSE(workers_[0]->has(MessageKind::kRankWeights)) << "rank 1 is not ready yet";
   ASSERT_NO_FATAL_FAILURE(answer_weights(1, WeightsPhase::kPrepare));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
   ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kCommit));
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
   const auto reply = operator_->next_body<ipc::UpdateWeightsReply>(MessageKind::kUpdateWeights);
@@ -158,12 +159,30 @@ TEST_F(ManagerWeightsTest, AnUpdateIsPreparedEverywhereBeforeAnyRankChanges) {
   EXPECT_FALSE(workers_[0]->has(MessageKind::kRankEmpty)) << "an update empties nothing by default";
 }
 
+TEST_F(ManagerWeightsTest, AWorkerThatIsGoneAfterItPreparedLeavesAllAsTheyWere) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  for (const std::uint32_t rank : {0U, 1U}) report(rank, weights(1));
+  ask_update();
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
+  ASSERT_NO_FATAL_FAILURE(answer_weights(0, WeightsPhase::kPrepare));
+  (void)workers_[0]->has(MessageKind::kRankWeights);
+  workers_[0].reset();  // Away: nothing it prepared counts any more.
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kDetached, false));
+  ASSERT_NO_FATAL_FAILURE(answer_weights(1, WeightsPhase::kPrepare));
+  ASSERT_NO_FATAL_FAILURE(answer_weights(1, WeightsPhase::kAbandon));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  EXPECT_EQ(refusal(), ErrorCode::kPeerDied);
+  EXPECT_EQ(status()["engines"][0]["paused"], nullptr);
+}
+
 TEST_F(ManagerWeightsTest, UnderAPauseInPlaceNobodyIsAskedToForget) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
   operator_->ask(MessageKind::kPause, ipc::PauseRequest{"chat", PauseMode::kInPlace});
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kInPlace));
   ASSERT_TRUE(operator_->next(MessageKind::kPause).has_value());
   ask_update(/*flush=*/false);
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kInPlace));  // Is it in effect?
   ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kPrepare));
   EXPECT_FALSE(client_->has(MessageKind::kSchedule));
   ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kCommit));
@@ -209,6 +228,7 @@ TEST_F(ManagerWeightsTest, ACommitThatFailsOnOneRankKeepsEverybodyFromComputing)
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
   ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kPrepare));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
   const ipc::Error broken = KVFERRY_ERROR(kCuda, "the device is gone");
   ASSERT_NO_FATAL_FAILURE(answer_weights(0, WeightsPhase::kCommit));
   ASSERT_NO_FATAL_FAILURE(answer_weights(1, WeightsPhase::kCommit, &broken));
@@ -253,6 +273,7 @@ TEST_F(ManagerWeightsTest, WeightsThatAreBeingCommittedAreNotLeftHalfWay) {
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
   ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kPrepare));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
   ASSERT_NO_FATAL_FAILURE(answer_weights(0, WeightsPhase::kCommit));
   auto second = peer(ipc::ProcessKind::kOperator, "second");
   const auto clear = second->call<ipc::ClearReply>(MessageKind::kClear, ipc::ClearRequest{"chat"});

@@ -29,8 +29,8 @@ struct WorkerHooks {
   /// threads of kvferry's, maybe on two at a time; steps may run meanwhile.
   ipc::EmptyAllocator empty_allocator;
   /// The weights that this worker computes with, for `kvferry update-weights`; null when they are
-  /// no matter of kvferry's. weights_id: their identity at the start, fresh random bytes unless it
-  /// is known that another life had the very same; it becomes part of the key of every block.
+  /// no matter of kvferry's. weights_id: their identity at the start; zero for fresh random bytes,
+  /// unless it is known that another life had the very same. It is part of the key of every block.
   ipc::WeightsUser* weights = nullptr;
   ipc::Digest weights_id{};
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,

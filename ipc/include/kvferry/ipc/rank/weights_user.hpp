@@ -46,7 +46,8 @@ class WeightsUser {
   [[nodiscard]] virtual Status commit(Deadline deadline) = 0;
   /// Lets go of what is prepared, if anything is.
   virtual void abandon() = 0;
-  /// A prepare() that runs ends soon, with kCancelled. Any thread.
+  /// A prepare() that runs or comes ends soon, with kCancelled, until abandon() is called. Any
+  /// thread.
   virtual void cancel() noexcept = 0;
 };
 
