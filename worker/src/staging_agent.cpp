@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/transitions/mutants.hpp"
+#include "make_stream.hpp"
 #include "stage_check.hpp"
 
 #include <algorithm>
@@ -29,12 +30,6 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // of the worker.
 constexpr int kAcceptsPerRound = 16;
 constexpr int kPacketsPerRound = 64;
-
-std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
-  auto stream = device.make_stream(ipc::StreamPriority::kHigh);
-  if (!stream) throw ipc::Exception(std::move(stream).error());
-  return std::move(stream).value();
-}
 
 ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankConfig& config) {
   auto listener =
@@ -65,7 +60,10 @@ StagingAgent::StagingAgent(ipc::EventLoop& loop,
       config_(config),
       arena_(arena),
       transitions_(std::move(transitions)),
-      completions_(loop, make_stream(device), "staging", std::move(on_device_failed)),
+      completions_(loop,
+                   make_stream(device, ipc::StreamPriority::kHigh),
+                   "staging",
+                   std::move(on_device_failed)),
       listener_(make_listener(dir, config)) {
   loop_.watch(listener_.fd(), [this] { on_connect(); });
 }

@@ -3,6 +3,7 @@
 #include "step_runner.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "make_stream.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -24,12 +25,6 @@ constexpr std::uint64_t kWorkspaceBytesPerRead = 16ULL << 10;
 /// cannot force one synchronisation after the other.
 constexpr auto kEmptyPeriod = 1s;
 
-std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
-  auto stream = device.make_stream(ipc::StreamPriority::kNormal);
-  if (!stream) throw ipc::Exception(std::move(stream).error());
-  return std::move(stream).value();
-}
-
 }  // namespace
 
 StepRunner::StepRunner(ipc::EventLoop& loop,
@@ -44,7 +39,10 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       allocator_(allocator),
       rank_(config.rank),
       pinned_(device),
-      completions_(loop, make_stream(device), "compute", std::move(on_device_failed)) {
+      completions_(loop,
+                   make_stream(device, ipc::StreamPriority::kNormal),
+                   "compute",
+                   std::move(on_device_failed)) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.rank_socket(config.engine, config.rank.value, "step");
   options.control_path =

@@ -5,6 +5,7 @@
 #include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "make_stream.hpp"
 
 #include <algorithm>
 #include <array>
@@ -23,9 +24,10 @@ constexpr std::uint64_t kBounceBytes = 8ULL << 20;
 /// Between two looks at deadline and cancellation.
 constexpr std::size_t kReadBytes = 4ULL << 20;
 
-template <typename T> T need(Result<T> result) {
-  if (!result) throw ipc::Exception(std::move(result).error());
-  return std::move(result).value();
+std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device) {
+  auto buffer = device.make_pinned_buffer(kBounceBytes);
+  if (!buffer) throw ipc::Exception(std::move(buffer).error());
+  return std::move(buffer).value();
 }
 
 }  // namespace
@@ -37,8 +39,8 @@ WeightsStore::WeightsStore(ipc::Device& device,
     : allocator_(allocator),
       rank_(rank),
       ranks_(ranks),
-      bounce_(need(device.make_pinned_buffer(kBounceBytes))),
-      stream_(need(device.make_stream(ipc::StreamPriority::kNormal))) {}
+      bounce_(make_bounce(device)),
+      stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
   prepared_.clear();

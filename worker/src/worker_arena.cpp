@@ -5,6 +5,7 @@
 #include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "make_stream.hpp"
 
 #include <poll.h>
 
@@ -29,12 +30,6 @@ void wait_readable(int fd, Deadline deadline) {
   ::poll(&entry, 1, deadline.poll_timeout_ms());
 }
 
-std::unique_ptr<ipc::Stream> make_stream(ipc::Device& device) {
-  auto stream = device.make_stream(ipc::StreamPriority::kNormal);
-  if (!stream) throw ipc::Exception(std::move(stream).error());
-  return std::move(stream).value();
-}
-
 }  // namespace
 
 ArenaUse::~ArenaUse() {
@@ -42,7 +37,7 @@ ArenaUse::~ArenaUse() {
 }
 
 WorkerArena::WorkerArena(ipc::Device& device, ipc::Rank rank)
-    : device_(device), rank_(rank), stream_(make_stream(device)) {}
+    : device_(device), rank_(rank), stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
 
 void WorkerArena::add_revoke_listener(std::function<void()> listener) {
   listeners_.push_back(std::move(listener));
