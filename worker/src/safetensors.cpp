@@ -46,8 +46,8 @@ std::optional<std::uint64_t> bits_of(std::string_view dtype) {
                                  Known{"I16", 16},    Known{"F16", 16},    Known{"BF16", 16},
                                  Known{"U32", 32},    Known{"I32", 32},    Known{"F32", 32},
                                  Known{"U64", 64},    Known{"I64", 64},    Known{"F64", 64}};
-  const auto found = std::find_if(kKnown.begin(), kKnown.end(),
-                                  [dtype](const Known& known) { return known.name == dtype; });
+  const auto* const found = std::find_if(
+      kKnown.begin(), kKnown.end(), [dtype](const Known& known) { return known.name == dtype; });
   return found == kKnown.end() ? std::nullopt : std::optional(found->bits);
 }
 
@@ -97,9 +97,10 @@ Result<TensorInfo> parse_tensor(const std::string& name,
   if (dtype == entry.end() || !dtype->is_string()) return bad(name, "it has no dtype");
   tensor.dtype = dtype->get<std::string>();
   const auto bits = bits_of(tensor.dtype);
-  if (!bits)
+  if (!bits) {
     return bad(name, "its dtype {} is not known",
                std::string_view(tensor.dtype).substr(0, kShownChars));
+  }
   KVFERRY_ASSIGN(tensor.shape, numbers_of(name, entry, "shape", kMaxDimensions));
   KVFERRY_ASSIGN(const auto offsets, numbers_of(name, entry, "data_offsets", 2));
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes) {
