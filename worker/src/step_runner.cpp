@@ -198,8 +198,12 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
     pinned_.give_back(std::move(result.sums));
     pinned_.give_back(std::move(result.mismatches));
   }
-  const InFlight ended = std::move(*work);
+  InFlight ended = std::move(*work);
   in_flight_.erase(work);
+  // Whoever reads the answer may order the cache emptied or the arena cleared at once: nothing of
+  // the step is held by then.
+  ended.workspace = ScratchBuffer();
+  ended.use = ArenaUse();
   if (ended.error) {
     fail(ended.peer, ended.envelope, *ended.error);
   } else if (const auto sent = server_->reply(ended.peer, ended.envelope, reply); !sent) {
