@@ -66,9 +66,10 @@ Traffic::Traffic(TrafficOptions options) : options_(std::move(options)), random_
   if (!dir) throw ipc::Exception(std::move(dir).error());
   thread_ = std::thread([this, dir = *dir] {
     for (std::uint32_t rank = 0; rank < options_.client.ranks; ++rank) {
-      channels_.push_back(std::make_unique<cli::StepChannel>(
+      channels_.push_back(std::make_unique<worker::StepChannel>(
           loop_, dir, options_.client.engine, ipc::Rank{rank},
-          cli::StepChannel::Hooks{.on_up = [] {}, .on_lost = [] {}}));
+          fmt::format("soak {}", options_.client.engine),
+          worker::StepChannel::Hooks{.on_up = [] {}, .on_lost = [] {}}));
     }
     run();
     channels_.clear();

@@ -8,7 +8,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/worker/client.hpp"
-#include "replay/step_channel.hpp"
+#include "kvferry/worker/step_channel.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -90,7 +90,7 @@ class Traffic {
   std::mt19937_64 random_;
   ipc::EventLoop loop_;
   std::unique_ptr<worker::Client> client_;
-  std::vector<std::unique_ptr<cli::StepChannel>> channels_;
+  std::vector<std::unique_ptr<worker::StepChannel>> channels_;
   std::map<std::uint64_t, Stored> stored_;
   std::vector<std::uint64_t> to_drop_;  ///< Sequences that a lost manager may not have dropped.
   std::uint64_t next_name_ = 1;

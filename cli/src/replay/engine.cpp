@@ -90,6 +90,7 @@ void Engine::connect() {
   for (std::uint32_t r = 0; r < options_.geometry.ranks; ++r) {
     channels_.push_back(std::make_unique<StepChannel>(
         loop_, *dir, options_.engine, ipc::Rank{r},
+        fmt::format("replay engine {}", options_.engine),
         StepChannel::Hooks{[this] { pump_later(); }, [this, r] { on_worker_lost(ipc::Rank{r}); }}));
   }
   on_client();

@@ -6,11 +6,11 @@
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/worker/client.hpp"
+#include "kvferry/worker/device_index.hpp"
+#include "kvferry/worker/prefix_plan.hpp"
+#include "kvferry/worker/step_channel.hpp"
 #include "replay/counters.hpp"
-#include "replay/device_index.hpp"
 #include "replay/offload_watch.hpp"
-#include "replay/prefix_plan.hpp"
-#include "replay/step_channel.hpp"
 #include "replay/trace.hpp"
 
 #include <cstdint>
@@ -24,6 +24,11 @@
 #include <vector>
 
 namespace kvferry::cli {
+
+using worker::BlockSource;
+using worker::GroupIndex;
+using worker::PrefixPlan;
+using worker::StepChannel;
 
 /// Which blocks are held to the pattern that they were filled with when they are used again.
 enum class VerifyPolicy : std::uint8_t { kOff, kSample, kFull };

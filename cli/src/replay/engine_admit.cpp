@@ -37,7 +37,8 @@ std::uint32_t whole_blocks_of(const TraceRequest& request) {
 std::uint32_t most_needed(const ipc::GroupSpec& group,
                           std::uint32_t length,
                           std::uint32_t outputs) {
-  return most_blocks_needed(group, length) + (group.rule == ipc::HitRule::kFull ? outputs : 0);
+  return worker::most_blocks_needed(group, length) +
+         (group.rule == ipc::HitRule::kFull ? outputs : 0);
 }
 
 /// Output blocks are private: a hash of their own that nobody looks up.
@@ -146,7 +147,7 @@ PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Dige
   const auto on_device = [&](GroupId group, std::uint32_t position) {
     return index_of(group).find(hashes[position]) ? BlockSource::kDevice : BlockSource::kNowhere;
   };
-  PrefixPlan plan = plan_prefix(options_.geometry.groups, length, whole, on_device);
+  PrefixPlan plan = worker::plan_prefix(options_.geometry.groups, length, whole, on_device);
   if (plan.hit_blocks == length || !offload_usable()) return plan;
   const auto found = client_->lookup(hashes, ipc::Deadline::after(kLookupTime));
   if (!found) {
@@ -160,7 +161,7 @@ PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Dige
                          found->presence[group.value][position] == worker::Presence::kHit;
     return on_host ? BlockSource::kHost : BlockSource::kNowhere;
   };
-  return plan_prefix(options_.geometry.groups, length, whole, anywhere);
+  return worker::plan_prefix(options_.geometry.groups, length, whole, anywhere);
 }
 
 bool Engine::fits(const PrefixPlan& plan,
@@ -170,7 +171,7 @@ bool Engine::fits(const PrefixPlan& plan,
   for (std::size_t g = 0; g < index_.size(); ++g) {
     if (options_.geometry.groups[g].rule == ipc::HitRule::kFull) needed[g] = output_blocks;
   }
-  for (const PlannedBlock& block : plan.blocks) {
+  for (const worker::PlannedBlock& block : plan.blocks) {
     const GroupIndex& group = index_of(block.group);
     const auto found = group.find(hashes[block.position]);
     const bool in_use =
@@ -190,7 +191,7 @@ void Engine::take_blocks(Attempt& attempt,
   attempt.hit_blocks = plan.hit_blocks;
   attempt.hit_from_host = plan.hit_from_host;
   // What is there is held first, so that making room for the rest does not evict it.
-  for (const PlannedBlock& planned : plan.blocks) {
+  for (const worker::PlannedBlock& planned : plan.blocks) {
     HeldBlock held{planned.group, {},   planned.position, hashes[planned.position], planned.source,
                    false,         false};
     if (planned.source == BlockSource::kDevice) {

@@ -3,7 +3,7 @@
 #include "replay/sizing.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
-#include "replay/prefix_plan.hpp"
+#include "kvferry/worker/prefix_plan.hpp"
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ std::uint64_t blocks_needed(const ipc::Geometry& geometry, std::uint32_t length)
   std::uint64_t needed = 1;
   for (const ipc::GroupSpec& group : geometry.groups) {
     const std::uint64_t in_group =
-        group.rule == ipc::HitRule::kFull ? length : most_blocks_needed(group, length);
+        group.rule == ipc::HitRule::kFull ? length : worker::most_blocks_needed(group, length);
     const std::uint64_t percent = std::max<std::uint64_t>(1, group.blocks_percent);
     needed = std::max(needed, (in_group * 100 + percent - 1) / percent);
   }

@@ -13,9 +13,10 @@
 #include <string>
 #include <unordered_map>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 
-/// The engine's line to one rank's worker. Finds the worker again when it was replaced.
+/// An engine's line to the reference worker of one rank. Finds the worker again when it was
+/// replaced.
 /// @threading the loop's thread.
 class StepChannel {
  public:
@@ -26,8 +27,13 @@ class StepChannel {
     std::function<void()> on_lost;
   };
 
-  StepChannel(
-      ipc::EventLoop& loop, ipc::RuntimeDir dir, std::string engine, ipc::Rank rank, Hooks hooks);
+  /// name: what the worker calls this side in its log.
+  StepChannel(ipc::EventLoop& loop,
+              ipc::RuntimeDir dir,
+              std::string engine,
+              ipc::Rank rank,
+              std::string name,
+              Hooks hooks);
   StepChannel(const StepChannel&) = delete;
   StepChannel& operator=(const StepChannel&) = delete;
   ~StepChannel();
@@ -49,6 +55,7 @@ class StepChannel {
   const ipc::RuntimeDir dir_;
   const std::string engine_;
   const ipc::Rank rank_;
+  const std::string name_;
   Hooks hooks_;
   std::unique_ptr<ipc::ControlLink> link_;
   std::unique_ptr<ipc::ControlLink> departed_;  ///< Ended, its worker's death not yet proven.
@@ -56,4 +63,4 @@ class StepChannel {
   ipc::TimerId timer_ = 0;
 };
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/step_channel.hpp"
+#include "kvferry/worker/step_channel.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 namespace {
 
 using std::chrono_literals::operator""ms;
@@ -23,12 +23,17 @@ constexpr ipc::Duration kDeathTime = 2s;
 
 }  // namespace
 
-StepChannel::StepChannel(
-    ipc::EventLoop& loop, ipc::RuntimeDir dir, std::string engine, ipc::Rank rank, Hooks hooks)
+StepChannel::StepChannel(ipc::EventLoop& loop,
+                         ipc::RuntimeDir dir,
+                         std::string engine,
+                         ipc::Rank rank,
+                         std::string name,
+                         Hooks hooks)
     : loop_(loop),
       dir_(std::move(dir)),
       engine_(std::move(engine)),
       rank_(rank),
+      name_(std::move(name)),
       hooks_(std::move(hooks)) {
   timer_ = loop_.after(ipc::Duration::zero(), [this] { connect(); });
 }
@@ -49,7 +54,7 @@ void StepChannel::connect() {
   options.control_path = dir_.rank_socket(engine_, rank_.value, ipc::RuntimeDir::kStepControl);
   options.kind = ipc::ProcessKind::kEngine;
   options.incarnation = ipc::IncarnationId::random();
-  options.name = fmt::format("replay engine {}", engine_);
+  options.name = name_;
   const ipc::Deadline deadline = ipc::Deadline::after(kConnectTime);
   auto link = ipc::ControlLink::connect(std::move(options), deadline);
   if (!link) {
@@ -133,4 +138,4 @@ void StepChannel::on_death() {
   connect_later();
 }
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

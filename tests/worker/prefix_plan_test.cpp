@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/prefix_plan.hpp"
+#include "kvferry/worker/prefix_plan.hpp"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 namespace {
 
 using ipc::GroupId;
@@ -133,4 +133,4 @@ TEST(PrefixPlanTest, FindsTheLongestUsablePrefixOverAllPatterns) {
 }
 
 }  // namespace
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

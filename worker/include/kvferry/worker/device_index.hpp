@@ -9,11 +9,12 @@
 #include <unordered_map>
 #include <vector>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 
 /// The device blocks of one group: which hash lies where, who uses what, and which unused block
 /// was touched longest ago. A block is free, in use (references > 0), or kept (indexed, unused, in
-/// LRU order).
+/// LRU order). Of the replay's engine and the reference worker's scheduler; others that have no
+/// index of their own may use it. A broken precondition ends the process. @threading one thread.
 class GroupIndex {
  public:
   explicit GroupIndex(std::uint32_t block_count);
@@ -86,4 +87,4 @@ class GroupIndex {
   std::uint32_t kept_count_ = 0;
 };
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

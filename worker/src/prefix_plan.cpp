@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/prefix_plan.hpp"
+#include "kvferry/worker/prefix_plan.hpp"
 
 #include <algorithm>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 namespace {
 
 using ipc::GroupId;
@@ -74,4 +74,4 @@ std::uint32_t most_blocks_needed(const GroupSpec& group, std::uint32_t length) {
       std::min<std::uint64_t>(length, 3ULL * depth_needed(group, length)));
 }
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

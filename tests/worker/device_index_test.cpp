@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/device_index.hpp"
+#include "kvferry/worker/device_index.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 namespace {
 
 using ipc::BlockId;
@@ -174,4 +174,4 @@ TEST(GroupIndexTest, AgreesWithAPlainModelOverRandomOperations) {
 }
 
 }  // namespace
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

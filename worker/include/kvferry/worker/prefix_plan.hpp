@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 
 /// Where the contents of a block can be had.
 enum class BlockSource : std::uint8_t { kNowhere, kHost, kDevice };
@@ -45,4 +45,4 @@ using SourceOf = std::function<BlockSource(ipc::GroupId group, std::uint32_t pos
 /// An upper bound of the blocks that any such request needs in the group.
 [[nodiscard]] std::uint32_t most_blocks_needed(const ipc::GroupSpec& group, std::uint32_t length);
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker

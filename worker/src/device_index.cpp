@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/device_index.hpp"
+#include "kvferry/worker/device_index.hpp"
 
 #include "kvferry/ipc/base/check.hpp"
 
-namespace kvferry::cli {
+namespace kvferry::worker {
 
 using ipc::BlockId;
 using ipc::Digest;
@@ -140,4 +140,4 @@ void GroupIndex::push_free(std::uint32_t index) {
   ++free_count_;
 }
 
-}  // namespace kvferry::cli
+}  // namespace kvferry::worker
