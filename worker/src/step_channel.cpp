@@ -21,6 +21,18 @@ constexpr ipc::Duration kConnectTime = 250ms;
 /// A worker that closed its connection is ending: when its death should have followed.
 constexpr ipc::Duration kDeathTime = 2s;
 
+template <typename Reply>
+std::function<void(ipc::Result<ipc::Envelope>)> decoded(
+    std::string what, std::function<void(ipc::Result<Reply>)> done) {
+  return [what = std::move(what), done = std::move(done)](const ipc::Result<ipc::Envelope>& reply) {
+    if (!reply) {
+      done(reply.error());
+    } else {
+      done(ipc::decode<Reply>(reply->body, what));
+    }
+  };
+}
+
 }  // namespace
 
 StepChannel::StepChannel(ipc::EventLoop& loop,
@@ -75,15 +87,30 @@ void StepChannel::connect() {
 }
 
 ipc::Status StepChannel::send(const ipc::Step& step, Done done) {
+  return ask(ipc::MessageKind::kStep, ipc::encode(step),
+             decoded<ipc::StepReply>("StepReply", std::move(done)));
+}
+
+ipc::Status StepChannel::send(const ipc::Decode& pass, DecodeDone done) {
+  return ask(ipc::MessageKind::kDecode, ipc::encode(pass),
+             decoded<ipc::DecodeReply>("DecodeReply", std::move(done)));
+}
+
+ipc::Status StepChannel::ask_memory(MemoryDone done) {
+  return ask(ipc::MessageKind::kWorkerMemory, ipc::encode(ipc::Empty{}),
+             decoded<ipc::WorkerMemory>("WorkerMemory", std::move(done)));
+}
+
+ipc::Status StepChannel::ask(ipc::MessageKind kind, ipc::Bytes body, Answered answered) {
   if (link_ == nullptr) {
     return KVFERRY_ERROR(kPeerDied, "rank {} has no worker at the moment", rank_.value);
   }
   ipc::Envelope envelope;
-  envelope.kind = ipc::MessageKind::kStep;
+  envelope.kind = kind;
   envelope.request = link_->next_request();
-  envelope.body = ipc::encode(step);
+  envelope.body = std::move(body);
   KVFERRY_TRY(link_->send(envelope));
-  pending_.emplace(envelope.request.value, std::move(done));
+  pending_.emplace(envelope.request.value, std::move(answered));
   return ipc::ok();
 }
 
@@ -99,15 +126,15 @@ void StepChannel::on_readable() {
       if (link_->server_lost()) on_lost();
       return;
     }
-    const ipc::Envelope& envelope = **received;
+    ipc::Envelope& envelope = **received;
     const auto found = pending_.find(envelope.request.value);
     if (!envelope.is_reply || found == pending_.end()) continue;
-    const Done done = std::move(found->second);
+    const Answered answered = std::move(found->second);
     pending_.erase(found);
     if (envelope.error) {
-      done(*envelope.error);
+      answered(*envelope.error);
     } else {
-      done(ipc::decode<ipc::StepReply>(envelope.body, "StepReply"));
+      answered(std::move(envelope));
     }
   }
 }
@@ -131,8 +158,9 @@ void StepChannel::on_death() {
   loop_.unwatch(departed_->server().pidfd());
   loop_.cancel(timer_);
   departed_.reset();
-  for (auto& [request, done] : std::exchange(pending_, {})) {
-    done(KVFERRY_ERROR(kPeerDied, "the worker of rank {} died before it answered", rank_.value));
+  for (auto& [request, answered] : std::exchange(pending_, {})) {
+    answered(
+        KVFERRY_ERROR(kPeerDied, "the worker of rank {} died before it answered", rank_.value));
   }
   hooks_.on_lost();
   connect_later();

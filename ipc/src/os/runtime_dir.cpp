@@ -209,10 +209,13 @@ class RuntimeDir::Hold {
   void remove_lockless_sockets() const {
     std::error_code ignored;
     std::vector<std::filesystem::path> found;
-    const std::string step_control = std::string(".").append(kStepControl);
+    const auto is_control = [](const std::filesystem::path& path) {
+      const std::string kind = path.extension().string();
+      return path.filename() == kControl || kind == std::string(".").append(kStepControl) ||
+             kind == std::string(".").append(kGenerateControl);
+    };
     for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
-      const std::filesystem::path& path = entry.path();
-      if (path.filename() == kControl || path.extension() == step_control) found.push_back(path);
+      if (is_control(entry.path())) found.push_back(entry.path());
     }
     for (const auto& path : found) (void)remove_stale_socket(path);
   }

@@ -40,6 +40,9 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kMoverJobDone: return "mover_job_done";
     case MessageKind::kStepHello: return "step_hello";
     case MessageKind::kStep: return "step";
+    case MessageKind::kDecode: return "decode";
+    case MessageKind::kWorkerMemory: return "worker_memory";
+    case MessageKind::kGenerate: return "generate";
     case MessageKind::kBye: return "bye";
   }
   return "invalid";

@@ -48,6 +48,9 @@ class RuntimeDir {
   static constexpr std::string_view kControl = "control";
   /// For rank_socket(): the control socket of a worker's step channel.
   static constexpr std::string_view kStepControl = "stepctl";
+  /// For rank_socket(): where the scheduler of reference workers listens, with rank 0.
+  static constexpr std::string_view kGenerate = "gen";
+  static constexpr std::string_view kGenerateControl = "genctl";
   /// Where the processes of the instance record their transitions; removed with what is in it by
   /// the last one to let go.
   [[nodiscard]] std::filesystem::path transitions_folder() const { return path_ / "transitions"; }

@@ -20,7 +20,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 5;
+inline constexpr std::uint32_t kWireVersion = 6;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -99,6 +99,10 @@ enum class MessageKind : std::uint16_t {
   // engine -> worker (step channel), answered
   kStepHello,
   kStep,
+  kDecode,
+  kWorkerMemory,
+  // user -> scheduler of reference workers (generation channel), answered
+  kGenerate,
   // Either way: the peer ends in an orderly way.
   kBye
 };
