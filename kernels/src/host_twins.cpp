@@ -2,44 +2,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/kernels/host_twins.hpp"
 
+#include "host_words.hpp"
+
 #include <cstring>
 
 namespace kvferry::kernels::host {
 namespace {
 
-constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "the pattern is defined over little-endian words");
+using detail::kWordBytes;
+using detail::load_word;
 
 unsigned char* slice_of(const StridedRegion& region, std::uint32_t block) {
   return region.base + std::uint64_t{block} * region.block_stride;
-}
-
-// Slices start anywhere; a memcpy of constant size is one unaligned load or store.
-std::uint64_t load_word(const unsigned char* at) {
-  std::uint64_t word = 0;
-  std::memcpy(&word, at, kWordBytes);
-  return word;
-}
-
-std::uint64_t load_tail(const unsigned char* at, std::uint64_t size_bytes) {
-  std::uint64_t word = 0;
-  std::memcpy(&word, at, size_bytes);
-  return word;
 }
 
 void fill_slice(unsigned char* slice,
                 std::uint64_t size_bytes,
                 std::uint64_t seed,
                 std::uint64_t salt) {
-  const std::uint64_t words = size_bytes / kWordBytes;
-  for (std::uint64_t i = 0; i < words; ++i) {
-    const std::uint64_t word = pattern_word(seed, salt, i);
-    std::memcpy(slice + i * kWordBytes, &word, kWordBytes);
-  }
-  const std::uint64_t tail = pattern_word(seed, salt, words);
-  std::memcpy(slice + words * kWordBytes, &tail, size_bytes % kWordBytes);
+  detail::store_words(slice, size_bytes,
+                      [&](std::uint64_t i) { return pattern_word(seed, salt, i); });
 }
 
 std::uint64_t count_mismatches(const unsigned char* slice,
@@ -59,15 +41,10 @@ std::uint64_t count_mismatches(const unsigned char* slice,
 std::uint64_t checksum_slice(const unsigned char* slice,
                              std::uint64_t size_bytes,
                              std::uint32_t region_index) {
-  const std::uint64_t words = size_bytes / kWordBytes;
   std::uint64_t sum = 0;
-  for (std::uint64_t i = 0; i < words; ++i) {
-    sum += checksum_term(load_word(slice + i * kWordBytes), region_index, i);
-  }
-  if (size_bytes % kWordBytes != 0) {
-    const std::uint64_t word = load_tail(slice + words * kWordBytes, size_bytes % kWordBytes);
-    sum += checksum_term(word, region_index, words);
-  }
+  detail::for_each_word(slice, size_bytes, [&](std::uint64_t i, std::uint64_t word) {
+    sum += checksum_term(word, region_index, i);
+  });
   return sum;
 }
 

@@ -2,46 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/kernels/block_copy.hpp"
 #include "region_batch.hpp"
+#include "word_io.cuh"
 
 namespace kvferry::kernels {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
-constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
 
-// Word i of a slice; slices start and end anywhere, so odd ones are read byte by byte.
-__device__ std::uint64_t load_word(const unsigned char* slice,
-                                   std::uint64_t size_bytes,
-                                   std::uint64_t i) {
-  const unsigned char* at = slice + i * kWordBytes;
-  const std::uint64_t size = min(kWordBytes, size_bytes - i * kWordBytes);
-  if (size == kWordBytes && reinterpret_cast<std::uint64_t>(at) % kWordBytes == 0) {
-    return *reinterpret_cast<const std::uint64_t*>(at);
-  }
-  std::uint64_t word = 0;
-  for (std::uint64_t byte = 0; byte < size; ++byte) {
-    word |= static_cast<std::uint64_t>(at[byte]) << (8 * byte);
-  }
-  return word;
-}
-
-__device__ void store_word(unsigned char* slice,
-                           std::uint64_t size_bytes,
-                           std::uint64_t i,
-                           std::uint64_t word) {
-  unsigned char* at = slice + i * kWordBytes;
-  const std::uint64_t size = min(kWordBytes, size_bytes - i * kWordBytes);
-  if (size == kWordBytes && reinterpret_cast<std::uint64_t>(at) % kWordBytes == 0) {
-    *reinterpret_cast<std::uint64_t*>(at) = word;
-    return;
-  }
-  for (std::uint64_t byte = 0; byte < size; ++byte) {
-    at[byte] = static_cast<unsigned char>(word >> (8 * byte));
-  }
-}
+using detail::kWordBytes;
+using detail::load_word;
+using detail::store_word;
 
 __device__ std::uint64_t word_count(const StridedRegion& region) {
-  return (region.block_bytes + kWordBytes - 1) / kWordBytes;
+  return detail::words_of(region.block_bytes);
 }
 
 __device__ std::uint64_t cut_word(const StridedRegion& region,

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/kernels/host_twins.hpp"
 
+#include "kernels/random_layout.hpp"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -14,59 +16,6 @@
 
 namespace kvferry::kernels {
 namespace {
-
-/// Regions with odd sizes at odd places of one guarded buffer, as no caller would lay them out.
-struct RandomLayout {
-  explicit RandomLayout(std::uint32_t seed) : random(seed), block_count(draw(1, 40)) {
-    const std::uint32_t region_count = draw(1, 9);
-    std::uint64_t packed = draw(0, 5);
-    std::vector<std::uint64_t> starts;
-    std::uint64_t at = draw(1, 63);
-    for (std::uint32_t r = 0; r < region_count; ++r) {
-      StridedRegion region;
-      region.block_bytes = draw(1, 5) == 1 ? draw(1, 7) : draw(1, 700);
-      region.block_stride = region.block_bytes + std::uint64_t{draw(0, 3)} * draw(0, 50);
-      region.packed_offset = packed;
-      region.salt = draw(0, 1000);
-      packed += region.block_bytes + draw(0, 9);
-      starts.push_back(at);
-      at += region.block_stride * block_count + draw(1, 63);
-      regions.push_back(region);
-    }
-    packed_stride = packed + draw(0, 33);
-    arena.resize(at);
-    for (unsigned char& byte : arena) byte = static_cast<unsigned char>(draw(0, 255));
-    for (std::uint32_t r = 0; r < region_count; ++r) regions[r].base = arena.data() + starts[r];
-  }
-
-  std::uint64_t draw(std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  }
-
-  std::uint32_t draw(int low, int high) {
-    return static_cast<std::uint32_t>(
-        draw(static_cast<std::uint64_t>(low), static_cast<std::uint64_t>(high)));
-  }
-
-  /// Some different ids in random order.
-  std::vector<std::uint32_t> draw_ids() {
-    std::vector<std::uint32_t> ids(block_count);
-    std::iota(ids.begin(), ids.end(), 0U);
-    std::shuffle(ids.begin(), ids.end(), random);
-    ids.resize(draw(std::uint64_t{0}, block_count));
-    return ids;
-  }
-
-  unsigned char* slice(std::size_t region, std::uint32_t block) {
-    return regions[region].base + block * regions[region].block_stride;
-  }
-
-  std::mt19937 random;
-  std::uint64_t block_count = 0;
-  std::uint64_t packed_stride = 0;
-  std::vector<StridedRegion> regions;
-  std::vector<unsigned char> arena;
-};
 
 BlockIds to_ids(const std::vector<std::uint32_t>& ids) {
   BlockIds out;

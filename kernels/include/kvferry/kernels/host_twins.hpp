@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/kernels/block_layout.hpp"
+#include "kvferry/kernels/reference_model.hpp"
 
 #include <cstdint>
 
@@ -33,5 +34,20 @@ void checksum(const StridedRegion* regions,
               std::uint32_t region_count,
               const BlockIds& ids,
               std::uint64_t* checksums);
+
+/// Writes and then reads what the pass says; see DecodePass.
+void decode(const StridedRegion* regions, std::uint32_t region_count, const DecodePass& pass);
+
+/// sums[i % kModelWords] += fold_term(word i, i, seed) over all words of the source.
+void fold(const unsigned char* source,
+          std::uint64_t size_bytes,
+          std::uint64_t seed,
+          std::uint64_t* sums);
+
+/// Word j of the target <- expand_word(word j % n of the source, j), n the source's words, n > 0.
+void expand(const unsigned char* source,
+            std::uint64_t source_bytes,
+            unsigned char* target,
+            std::uint64_t target_bytes);
 
 }  // namespace kvferry::kernels::host
