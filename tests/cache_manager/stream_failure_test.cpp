@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <vector>
@@ -71,6 +72,26 @@ class BreakingStream final : public ipc::Stream {
                   ipc::PinnedBuffer& results) override {
     return real_->checksum(table, ids, results);
   }
+  Status decode(const ipc::RegionTable& table, const kernels::DecodePass& pass) override {
+    return real_->decode(table, pass);
+  }
+  Status fold(ipc::DevicePtr source,
+              std::uint64_t size_bytes,
+              std::uint64_t seed,
+              ipc::DevicePtr sums) override {
+    return real_->fold(source, size_bytes, seed, sums);
+  }
+  Status expand(ipc::DevicePtr source,
+                std::uint64_t source_bytes,
+                ipc::DevicePtr target,
+                std::uint64_t target_bytes) override {
+    return real_->expand(source, source_bytes, target, target_bytes);
+  }
+  ipc::Result<std::unique_ptr<ipc::RecordedWork>> record(
+      const std::function<Status(ipc::Stream&)>& body) override {
+    return real_->record(body);
+  }
+  Status launch(const ipc::RecordedWork& work) override { return real_->launch(work); }
   Status notify(int event_fd) override {
     if (broken_) return fault_ == Fault::kHangs ? ipc::ok() : Status(broken());
     return real_->notify(event_fd);

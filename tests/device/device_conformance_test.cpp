@@ -1,18 +1,14 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kvferry/ipc/base/clock.hpp"
-#include "kvferry/ipc/device/device.hpp"
-#include "kvferry/ipc/os/event_loop.hpp"
+#include "device/device_fixture.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
-#include "kvferry/ipc/os/process.hpp"
 #include "kvferry/kernels/host_twins.hpp"
 #include "support/child_process.hpp"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -20,65 +16,6 @@
 // What every device backend must do alike. Built once per backend: KVFERRY_TEST_DEVICE names it.
 namespace kvferry::ipc {
 namespace {
-
-constexpr std::uint64_t kMiB = 1ULL << 20;
-
-// A host device of this process's own: cases run side by side and count free memory.
-std::string device_text() {
-  const std::string device = KVFERRY_TEST_DEVICE;
-  return device == "host" ? fmt::format("host:conformance-{}:256MiB", ::getpid()) : device;
-}
-
-class DeviceConformanceTest : public testing::TestWithParam<HandleKind> {
- protected:
-  void SetUp() override {
-    auto spec = DeviceSpec::parse(device_text());
-    ASSERT_TRUE(spec.has_value());
-    if (spec->kind == DeviceKind::kCuda && cuda_device_count() == 0) {
-      if (environment("KVFERRY_REQUIRE_GPU") == "1") {
-        FAIL() << "KVFERRY_REQUIRE_GPU=1, but no CUDA device is usable here";
-      }
-      GTEST_SKIP() << "no CUDA device";
-    }
-    device_ = open_device(*spec);
-    auto stream = device_->make_stream(StreamPriority::kNormal);
-    ASSERT_TRUE(stream.has_value());
-    stream_ = std::move(stream).value();
-  }
-
-  void finish() {
-    const EventFd done;
-    ASSERT_TRUE(stream_->notify(done.fd()).has_value());
-    pollfd waited{done.fd(), POLLIN, 0};
-    ASSERT_EQ(::poll(&waited, 1, test::soon().poll_timeout_ms()), 1);
-    const auto idle = stream_->query();
-    ASSERT_TRUE(idle.has_value()) << idle.error().to_string();
-  }
-
-  std::unique_ptr<DeviceMemory> allocate(std::uint64_t size, AddressRange* at = nullptr) {
-    auto memory = device_->allocate(size, GetParam(), at);
-    if (!memory) {
-      ADD_FAILURE() << memory.error().to_string();
-      return nullptr;
-    }
-    return std::move(memory).value();
-  }
-
-  std::unique_ptr<PinnedBuffer> pinned(std::uint64_t size) {
-    auto buffer = device_->make_pinned_buffer(size);
-    EXPECT_TRUE(buffer.has_value());
-    return std::move(buffer).value();
-  }
-
-  void copy(CopyDirection direction, void* host, DevicePtr device, std::uint64_t size) {
-    const CopyOp op{host, device, size};
-    ASSERT_TRUE(stream_->copy(direction, {&op, 1}, CopyMode::kEach).has_value());
-    finish();
-  }
-
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-};
 
 TEST_P(DeviceConformanceTest, GatherAndScatterMatchTheReferenceOverRandomLayouts) {
   std::mt19937_64 random(7);

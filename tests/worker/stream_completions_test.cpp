@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -69,6 +70,29 @@ class LateStream final : public ipc::Stream {
                                 std::span<const std::uint32_t> ids,
                                 ipc::PinnedBuffer& results) override {
     return stream_->checksum(table, ids, results);
+  }
+  [[nodiscard]] Status decode(const ipc::RegionTable& table,
+                              const kernels::DecodePass& pass) override {
+    return stream_->decode(table, pass);
+  }
+  [[nodiscard]] Status fold(ipc::DevicePtr source,
+                            std::uint64_t size_bytes,
+                            std::uint64_t seed,
+                            ipc::DevicePtr sums) override {
+    return stream_->fold(source, size_bytes, seed, sums);
+  }
+  [[nodiscard]] Status expand(ipc::DevicePtr source,
+                              std::uint64_t source_bytes,
+                              ipc::DevicePtr target,
+                              std::uint64_t target_bytes) override {
+    return stream_->expand(source, source_bytes, target, target_bytes);
+  }
+  [[nodiscard]] ipc::Result<std::unique_ptr<ipc::RecordedWork>> record(
+      const std::function<Status(ipc::Stream&)>& body) override {
+    return stream_->record(body);
+  }
+  [[nodiscard]] Status launch(const ipc::RecordedWork& work) override {
+    return stream_->launch(work);
   }
 
  private:

@@ -10,8 +10,6 @@
 namespace kvferry::ipc {
 namespace {
 
-using ContextPtr = std::shared_ptr<const CudaContext>;
-
 /// The driver's own number of an allocation; nothing when no allocation is at the address.
 Result<std::optional<std::uint64_t>> buffer_id(const CudaContext& context, CUdeviceptr address) {
   std::uint64_t id = 0;

@@ -66,6 +66,8 @@ class CudaContext {
   CUcontext context_ = nullptr;
 };
 
+using ContextPtr = std::shared_ptr<const CudaContext>;
+
 /// Makes the device current in this thread for a scope and puts back what was. Pushes a context
 /// instead of setting the device: setting one would create a context on whichever device was
 /// "current" before, half a GiB each.

@@ -12,8 +12,6 @@
 namespace kvferry::ipc {
 namespace {
 
-using ContextPtr = std::shared_ptr<const CudaContext>;
-
 CUmemAllocationProp shareable_properties(int ordinal) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

@@ -212,6 +212,21 @@ TEST_F(HostStreamTest, TheEndOfAStreamFinishesItsWork) {
   EXPECT_EQ(bytes(*memory_)[kMiB - 1], 5);
 }
 
+TEST_F(HostStreamTest, ALaunchOutlivesTheRecordedWork) {
+  std::vector<unsigned char> host(8 * kMiB, 5);
+  const CopyOp load{host.data(), memory_->address(), host.size()};
+  auto work = stream_->record([&](Stream& stream) -> Status {
+    KVFERRY_TRY(stream.copy(CopyDirection::kHostToDevice, {&load, 1}, CopyMode::kEach));
+    return stream.zero(memory_->address(), 1);
+  });
+  ASSERT_TRUE(work.has_value());
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(stream_->launch(**work).has_value());
+  work->reset();
+  drain(*stream_);
+  EXPECT_EQ(bytes(*memory_)[0], 0);
+  EXPECT_EQ(bytes(*memory_)[8 * kMiB - 1], 5);
+}
+
 TEST_F(HostStreamTest, PinnedBuffersHoldWholeWordsAndStartAtZero) {
   const auto buffer = device_->make_pinned_buffer(13).value();
   EXPECT_EQ(buffer->size_bytes(), 13U);

@@ -5,12 +5,14 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/kernels/block_layout.hpp"
+#include "kvferry/kernels/reference_model.hpp"
 
 #include <sys/types.h>
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -155,6 +157,18 @@ class PinnedBuffer {
   [[nodiscard]] virtual std::uint64_t size_bytes() const noexcept = 0;
 };
 
+/// Work that a stream recorded and that any stream of the device can launch, any number of times,
+/// also while earlier launches are under way. It holds the addresses of what it works on, not their
+/// contents: whatever lies there when it runs is used, also memory that has come back at the same
+/// address. Tables, buffers and host memory that the work names outlive it.
+/// @threading one at a time. Where several streams launch it, the caller orders the launches.
+/// @lifetime destroyed once the launches have been observed to have ended; the host backend alone
+/// lets them run on after that.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+};
+
 /// An ordered queue of device work. All calls enqueue and return; they run in order.
 /// @threading one at a time per stream. @lifetime the destructor waits for nothing that can hang:
 /// it drains with a bounded wait and logs what is left.
@@ -190,6 +204,30 @@ class Stream {
   [[nodiscard]] virtual Status checksum(const RegionTable& table,
                                         std::span<const std::uint32_t> ids,
                                         PinnedBuffer& results) = 0;
+
+  /// The reference model, see reference_model.hpp; its blocks and tokens are trusted. Outputs and
+  /// sums lie in memory of the device: they are added to there.
+  [[nodiscard]] virtual Status decode(const RegionTable& table,
+                                      const kernels::DecodePass& pass) = 0;
+  /// Adds the bytes of the source, which may start anywhere, to kernels::kModelWords 64-bit words.
+  [[nodiscard]] virtual Status fold(DevicePtr source,
+                                    std::uint64_t size_bytes,
+                                    std::uint64_t seed,
+                                    DevicePtr sums) = 0;
+  /// Fills the target from the source over and over; both may start anywhere, without overlap.
+  [[nodiscard]] virtual Status expand(DevicePtr source,
+                                      std::uint64_t source_bytes,
+                                      DevicePtr target,
+                                      std::uint64_t target_bytes) = 0;
+
+  /// Records the work that the body gives to the stream that it is handed. Nothing of it runs, and
+  /// nothing happens to this stream. The body copies (pinned or registered memory only), zeroes and
+  /// calls kernels; notify, query, record and launch are kInvalidArgument there. Its error is
+  /// handed on.
+  [[nodiscard]] virtual Result<std::unique_ptr<RecordedWork>> record(
+      const std::function<Status(Stream&)>& body) = 0;
+  /// kInvalidArgument for what a stream of another backend or another CUDA device recorded.
+  [[nodiscard]] virtual Status launch(const RecordedWork& work) = 0;
 
   /// Adds one to the eventfd when all work enqueued before has ended. Not called when the device
   /// has failed: waiters poll() with a time-out and look at query(). They call it after the

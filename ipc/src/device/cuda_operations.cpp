@@ -1,0 +1,201 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda_operations.hpp"
+
+#include "device/stream_arguments.hpp"
+#include "kvferry/kernels/block_copy.hpp"
+#include "kvferry/kernels/reference_model_launch.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvferry::ipc {
+namespace {
+
+// Gather and scatter run beside the worker's compute: enough thread blocks for the link, few enough
+// to leave the compute its multiprocessors (docs/performance.md).
+constexpr std::uint32_t kStagingCtas = 16;
+constexpr std::size_t kMaxBatchOps = 8192;
+
+std::uint64_t* result_words(PinnedBuffer& buffer, std::size_t index) {
+  return reinterpret_cast<std::uint64_t*>(buffer.data()) + index;
+}
+
+kernels::SeededBlocks seeded(std::span<const kernels::SeededBlock> blocks, std::size_t first) {
+  kernels::SeededBlocks batch;
+  batch.count = static_cast<std::uint32_t>(
+      std::min<std::size_t>(kernels::kMaxSeededPerLaunch, blocks.size() - first));
+  std::copy_n(blocks.begin() + static_cast<std::ptrdiff_t>(first), batch.count, batch.blocks);
+  return batch;
+}
+
+kernels::BlockIds block_ids(std::span<const std::uint32_t> ids, std::size_t first) {
+  kernels::BlockIds batch;
+  batch.count = static_cast<std::uint32_t>(
+      std::min<std::size_t>(kernels::kMaxBlocksPerLaunch, ids.size() - first));
+  std::copy_n(ids.begin() + static_cast<std::ptrdiff_t>(first), batch.count, batch.ids);
+  return batch;
+}
+
+Status check_results(PinnedBuffer& results, std::size_t count) {
+  if (results.size_bytes() >= count * sizeof(std::uint64_t)) return ok();
+  return KVFERRY_ERROR(kInvalidArgument, "result buffer holds {} bytes, {} words are needed",
+                       results.size_bytes(), count);
+}
+
+}  // namespace
+
+std::string CudaOperations::device_name() const {
+  return fmt::format("cuda:{}", context_->ordinal());
+}
+
+Status CudaOperations::copy(CopyDirection direction, std::span<const CopyOp> ops, CopyMode mode) {
+  const DeviceGuard guard(*context_);
+  if (mode == CopyMode::kBatch && ops.size() > 1) return copy_batch(direction, ops);
+  for (const CopyOp& op : ops) {
+    if (op.size_bytes == 0) continue;  // a graph cannot hold it
+    const bool to_host = direction == CopyDirection::kDeviceToHost;
+    KVFERRY_CUDA_TRY(cudaMemcpyAsync(
+        to_host ? op.host : op.device.raw(), to_host ? op.device.raw() : op.host, op.size_bytes,
+        to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_));
+  }
+  return ok();
+}
+
+Status CudaOperations::zero(DevicePtr target, std::uint64_t size_bytes) {
+  if (size_bytes == 0) return ok();
+  const DeviceGuard guard(*context_);
+  KVFERRY_CUDA_TRY(cudaMemsetAsync(target.raw(), 0, size_bytes, stream_));
+  return ok();
+}
+
+Status CudaOperations::gather(const RegionTable& table,
+                              std::span<const std::uint32_t> ids,
+                              DevicePtr packed,
+                              std::uint64_t packed_stride) {
+  return block_copy(table, ids, packed, packed_stride, kernels::launch_gather);
+}
+Status CudaOperations::scatter(const RegionTable& table,
+                               std::span<const std::uint32_t> ids,
+                               DevicePtr packed,
+                               std::uint64_t packed_stride) {
+  return block_copy(table, ids, packed, packed_stride, kernels::launch_scatter);
+}
+
+Status CudaOperations::fill_pattern(const RegionTable& table,
+                                    std::span<const kernels::SeededBlock> blocks) {
+  const DeviceGuard guard(*context_);
+  for (std::size_t first = 0; first < blocks.size(); first += kernels::kMaxSeededPerLaunch) {
+    KVFERRY_CUDA_TRY(kernels::launch_fill_pattern(
+        table.regions().data(), static_cast<std::uint32_t>(table.regions().size()),
+        seeded(blocks, first), stream_));
+  }
+  return ok();
+}
+
+Status CudaOperations::verify_pattern(const RegionTable& table,
+                                      std::span<const kernels::SeededBlock> blocks,
+                                      PinnedBuffer& results) {
+  KVFERRY_TRY(check_results(results, blocks.size()));
+  const DeviceGuard guard(*context_);
+  for (std::size_t first = 0; first < blocks.size(); first += kernels::kMaxSeededPerLaunch) {
+    KVFERRY_CUDA_TRY(kernels::launch_verify_pattern(
+        table.regions().data(), static_cast<std::uint32_t>(table.regions().size()),
+        seeded(blocks, first), result_words(results, first), stream_));
+  }
+  return ok();
+}
+
+Status CudaOperations::checksum(const RegionTable& table,
+                                std::span<const std::uint32_t> ids,
+                                PinnedBuffer& results) {
+  KVFERRY_TRY(check_results(results, ids.size()));
+  const DeviceGuard guard(*context_);
+  for (std::size_t first = 0; first < ids.size(); first += kernels::kMaxBlocksPerLaunch) {
+    KVFERRY_CUDA_TRY(kernels::launch_checksum(
+        table.regions().data(), static_cast<std::uint32_t>(table.regions().size()),
+        block_ids(ids, first), result_words(results, first), stream_));
+  }
+  return ok();
+}
+
+Status CudaOperations::decode(const RegionTable& table, const kernels::DecodePass& pass) {
+  KVFERRY_TRY(check_decode(device_name(), pass));
+  const DeviceGuard guard(*context_);
+  KVFERRY_CUDA_TRY(kernels::launch_decode(
+      table.regions().data(), static_cast<std::uint32_t>(table.regions().size()), pass, stream_));
+  return ok();
+}
+
+Status CudaOperations::fold(DevicePtr source,
+                            std::uint64_t size_bytes,
+                            std::uint64_t seed,
+                            DevicePtr sums) {
+  KVFERRY_TRY(check_fold(device_name(), source, size_bytes, sums));
+  const DeviceGuard guard(*context_);
+  KVFERRY_CUDA_TRY(kernels::launch_fold(static_cast<const unsigned char*>(source.raw()), size_bytes,
+                                        seed, static_cast<std::uint64_t*>(sums.raw()), stream_));
+  return ok();
+}
+
+Status CudaOperations::expand(DevicePtr source,
+                              std::uint64_t source_bytes,
+                              DevicePtr target,
+                              std::uint64_t target_bytes) {
+  KVFERRY_TRY(check_expand(device_name(), source, source_bytes, target, target_bytes));
+  const DeviceGuard guard(*context_);
+  KVFERRY_CUDA_TRY(kernels::launch_expand(static_cast<const unsigned char*>(source.raw()),
+                                          source_bytes, static_cast<unsigned char*>(target.raw()),
+                                          target_bytes, stream_));
+  return ok();
+}
+
+Status CudaOperations::block_copy(const RegionTable& table,
+                                  std::span<const std::uint32_t> ids,
+                                  DevicePtr packed,
+                                  std::uint64_t packed_stride,
+                                  BlockCopyLauncher launcher) {
+  const DeviceGuard guard(*context_);
+  kernels::PackedBlocks layout;
+  layout.regions = table.regions().data();
+  layout.region_count = static_cast<std::uint32_t>(table.regions().size());
+  layout.packed_stride = packed_stride;
+  for (std::size_t first = 0; first < ids.size(); first += kernels::kMaxBlocksPerLaunch) {
+    layout.packed = static_cast<unsigned char*>((packed + first * packed_stride).raw());
+    KVFERRY_CUDA_TRY(launcher(layout, block_ids(ids, first), kStagingCtas, stream_));
+  }
+  return ok();
+}
+
+Status CudaOperations::copy_batch(CopyDirection direction, std::span<const CopyOp> ops) {
+  cudaMemcpyAttributes attributes{};
+  // STREAM in both directions: with ANY a device-to-host source may be read before the compute
+  // has written it, and host blocks may still be on their way from another copy.
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  std::size_t attribute_index = 0;
+  for (std::size_t first = 0; first < ops.size(); first += kMaxBatchOps) {
+    const std::size_t count = std::min(kMaxBatchOps, ops.size() - first);
+    targets_.clear();
+    sources_.clear();
+    sizes_.clear();
+    for (const CopyOp& op : ops.subspan(first, count)) {
+      const bool to_host = direction == CopyDirection::kDeviceToHost;
+      targets_.push_back(to_host ? op.host : op.device.raw());
+      sources_.push_back(to_host ? op.device.raw() : op.host);
+      sizes_.push_back(op.size_bytes);
+    }
+#if CUDART_VERSION >= 13000
+    KVFERRY_CUDA_TRY(cudaMemcpyBatchAsync(targets_.data(), sources_.data(), sizes_.data(), count,
+                                          &attributes, &attribute_index, 1, stream_));
+#else
+    std::size_t failed = 0;
+    KVFERRY_CUDA_TRY(cudaMemcpyBatchAsync(targets_.data(), const_cast<void**>(sources_.data()),
+                                          sizes_.data(), count, &attributes, &attribute_index, 1,
+                                          &failed, stream_));
+#endif
+  }
+  return ok();
+}
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/cuda_context.hpp"
+#include "kvferry/ipc/device/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvferry::ipc {
+
+/// What a stream enqueues in a CUDA stream, whether that runs it or is being captured.
+/// @lifetime the CUDA stream outlives the object; it is not owned.
+class CudaOperations : public Stream {
+ public:
+  [[nodiscard]] Status copy(CopyDirection direction,
+                            std::span<const CopyOp> ops,
+                            CopyMode mode) override;
+  [[nodiscard]] Status zero(DevicePtr target, std::uint64_t size_bytes) override;
+  [[nodiscard]] Status gather(const RegionTable& table,
+                              std::span<const std::uint32_t> ids,
+                              DevicePtr packed,
+                              std::uint64_t packed_stride) override;
+  [[nodiscard]] Status scatter(const RegionTable& table,
+                               std::span<const std::uint32_t> ids,
+                               DevicePtr packed,
+                               std::uint64_t packed_stride) override;
+  [[nodiscard]] Status fill_pattern(const RegionTable& table,
+                                    std::span<const kernels::SeededBlock> blocks) override;
+  [[nodiscard]] Status verify_pattern(const RegionTable& table,
+                                      std::span<const kernels::SeededBlock> blocks,
+                                      PinnedBuffer& results) override;
+  [[nodiscard]] Status checksum(const RegionTable& table,
+                                std::span<const std::uint32_t> ids,
+                                PinnedBuffer& results) override;
+  [[nodiscard]] Status decode(const RegionTable& table, const kernels::DecodePass& pass) override;
+  [[nodiscard]] Status fold(DevicePtr source,
+                            std::uint64_t size_bytes,
+                            std::uint64_t seed,
+                            DevicePtr sums) override;
+  [[nodiscard]] Status expand(DevicePtr source,
+                              std::uint64_t source_bytes,
+                              DevicePtr target,
+                              std::uint64_t target_bytes) override;
+
+ protected:
+  CudaOperations(ContextPtr context, cudaStream_t stream)
+      : context_(std::move(context)), stream_(stream) {}
+
+  [[nodiscard]] const ContextPtr& context() const noexcept { return context_; }
+  [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+  [[nodiscard]] std::string device_name() const;
+
+ private:
+  using BlockCopyLauncher = cudaError_t (*)(const kernels::PackedBlocks&,
+                                            const kernels::BlockIds&,
+                                            std::uint32_t,
+                                            cudaStream_t);
+
+  Status block_copy(const RegionTable& table,
+                    std::span<const std::uint32_t> ids,
+                    DevicePtr packed,
+                    std::uint64_t packed_stride,
+                    BlockCopyLauncher launcher);
+  Status copy_batch(CopyDirection direction, std::span<const CopyOp> ops);
+
+  ContextPtr context_;
+  cudaStream_t stream_;
+  // Kept between calls, so that warm batches allocate nothing.
+  std::vector<void*> targets_;
+  std::vector<const void*> sources_;
+  std::vector<std::size_t> sizes_;
+};
+
+}  // namespace kvferry::ipc

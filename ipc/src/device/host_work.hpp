@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/device/device.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <variant>
+#include <vector>
+
+/// What a host stream can be given to do, each with all it needs but the memory. run() does it, as
+/// often as it is called.
+namespace kvferry::ipc::host_work {
+
+using Regions = std::span<const kernels::StridedRegion>;
+
+struct Copy {
+  CopyDirection direction;
+  std::vector<CopyOp> ops;
+  void run() const;
+};
+
+struct Zero {
+  DevicePtr target;
+  std::uint64_t size_bytes = 0;
+  void run() const;
+};
+
+struct Pack {
+  bool gathers;
+  Regions regions;
+  std::vector<std::uint32_t> ids;
+  DevicePtr packed;
+  std::uint64_t packed_stride;
+  void run() const;
+};
+
+struct Pattern {
+  Regions regions;
+  std::vector<kernels::SeededBlock> blocks;
+  std::uint64_t* mismatches;  ///< Null: fill instead of verify.
+  void run() const;
+};
+
+struct Checksum {
+  Regions regions;
+  std::vector<std::uint32_t> ids;
+  std::uint64_t* results;
+  void run() const;
+};
+
+struct Decode {
+  Regions regions;
+  kernels::DecodePass pass;
+  void run() const;
+};
+
+struct Fold {
+  DevicePtr source;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t seed = 0;
+  DevicePtr sums;
+  void run() const;
+};
+
+struct Expand {
+  DevicePtr source;
+  std::uint64_t source_bytes = 0;
+  DevicePtr target;
+  std::uint64_t target_bytes = 0;
+  void run() const;
+};
+
+struct Notify {
+  UniqueFd event_fd;  ///< A copy: outlives the caller's.
+  void run() const;
+};
+
+struct List;
+
+/// Recorded work. Shared by the recording and its launches, which may outlive it.
+struct Launch {
+  std::shared_ptr<const List> list;
+  void run() const;
+};
+
+using Item =
+    std::variant<Copy, Zero, Pack, Pattern, Checksum, Decode, Fold, Expand, Notify, Launch>;
+
+struct List {
+  std::vector<Item> items;
+};
+
+}  // namespace kvferry::ipc::host_work

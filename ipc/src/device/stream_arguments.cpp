@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "device/stream_arguments.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+
+namespace kvferry::ipc {
+namespace {
+
+constexpr std::uint64_t kModelWordBytes = sizeof(std::uint64_t);
+
+/// An array that kernels index: all of it addressable, and each element aligned.
+template <typename T>
+Status check_array(std::string_view device,
+                   std::string_view what,
+                   const T* items,
+                   std::uint64_t count) {
+  const auto address = reinterpret_cast<std::uintptr_t>(items);
+  if (count == 0) return ok();
+  if (!valid_range(address, count * sizeof(T)) || address % alignof(T) != 0) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "{}: {}: {} of {} bytes at {:#x}; needs {}-byte addresses", device, what,
+                         count, sizeof(T), address, alignof(T));
+  }
+  return ok();
+}
+
+bool overlap(DevicePtr a, std::uint64_t a_bytes, DevicePtr b, std::uint64_t b_bytes) {
+  return a.address < b.address + b_bytes && b.address < a.address + a_bytes;
+}
+
+}  // namespace
+
+bool valid_range(std::uintptr_t address, std::uint64_t size_bytes) {
+  std::uint64_t end = 0;
+  return address != 0 && checked_add(address, size_bytes, end);
+}
+
+Status check_decode(std::string_view device, const kernels::DecodePass& pass) {
+  if (pass.tokens_per_block == 0 || pass.tokens_per_block > kernels::kMaxTokensPerBlock) {
+    return KVFERRY_ERROR(kInvalidArgument, "{}: decode: {} tokens per block; 1 to {} are possible",
+                         device, pass.tokens_per_block, kernels::kMaxTokensPerBlock);
+  }
+  KVFERRY_TRY(check_array(device, "decode: counts", pass.counts, 2));
+  KVFERRY_TRY(check_array(device, "decode: writes", pass.writes, pass.max_writes));
+  KVFERRY_TRY(check_array(device, "decode: reads", pass.reads, pass.max_reads));
+  KVFERRY_TRY(check_array(device, "decode: model", pass.model, 2ULL * kernels::kModelWords));
+  return check_array(device, "decode: outputs", pass.outputs, pass.max_sequences);
+}
+
+Status check_fold(std::string_view device,
+                  DevicePtr source,
+                  std::uint64_t size_bytes,
+                  DevicePtr sums) {
+  constexpr std::uint64_t kSumsBytes = kernels::kModelWords * kModelWordBytes;
+  if (!valid_range(source.address, size_bytes) || !valid_range(sums.address, kSumsBytes) ||
+      sums.address % kModelWordBytes != 0 || overlap(source, size_bytes, sums, kSumsBytes)) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "{}: fold {} bytes at {:#x} into {} bytes at {:#x}; the sums need 8-byte "
+                         "addresses apart from the bytes",
+                         device, size_bytes, source.address, kSumsBytes, sums.address);
+  }
+  return ok();
+}
+
+Status check_expand(std::string_view device,
+                    DevicePtr source,
+                    std::uint64_t source_bytes,
+                    DevicePtr target,
+                    std::uint64_t target_bytes) {
+  if (source_bytes == 0 || !valid_range(source.address, source_bytes) ||
+      !valid_range(target.address, target_bytes) ||
+      overlap(source, source_bytes, target, target_bytes)) {
+    return KVFERRY_ERROR(
+        kInvalidArgument,
+        "{}: expand {} bytes at {:#x} to {} bytes at {:#x}; needs bytes to expand, "
+        "and a target apart from them",
+        device, source_bytes, source.address, target_bytes, target.address);
+  }
+  return ok();
+}
+
+Error not_recordable(std::string_view device, std::string_view call) {
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "{}: {} is not recorded: call it on a stream that runs the recorded work",
+                       device, call);
+}
+
+}  // namespace kvferry::ipc
