@@ -132,6 +132,9 @@ int worker_command(const Arguments& arguments) {
       ->type_name("FILE");
   std::optional<ipc::Digest> weights_id;
   add_weights_id(*app, weights_id);
+  app->add_flag("--serve", config.serve,
+                "Take requests: rank 0 also runs the scheduler of an engine of reference workers "
+                "[the engine has a scheduler of its own]");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());

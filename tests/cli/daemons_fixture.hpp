@@ -32,11 +32,11 @@ class DaemonsTest : public testing::Test {
   ChildProcess& start(const std::string& command, const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = common(command);
     if (command != "manager") {
-      for (const char* option : {"--geometry=tiny", "--gpu-blocks=32", "--device=host:d:64MiB"}) {
-        arguments.emplace_back(option);
-      }
+      arguments.push_back("--geometry=" + geometry_);
+      arguments.push_back("--gpu-blocks=" + std::to_string(gpu_blocks_));
+      arguments.emplace_back("--device=host:d:64MiB");
     } else {
-      arguments.emplace_back("--host-memory=16MiB");
+      arguments.push_back("--host-memory=" + host_memory_);
     }
     arguments.insert(arguments.end(), more.begin(), more.end());
     running_.push_back(std::make_unique<ChildProcess>(
@@ -61,6 +61,9 @@ class DaemonsTest : public testing::Test {
   }
 
   const ShortTempDir temp_;
+  std::string geometry_ = "tiny";
+  int gpu_blocks_ = 32;
+  std::string host_memory_ = "16MiB";
   std::vector<std::unique_ptr<ChildProcess>> running_;
 };
 

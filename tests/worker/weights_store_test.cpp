@@ -9,7 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 namespace kvferry::worker {
 namespace {
@@ -62,12 +64,21 @@ class WeightsStoreTest : public ::testing::Test {
 
   const test::ShortTempDir temp_;
   const std::unique_ptr<ipc::Device> device_ = test::open_host_device(256ULL << 20);
+  /// What the model reads with, behind what it writes with.
+  std::vector<std::uint64_t> tables() {
+    const auto address = tables_.address(Deadline::after(20s));
+    EXPECT_TRUE(address.has_value());
+    const auto* words = static_cast<const std::uint64_t*>(address->raw());
+    return {words, words + std::size_t{2} * kernels::kModelWords};
+  }
+
   CachingAllocator allocator_{*device_};
+  ModelTables tables_{*device_, allocator_};
 };
 
 TEST_F(WeightsStoreTest, EachRankLoadsItsRowsOrAllOfATensor) {
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    WeightsStore store(*device_, allocator_, ipc::Rank{rank}, 3);
+    WeightsStore store(*device_, allocator_, tables_, ipc::Rank{rank}, 3, false);
     ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
     // 1000 rows cannot be dealt out to 3 ranks; 6 can; 7 cannot.
     EXPECT_EQ(store.tensors()[0].memory.size_bytes(), 1000U * 64 * 2);
@@ -78,7 +89,7 @@ TEST_F(WeightsStoreTest, EachRankLoadsItsRowsOrAllOfATensor) {
 }
 
 TEST_F(WeightsStoreTest, AnUpdateLeavesAddressesAndTakesTheNewBytes) {
-  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
   ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
   const ipc::DevicePtr before = store.tensors()[0].memory.address();
   const std::uint64_t used = allocator_.stats().used_bytes;
@@ -88,8 +99,51 @@ TEST_F(WeightsStoreTest, AnUpdateLeavesAddressesAndTakesTheNewBytes) {
   ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 0, 1));
 }
 
+TEST_F(WeightsStoreTest, TheModelsTablesAreThoseOfTheWeightsWhateverWasLoadedBefore) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
+  EXPECT_THAT(tables(), testing::Each(0U));
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  const std::vector<std::uint64_t> first = tables();
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  EXPECT_NE(tables(), first);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  EXPECT_EQ(tables(), first);
+}
+
+TEST_F(WeightsStoreTest, RanksThatShareRegionsWriteThemWithTheSameTable) {
+  std::vector<std::vector<std::uint64_t>> of_ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    WeightsStore store(*device_, allocator_, tables_, ipc::Rank{rank}, 2, true);
+    ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+    of_ranks.push_back(tables());
+  }
+  const auto half = static_cast<std::ptrdiff_t>(kernels::kModelWords);
+  EXPECT_TRUE(std::equal(of_ranks[0].begin(), of_ranks[0].begin() + half, of_ranks[1].begin()));
+  EXPECT_FALSE(
+      std::equal(of_ranks[0].begin() + half, of_ranks[0].end(), of_ranks[1].begin() + half));
+  WeightsStore other(*device_, allocator_, tables_, ipc::Rank{0}, 2, true);
+  ASSERT_NO_FATAL_FAILURE(load(other, write(2)));
+  EXPECT_FALSE(std::equal(of_ranks[0].begin(), of_ranks[0].begin() + half, tables().begin()));
+}
+
+TEST_F(WeightsStoreTest, WhatUpdatesLeaveInTheAllocatorGoesBackWhenItIsEmptied) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
+  const std::vector<test::WrittenTensor> large{{"a", "U8", {20ULL << 20}},
+                                               {"b", "U8", {13ULL << 20}}};
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1, large)));
+  (void)allocator_.empty_cache(EmptyReason::kContinue);
+  const AllocatorStats lean = allocator_.stats();
+  for (std::uint64_t seed = 2; seed < 8; ++seed) {
+    ASSERT_NO_FATAL_FAILURE(load(store, write(seed, large)));
+  }
+  EXPECT_EQ(allocator_.stats().used_bytes, lean.used_bytes);
+  EXPECT_GT(allocator_.stats().reserved_bytes, lean.reserved_bytes + (33ULL << 20));
+  (void)allocator_.empty_cache(EmptyReason::kContinue);
+  EXPECT_EQ(allocator_.stats().reserved_bytes, lean.reserved_bytes);
+}
+
 TEST_F(WeightsStoreTest, PreparedOrAbandonedWeightsChangeNothing) {
-  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
   ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
   ASSERT_TRUE(store.prepare(disk(write(2)), Deadline::after(20s)).has_value());
   ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 0, 1));
@@ -101,7 +155,7 @@ TEST_F(WeightsStoreTest, PreparedOrAbandonedWeightsChangeNothing) {
 }
 
 TEST_F(WeightsStoreTest, AnotherModelIsRefusedByTheTensorThatDiffers) {
-  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
   ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
   auto other = kModel;
   other[1].shape = {6, 11};
@@ -118,7 +172,7 @@ TEST_F(WeightsStoreTest, AnotherModelIsRefusedByTheTensorThatDiffers) {
 }
 
 TEST_F(WeightsStoreTest, AFirstLoadThatDoesNotFitLeavesNothing) {
-  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
   const auto large =
       store.prepare(disk(write(1, {{"a", "U8", {200ULL << 20}}, {"b", "U8", {100ULL << 20}}})),
                     Deadline::after(60s));
@@ -129,7 +183,7 @@ TEST_F(WeightsStoreTest, AFirstLoadThatDoesNotFitLeavesNothing) {
 }
 
 TEST_F(WeightsStoreTest, ItsDeadlineEndsIt) {
-  WeightsStore store(*device_, allocator_, ipc::Rank{0}, 1);
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
   const auto late = store.prepare(disk(write(1)), Deadline::after(0ms));
   ASSERT_FALSE(late.has_value());
   EXPECT_EQ(late.error().code, ErrorCode::kTimeout);

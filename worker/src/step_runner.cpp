@@ -24,6 +24,8 @@ constexpr std::uint64_t kWorkspaceBytesPerRead = 16ULL << 10;
 /// Failures other than out-of-memory empty the cache no more often than this, so that bad requests
 /// cannot force one synchronisation after the other.
 constexpr auto kEmptyPeriod = 1s;
+/// Zeroing a few KiB, once.
+constexpr auto kTablesTime = 5s;
 
 }  // namespace
 
@@ -33,11 +35,14 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
                        ipc::Device& device,
                        Enter enter,
                        CachingAllocator& allocator,
+                       ModelTables& tables,
                        StreamCompletions::Failed on_device_failed)
     : device_(device),
       enter_(std::move(enter)),
       allocator_(allocator),
+      tables_(tables),
       rank_(config.rank),
+      tokens_per_block_(config.geometry.tokens_per_block),
       pinned_(device),
       completions_(loop,
                    make_stream(device, ipc::StreamPriority::kNormal),
@@ -83,7 +88,9 @@ void StepRunner::on_message(const ipc::Peer& peer, Envelope envelope) {
         ipc::log_warn("steps: {} gets no answer: {}", peer.name, sent.error().to_string());
       }
       return;
-    case MessageKind::kStep: on_step(peer, std::move(envelope)); return;
+    case MessageKind::kStep: enqueue<ipc::Step>(peer, std::move(envelope)); return;
+    case MessageKind::kDecode: enqueue<ipc::Decode>(peer, std::move(envelope)); return;
+    case MessageKind::kWorkerMemory: on_memory(peer, envelope); return;
     case MessageKind::kBye: drop_queued(peer.id); return;
     default:
       fail(peer.id, envelope,
@@ -92,11 +99,11 @@ void StepRunner::on_message(const ipc::Peer& peer, Envelope envelope) {
   }
 }
 
-void StepRunner::on_step(const ipc::Peer& peer, Envelope envelope) {
-  auto step = ipc::decode<ipc::Step>(envelope.body, "Step");
+template <typename Work> void StepRunner::enqueue(const ipc::Peer& peer, Envelope envelope) {
+  auto work = ipc::decode<Work>(envelope.body, ipc::to_string(envelope.kind));
   envelope.body.clear();
-  if (!step) {
-    fail(peer.id, envelope, std::move(step).error());
+  if (!work) {
+    fail(peer.id, envelope, std::move(work).error());
     return;
   }
   if (queue_.size() >= kMaxQueued) {
@@ -105,16 +112,38 @@ void StepRunner::on_step(const ipc::Peer& peer, Envelope envelope) {
                        rank_.value));
     return;
   }
-  queue_.push_back(Request{peer.id, std::move(envelope), std::move(step).value()});
+  queue_.push_back(Request{peer.id, std::move(envelope), std::move(work).value()});
   start_queued();
+}
+
+// Looks and touches nothing, whatever runs.
+void StepRunner::on_memory(const ipc::Peer& peer, const Envelope& envelope) {
+  const AllocatorStats stats = allocator_.stats();
+  ipc::WorkerMemory memory;
+  memory.reserved = stats.reserved_bytes;
+  memory.used = stats.used_bytes;
+  memory.peak_reserved = stats.peak_reserved_bytes;
+  memory.empties.assign(stats.empties_for.begin(), stats.empties_for.end());
+  if (const auto seen = device_.memory_info(); seen) memory.free_on_device = seen->free_bytes;
+  if (const auto sent = server_->reply(peer.id, envelope, memory); !sent) {
+    ipc::log_warn("steps: {} gets no answer: {}", peer.name, sent.error().to_string());
+  }
+}
+
+ipc::SessionId StepRunner::Request::session() const {
+  return std::visit([](const auto& named) { return named.session; }, work);
+}
+
+ipc::Epoch StepRunner::Request::epoch() const {
+  return std::visit([](const auto& named) { return named.epoch; }, work);
 }
 
 void StepRunner::on_revoked() {
   const std::deque<Request> revoked = std::exchange(queue_, {});
   for (const Request& request : revoked) {
-    fail(request.peer, request.envelope,
-         KVFERRY_ERROR(kRevoked, "epoch {} was revoked before the step ran",
-                       request.step.epoch.value));
+    fail(
+        request.peer, request.envelope,
+        KVFERRY_ERROR(kRevoked, "epoch {} was revoked before the step ran", request.epoch().value));
   }
 }
 
@@ -127,7 +156,7 @@ void StepRunner::start_queued() {
 }
 
 void StepRunner::start(Request request) {
-  auto use = enter_(request.step.session, request.step.epoch);
+  auto use = enter_(request.session(), request.epoch());
   if (!use) {
     fail(request.peer, request.envelope, std::move(use).error());
     return;
@@ -137,7 +166,9 @@ void StepRunner::start(Request request) {
   work->peer = request.peer;
   work->envelope = std::move(request.envelope);
   work->use = std::move(use).value();
-  if (auto launched = launch(request.step, *work); !launched) {
+  auto launched =
+      std::visit([&](const auto& wanted) { return launch(wanted, *work); }, request.work);
+  if (!launched) {
     // What was launched before the error still runs: the answer waits for it like any other.
     work->error = std::move(launched).error();
   }
@@ -154,6 +185,12 @@ Status StepRunner::launch(const ipc::Step& step, InFlight& work) {
                              work.results.emplace_back()));
   }
   return ipc::ok();
+}
+
+Status StepRunner::launch(const ipc::Decode& pass, InFlight& work) {
+  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.address(ipc::Deadline::after(kTablesTime)));
+  const DecodeTools tools{completions_.stream(), allocator_, pinned_, tables, tokens_per_block_};
+  return launch_decode(pass, work.use.arena(), tools, work.decode.emplace());
 }
 
 Status StepRunner::prepare_workspace(const ipc::Step& step, InFlight& work) {
@@ -184,11 +221,10 @@ Status StepRunner::launch_group(const GroupStep& step,
   return ipc::ok();
 }
 
-void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
-  if (!status && !work->error) work->error = status.error();
+ipc::StepReply StepRunner::take_results(InFlight& work) {
   ipc::StepReply reply;
-  reply.mismatches.resize(work->verify_count);
-  for (GroupResult& result : work->results) {
+  reply.mismatches.resize(work.verify_count);
+  for (GroupResult& result : work.results) {
     for (std::size_t i = 0; i < result.sum_count; ++i) {
       reply.checksum = reply.checksum * 0x100000001B3ULL + PinnedPool::word(*result.sums, i);
     }
@@ -198,6 +234,14 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
     pinned_.give_back(std::move(result.sums));
     pinned_.give_back(std::move(result.mismatches));
   }
+  return reply;
+}
+
+void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
+  if (!status && !work->error) work->error = status.error();
+  const ipc::StepReply results = take_results(*work);
+  std::optional<ipc::DecodeReply> outputs;
+  if (work->decode) outputs = take_outputs(*work->decode, pinned_);
   InFlight ended = std::move(*work);
   in_flight_.erase(work);
   // Whoever reads the answer may order the cache emptied or the arena cleared at once: nothing of
@@ -206,7 +250,9 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
   ended.use = ArenaUse();
   if (ended.error) {
     fail(ended.peer, ended.envelope, *ended.error);
-  } else if (const auto sent = server_->reply(ended.peer, ended.envelope, reply); !sent) {
+  } else if (const auto sent = outputs ? server_->reply(ended.peer, ended.envelope, *outputs)
+                                       : server_->reply(ended.peer, ended.envelope, results);
+             !sent) {
     ipc::log_warn("steps: no answer delivered: {}", sent.error().to_string());
   }
   start_queued();

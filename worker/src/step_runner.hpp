@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "decode_launch.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/arena_use.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
+#include "model_tables.hpp"
 #include "pinned_pool.hpp"
 #include "step_plan.hpp"
 #include "stream_completions.hpp"
@@ -18,13 +20,15 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 namespace kvferry::worker {
 
-/// The reference runner: serves steps of engines (prefill, decode, verify) on the compute stream.
-/// Several steps are in flight at once; each is answered after its work was observed complete, in
-/// order. A step that fails is answered with its error, and the runner serves on.
+/// The reference runner: serves steps of engines (fills, reads, verifies) and passes of the
+/// reference model on the compute stream. Several steps are in flight at once; each is answered
+/// after its work was observed complete, in order. A step that fails is answered with its error,
+/// and the runner serves on.
 /// @threading its loop's thread.
 class StepRunner final : public ipc::ControlHandler {
  public:
@@ -41,6 +45,7 @@ class StepRunner final : public ipc::ControlHandler {
              ipc::Device& device,
              Enter enter,
              CachingAllocator& allocator,
+             ModelTables& tables,
              StreamCompletions::Failed on_device_failed);
 
   /// The epoch is being revoked: queued steps end as kRevoked.
@@ -55,7 +60,9 @@ class StepRunner final : public ipc::ControlHandler {
   struct Request {
     ipc::IncarnationId peer;
     ipc::Envelope envelope;  ///< Without its body.
-    ipc::Step step;
+    std::variant<ipc::Step, ipc::Decode> work;
+    [[nodiscard]] ipc::SessionId session() const;
+    [[nodiscard]] ipc::Epoch epoch() const;
   };
   struct GroupResult {
     std::unique_ptr<ipc::PinnedBuffer> sums;
@@ -70,19 +77,23 @@ class StepRunner final : public ipc::ControlHandler {
     ScratchBuffer workspace;
     std::vector<GroupResult> results;
     std::size_t verify_count = 0;
+    std::optional<DecodeWork> decode;
     std::optional<ipc::Error> error;
   };
 
-  void on_step(const ipc::Peer& peer, ipc::Envelope envelope);
+  template <typename Work> void enqueue(const ipc::Peer& peer, ipc::Envelope envelope);
+  void on_memory(const ipc::Peer& peer, const ipc::Envelope& envelope);
   void drop_queued(const ipc::IncarnationId& peer);
   void start_queued();
   void start(Request request);
   [[nodiscard]] ipc::Status launch(const ipc::Step& step, InFlight& work);
+  [[nodiscard]] ipc::Status launch(const ipc::Decode& pass, InFlight& work);
   [[nodiscard]] ipc::Status launch_group(const GroupStep& step,
                                          std::uint32_t decode_steps,
                                          const GroupView& view,
                                          GroupResult& result);
   [[nodiscard]] ipc::Status prepare_workspace(const ipc::Step& step, InFlight& work);
+  [[nodiscard]] ipc::StepReply take_results(InFlight& work);
   void finish(std::list<InFlight>::iterator work, const ipc::Status& status);
   void fail(const ipc::IncarnationId& peer, const ipc::Envelope& envelope, ipc::Error error);
   void empty_after_failure(ipc::Error& error);
@@ -90,7 +101,9 @@ class StepRunner final : public ipc::ControlHandler {
   ipc::Device& device_;
   const Enter enter_;
   CachingAllocator& allocator_;
+  ModelTables& tables_;
   const ipc::Rank rank_;
+  const std::uint32_t tokens_per_block_;
   PinnedPool pinned_;              ///< Outlives the work that writes its buffers.
   std::list<InFlight> in_flight_;  ///< Holds such buffers, too.
   StreamCompletions completions_;

@@ -5,6 +5,7 @@
 #include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/kernels/host_twins.hpp"
 #include "make_stream.hpp"
 
 #include <algorithm>
@@ -23,6 +24,7 @@ namespace {
 constexpr std::uint64_t kBounceBytes = 8ULL << 20;
 /// Between two looks at deadline and cancellation.
 constexpr std::size_t kReadBytes = 4ULL << 20;
+constexpr std::uint64_t kTransientSizes = 8;
 
 std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device) {
   auto buffer = device.make_pinned_buffer(kBounceBytes);
@@ -34,22 +36,27 @@ std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device) {
 
 WeightsStore::WeightsStore(ipc::Device& device,
                            CachingAllocator& allocator,
+                           ModelTables& tables,
                            ipc::Rank rank,
-                           std::uint32_t ranks)
+                           std::uint32_t ranks,
+                           bool replicated)
     : allocator_(allocator),
       rank_(rank),
       ranks_(ranks),
+      shares_table_(replicated && ranks > 1),
+      tables_(tables),
       bounce_(make_bounce(device)),
       stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
-  prepared_.clear();
+  prepared_ = {};
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
     return KVFERRY_ERROR(kInvalidArgument, "weights file {} holds no tensor", source.location);
   }
   KVFERRY_TRY(check_same(file.tensors(), source.location));
-  std::vector<Prepared> prepared;
+  ++loads_;
+  Load load;
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : file.tensors()) {
     KVFERRY_ASSIGN(Prepared part, read_part(file, tensor, deadline));
@@ -57,11 +64,17 @@ Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, De
     if (tensors_.empty() && !part.bytes.empty()) {
       KVFERRY_ASSIGN(part.memory, allocator_.allocate(part.bytes.size()));
     }
-    prepared.push_back(std::move(part));
+    if (!part.bytes.empty()) {
+      KVFERRY_ASSIGN(part.transient,
+                     allocator_.allocate(transient_bytes(load.parts.size(), part.bytes.size())));
+    }
+    load.parts.push_back(std::move(part));
   }
-  prepared_ = std::move(prepared);
+  KVFERRY_TRY(tables_.address(deadline));  // A first commit, too, fails only with the device.
+  if (shares_table_) KVFERRY_TRY(fold_whole(file, deadline, load.shared_table));
+  prepared_ = std::move(load);
   ipc::log_info("weights: rank {} read {} of {} tensors from {}", rank_.value,
-                ipc::format_size(total), prepared_.size(), source.location);
+                ipc::format_size(total), prepared_.parts.size(), source.location);
   return total;
 }
 
@@ -86,7 +99,7 @@ Status WeightsStore::check_same(const std::vector<TensorInfo>& tensors,
 Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& file,
                                                        const TensorInfo& tensor,
                                                        Deadline deadline) const {
-  Prepared part{tensor.name, describe(tensor), {}, {}};
+  Prepared part{tensor.name, describe(tensor), {}, {}, {}};
   const bool dealt_out =
       ranks_ > 1 && !tensor.shape.empty() && tensor.shape[0] > 0 && tensor.shape[0] % ranks_ == 0;
   const std::uint64_t size = dealt_out ? tensor.size_bytes / ranks_ : tensor.size_bytes;
@@ -98,13 +111,7 @@ Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& fi
                          tensor.name, size);
   }
   for (std::size_t done = 0; done < part.bytes.size(); done += kReadBytes) {
-    if (cancelled_.load()) {
-      return KVFERRY_ERROR(kCancelled, "the update was given up at tensor '{}'", tensor.name);
-    }
-    if (deadline.expired()) {
-      return KVFERRY_ERROR(kTimeout, "tensor '{}': {} of {} bytes were read by the deadline",
-                           tensor.name, done, size);
-    }
+    KVFERRY_TRY(check_time(tensor, done, deadline));
     const std::size_t length = std::min(kReadBytes, part.bytes.size() - done);
     KVFERRY_TRY(file.read(start + done, std::span(part.bytes).subspan(done, length)));
   }
@@ -112,19 +119,78 @@ Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& fi
 }
 
 Status WeightsStore::commit(Deadline deadline) {
-  if (prepared_.empty()) {
+  if (prepared_.parts.empty()) {
     return KVFERRY_ERROR(kStaleEpoch, "no weights are prepared on rank {}: prepare them first",
                          rank_.value);
   }
-  std::vector<Prepared> parts = std::exchange(prepared_, {});
+  Load load = std::exchange(prepared_, {});
   if (tensors_.empty()) {
-    for (Prepared& part : parts) {
+    for (Prepared& part : load.parts) {
       tensors_.push_back({part.name, part.shape, std::move(part.memory)});
     }
   }
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].bytes.empty()) continue;
-    KVFERRY_TRY(copy(parts[i].bytes, tensors_[i].memory.address(), deadline));
+  for (std::size_t i = 0; i < load.parts.size(); ++i) {
+    if (load.parts[i].bytes.empty()) continue;
+    KVFERRY_TRY(copy(load.parts[i].bytes, tensors_[i].memory.address(), deadline));
+  }
+  return pack(load, deadline);
+}
+
+// Like repacking for a kernel's layout: as large as the tensor, or up to as much again.
+std::uint64_t WeightsStore::transient_bytes(std::size_t tensor, std::uint64_t size_bytes) const {
+  return size_bytes + size_bytes * ((loads_ * 5 + tensor * 3) % kTransientSizes) / kTransientSizes;
+}
+
+Status WeightsStore::pack(const Load& load, Deadline deadline) {
+  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.address(deadline));
+  const ipc::DevicePtr read_with = tables + ModelTables::kTableBytes;
+  KVFERRY_TRY(stream_->zero(tables, 2 * ModelTables::kTableBytes));
+  for (std::size_t i = 0; i < load.parts.size(); ++i) {
+    const std::uint64_t size = load.parts[i].bytes.size();
+    if (size == 0) continue;
+    const ScratchBuffer& transient = load.parts[i].transient;
+    KVFERRY_TRY(stream_->expand(tensors_[i].memory.address(), size, transient.address(),
+                                transient.size_bytes()));
+    // Its size is of no consequence for the model: only so much of it is read.
+    KVFERRY_TRY(stream_->fold(transient.address(), size, i, read_with));
+    if (!shares_table_) KVFERRY_TRY(stream_->fold(transient.address(), size, i, tables));
+  }
+  KVFERRY_TRY(stream_->notify(copied_.fd()));
+  KVFERRY_TRY(await_stream(*stream_, copied_, deadline, "packing weights for the model"));
+  if (!shares_table_) return ipc::ok();
+  return copy(std::as_bytes(std::span(load.shared_table)), tables, deadline);
+}
+
+// A rank reads all of the file only for this.
+Status WeightsStore::fold_whole(const SafetensorsFile& file,
+                                Deadline deadline,
+                                std::vector<std::uint64_t>& table) const {
+  table.assign(kernels::kModelWords, 0);
+  std::vector<std::byte> piece(kReadBytes);
+  std::uint64_t seed = 0;
+  for (const TensorInfo& tensor : file.tensors()) {
+    for (std::uint64_t done = 0; done < tensor.size_bytes; done += kReadBytes) {
+      KVFERRY_TRY(check_time(tensor, done, deadline));
+      const auto length =
+          static_cast<std::size_t>(std::min<std::uint64_t>(kReadBytes, tensor.size_bytes - done));
+      KVFERRY_TRY(file.read(tensor.offset + done, std::span(piece).first(length)));
+      kernels::host::fold(reinterpret_cast<const unsigned char*>(piece.data()), length, seed++,
+                          table.data());
+    }
+  }
+  return ipc::ok();
+}
+
+Status WeightsStore::check_time(const TensorInfo& tensor,
+                                std::uint64_t done,
+                                Deadline deadline) const {
+  if (cancelled_.load()) {
+    return KVFERRY_ERROR(kCancelled, "the update was given up at tensor '{}'", tensor.name);
+  }
+  if (deadline.expired()) {
+    return KVFERRY_ERROR(kTimeout,
+                         "tensor '{}': {} bytes of this rank's part were read by the deadline",
+                         tensor.name, done);
   }
   return ipc::ok();
 }
@@ -142,7 +208,7 @@ Status WeightsStore::copy(std::span<const std::byte> from, ipc::DevicePtr to, De
 }
 
 void WeightsStore::abandon() {
-  prepared_.clear();
+  prepared_ = {};
   cancelled_.store(false);
 }
 

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
+#include "model_tables.hpp"
 #include "safetensors.hpp"
 
 #include <atomic>
@@ -29,16 +30,22 @@ struct LoadedTensor {
 
 /// The reference worker's weights: the tensors of a safetensors file. An update reads its file into
 /// host memory and checks it there; the commit copies into the device memory of the tensors in use,
-/// which stay where they are (a captured graph goes on with them), so that it can fail only with
-/// the device. That memory is made by the first load, before its commit.
+/// which stay where they are (a captured graph goes on with them), and packs them for the model, so
+/// that it can fail only with the device. That memory is made by the first load, before its commit;
+/// the transient memory that packing takes, by each load, in sizes of its own: what a caching
+/// allocator keeps of it grows with every update, until somebody empties it.
 /// @threading as WeightsUser; tensors() while no commit() runs.
 class WeightsStore final : public ipc::WeightsUser {
  public:
   /// Throws Exception when the device refuses a stream or pinned memory.
+  /// replicated: some of what the model writes is the same on all ranks, and so has to depend on
+  /// what all of them know: on all of the weights.
   WeightsStore(ipc::Device& device,
                CachingAllocator& allocator,
+               ModelTables& tables,
                ipc::Rank rank,
-               std::uint32_t ranks);
+               std::uint32_t ranks,
+               bool replicated);
 
   [[nodiscard]] ipc::Result<std::uint64_t> prepare(const ipc::WeightsSource& source,
                                                    ipc::Deadline deadline) override;
@@ -54,6 +61,12 @@ class WeightsStore final : public ipc::WeightsUser {
     std::string shape;
     std::vector<std::byte> bytes;
     ScratchBuffer memory;  ///< Of the first load alone; later ones go into what is there.
+    ScratchBuffer transient;
+  };
+  struct Load {
+    std::vector<Prepared> parts;
+    /// What is written depends on it, where that is to be the same on all ranks.
+    std::vector<std::uint64_t> shared_table;
   };
 
   [[nodiscard]] ipc::Status check_same(const std::vector<TensorInfo>& tensors,
@@ -61,6 +74,14 @@ class WeightsStore final : public ipc::WeightsUser {
   [[nodiscard]] ipc::Result<Prepared> read_part(const SafetensorsFile& file,
                                                 const TensorInfo& tensor,
                                                 ipc::Deadline deadline) const;
+  [[nodiscard]] ipc::Status fold_whole(const SafetensorsFile& file,
+                                       ipc::Deadline deadline,
+                                       std::vector<std::uint64_t>& table) const;
+  [[nodiscard]] ipc::Status check_time(const TensorInfo& tensor,
+                                       std::uint64_t done,
+                                       ipc::Deadline deadline) const;
+  [[nodiscard]] std::uint64_t transient_bytes(std::size_t tensor, std::uint64_t size_bytes) const;
+  [[nodiscard]] ipc::Status pack(const Load& load, ipc::Deadline deadline);
   [[nodiscard]] ipc::Status copy(std::span<const std::byte> from,
                                  ipc::DevicePtr to,
                                  ipc::Deadline deadline);
@@ -68,10 +89,13 @@ class WeightsStore final : public ipc::WeightsUser {
   CachingAllocator& allocator_;
   const ipc::Rank rank_;
   const std::uint32_t ranks_;
+  const bool shares_table_;
+  ModelTables& tables_;
+  std::uint64_t loads_ = 0;
   ipc::EventFd copied_;
   std::unique_ptr<ipc::PinnedBuffer> bounce_;
   std::unique_ptr<ipc::Stream> stream_;  ///< Ends before what it copies from.
-  std::vector<Prepared> prepared_;
+  Load prepared_;
   std::vector<LoadedTensor> tensors_;
   std::atomic<bool> cancelled_{false};
 };

@@ -8,10 +8,13 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
 #include "kvferry/worker/registration.hpp"
+#include "model_tables.hpp"
+#include "scheduler/scheduler.hpp"
 #include "service_thread.hpp"
 #include "step_runner.hpp"
 #include "weights_store.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -39,7 +42,8 @@ class Worker {
       : config_(config.rank),
         device_(ipc::open_device(config_.device)),
         dir_(open_runtime_dir(config_)),
-        allocator_(*device_) {
+        allocator_(*device_),
+        tables_(*device_, allocator_) {
     if (config.arena_memory == ArenaMemory::kEngine) {
       regions_.emplace(*device_, config_.handles);
     }
@@ -62,15 +66,17 @@ class Worker {
               [this](const ipc::SessionId& session, ipc::Epoch epoch) {
                 return registered_->enter(session, epoch);
               },
-              allocator_, [this](const Error& error) { end(error); });
+              allocator_, tables_, [this](const Error& error) { end(error); });
         },
         [this] { end(KVFERRY_ERROR(kCancelled, "the runner's thread ended; see the log")); });
     registered_->start();
+    if (config.serve && config_.rank.value == 0) start_scheduler();
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   /// The arena ends while the runner still finishes what is in flight on it.
   ~Worker() {
+    scheduler_.reset();
     registered_->close();
     runner_.reset();
   }
@@ -85,7 +91,14 @@ class Worker {
 
  private:
   void load_weights(const WorkerConfig& config) {
-    weights_.emplace(*device_, allocator_, config_.rank, config_.geometry.ranks);
+    const bool replicated = std::any_of(
+        config_.geometry.groups.begin(), config_.geometry.groups.end(),
+        [](const ipc::GroupSpec& group) {
+          return std::any_of(group.regions.begin(), group.regions.end(),
+                             [](const ipc::RegionSpec& region) { return region.replicated; });
+        });
+    weights_.emplace(*device_, allocator_, tables_, config_.rank, config_.geometry.ranks,
+                     replicated);
     const auto deadline = ipc::Deadline::after(kLoadTime);
     const auto bytes = weights_->prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
     if (!bytes) throw ipc::Exception(bytes.error());
@@ -93,6 +106,15 @@ class Worker {
       throw ipc::Exception(loaded.error());
     }
     weights_id_ = config.weights_id;
+  }
+
+  void start_scheduler() {
+    scheduler_.emplace(
+        "kvf-sched",
+        [this](ipc::EventLoop& loop) {
+          return std::make_unique<Scheduler>(loop, dir_, config_, weights_.has_value());
+        },
+        [this] { end(KVFERRY_ERROR(kCancelled, "the scheduler's thread ended; see the log")); });
   }
 
   WorkerHooks hooks() {
@@ -121,7 +143,8 @@ class Worker {
   ipc::EventLoop loop_;
   std::unique_ptr<ipc::Device> device_;
   ipc::RuntimeDir dir_;
-  CachingAllocator allocator_;           ///< Of everything but the arena.
+  CachingAllocator allocator_;  ///< Of everything but the arena.
+  ModelTables tables_;
   std::optional<WeightsStore> weights_;  ///< Only with WorkerConfig::weights.
   ipc::Digest weights_id_;
   std::optional<EngineRegions> regions_;  ///< Only with ArenaMemory::kEngine.
@@ -129,6 +152,7 @@ class Worker {
   std::optional<Error> fatal_;
   std::unique_ptr<RegisteredWorker> registered_;
   std::optional<ServiceThread<StepRunner>> runner_;
+  std::optional<ServiceThread<Scheduler>> scheduler_;  ///< Only with WorkerConfig::serve.
 };
 
 }  // namespace

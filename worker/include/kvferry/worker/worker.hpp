@@ -22,6 +22,9 @@ struct WorkerConfig {
   std::string weights;
   /// What they are known by: random for each load unless the caller knows better.
   ipc::Digest weights_id = ipc::Digest::random();
+  /// Whether this engine of reference workers takes requests (GenerationChannel): rank 0 runs its
+  /// scheduler, a client of the manager. Engines with a scheduler of their own leave it.
+  bool serve = false;
 };
 
 /// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,

@@ -1,0 +1,273 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Engines of reference workers with their own scheduler: what they generate depends on weights and
+// on every byte of the KV cache, and on nothing else.
+#include "cli/daemons_fixture.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/worker/generation_channel.hpp"
+#include "kvferry/worker/step_channel.hpp"
+#include "support/safetensors_writer.hpp"
+
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+namespace kvferry::test {
+namespace {
+
+using ipc::Generate;
+using ipc::GenerateEnd;
+using ipc::GenerateReply;
+using testing::Each;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+std::vector<std::uint32_t> prompt_of(std::uint32_t first, std::uint32_t length) {
+  std::vector<std::uint32_t> prompt(length);
+  std::iota(prompt.begin(), prompt.end(), first);
+  return prompt;
+}
+
+class ServeTest : public DaemonsTest {
+ protected:
+  using Answer = std::optional<ipc::Result<GenerateReply>>;
+
+  void start_engine(std::uint32_t ranks, const std::vector<std::string>& workers = {}) {
+    start("manager");
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      std::vector<std::string> options{fmt::format("--rank={}", rank),
+                                       fmt::format("--ranks={}", ranks)};
+      start("mover", options);
+      options.insert(options.end(), workers.begin(), workers.end());
+      options.emplace_back("--serve");
+      start("worker", options);
+    }
+    ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+    connect();
+  }
+  void connect() {
+    auto dir = ipc::RuntimeDir::open((temp_ / "run").string(), "chat");
+    ASSERT_TRUE(dir.has_value());
+    dir_.emplace(std::move(*dir));
+    channel_.emplace(loop_, *dir_, "default", "test", [] {});
+    ASSERT_TRUE(run_until([this] { return channel_->is_up(); }));
+  }
+  template <typename Condition> bool run_until(Condition condition) {
+    const ipc::Deadline deadline = soon();
+    while (!condition()) {
+      if (deadline.expired()) return false;
+      loop_.run_once(deadline);
+    }
+    return true;
+  }
+  /// The answer comes with a later run_until().
+  void ask_for(Answer& answer, const std::vector<std::uint32_t>& prompt, std::uint32_t tokens) {
+    const auto sent = channel_->submit(
+        Generate{prompt, tokens},
+        [&answer](ipc::Result<GenerateReply> reply) { answer.emplace(std::move(reply)); });
+    ASSERT_TRUE(sent.has_value()) << sent.error().to_string();
+  }
+  GenerateReply generate(const std::vector<std::uint32_t>& prompt, std::uint32_t tokens) {
+    Answer answer;
+    ask_for(answer, prompt, tokens);
+    if (!run_until([&answer] { return answer.has_value(); })) {
+      ADD_FAILURE() << "no answer; the worker says: " << running_.back()->stderr_text();
+      return {};
+    }
+    if (!*answer) {
+      ADD_FAILURE() << answer->error().to_string();
+      return {};
+    }
+    EXPECT_EQ((*answer)->end, GenerateEnd::kLength);
+    EXPECT_THAT((*answer)->tokens, SizeIs(tokens));
+    return **answer;
+  }
+
+  ipc::EventLoop loop_;
+  std::optional<ipc::RuntimeDir> dir_;
+  std::optional<worker::GenerationChannel> channel_;
+};
+
+class ServeGeometryTest : public ServeTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(ServeGeometryTest, APrefixThatIsReusedGivesTheSameTokens) {
+  geometry_ = GetParam();
+  gpu_blocks_ = 64;
+  ASSERT_NO_FATAL_FAILURE(start_engine(2));
+  const auto prompt = prompt_of(100, 40);
+  const GenerateReply cold = generate(prompt, 24);
+  EXPECT_EQ(cold.cached_tokens, 0U);
+  const GenerateReply warm = generate(prompt, 24);
+  EXPECT_GT(warm.cached_tokens, 0U);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+  // A longer one that goes on where the first ended.
+  std::vector<std::uint32_t> longer = prompt;
+  longer.insert(longer.end(), cold.tokens.begin(), cold.tokens.begin() + 12);
+  const GenerateReply rest = generate(longer, 12);
+  EXPECT_GT(rest.cached_tokens, 32U);
+  EXPECT_EQ(rest.tokens, std::vector(cold.tokens.begin() + 12, cold.tokens.end()));
+  EXPECT_NE(generate(prompt_of(101, 40), 24).tokens, cold.tokens);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of,
+    ServeGeometryTest,
+    testing::Values("tiny", "tiny-mla", "tiny-draft", "tiny-window", "tiny-state"));
+
+TEST_F(ServeTest, NothingButOutputsTellsOfAClearAFlushAndAPause) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(2));
+  const auto prompt = prompt_of(7, 50);
+  const GenerateReply first = generate(prompt, 16);
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"flush"},
+                                             {"flush", "--host=keep"},
+                                             {"clear"},
+                                             {"reinit"},
+                                             {"pause", "--mode=retract"},
+                                             {"continue"},
+                                             {"pause", "--mode=in_place"},
+                                             {"continue", "--no-empty-cache"}}) {
+    const Finished done = ask(command[0], {command.begin() + 1, command.end()});
+    ASSERT_EQ(done.exit, ChildExit::exited(0)) << command[0] << ": " << done.complaints;
+    if (command[0] == "clear" || command[0] == "pause") continue;
+    EXPECT_EQ(generate(prompt, 16).tokens, first.tokens) << "after " << command[0];
+  }
+}
+
+TEST_F(ServeTest, RequestsThatAPauseStoppedGoOnWithTheSameTokens) {
+  gpu_blocks_ = 160;
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  const auto prompt = prompt_of(1000, 30);
+  constexpr std::uint32_t kTokens = 1500;  // Long enough to be stopped in the middle.
+  const GenerateReply expected = generate(prompt, kTokens);
+  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  for (const auto& [mode, left] : {std::pair{"--mode=retract", "0 frozen, 1 waiting"},
+                                   std::pair{"--mode=in_place", "1 frozen, 0 waiting"}}) {
+    Answer answer;
+    ask_for(answer, prompt, kTokens);
+    const Finished paused = ask("pause", {mode});
+    ASSERT_EQ(paused.exit, ChildExit::exited(0)) << paused.complaints;
+    EXPECT_THAT(paused.output, HasSubstr(left));
+    const Finished resumed = ask("continue");
+    ASSERT_EQ(resumed.exit, ChildExit::exited(0)) << resumed.complaints;
+    ASSERT_TRUE(run_until([&answer] { return answer.has_value(); }));
+    ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+    EXPECT_EQ((*answer)->tokens, expected.tokens) << mode;
+  }
+  Answer aborted;
+  ask_for(aborted, prompt, kTokens);
+  ASSERT_EQ(ask("pause", {"--mode=abort"}).exit, ChildExit::exited(0));
+  ASSERT_TRUE(run_until([&aborted] { return aborted.has_value(); }));
+  ASSERT_TRUE(aborted->has_value());
+  EXPECT_EQ((*aborted)->end, GenerateEnd::kAborted);
+}
+
+TEST_F(ServeTest, TokensDependOnTheWeightsAndComeBackWithThem) {
+  const std::string first = (temp_ / "first").string();
+  const std::string second = (temp_ / "second").string();
+  write_safetensors(first, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}}, 1);
+  write_safetensors(second, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}}, 2);
+  const std::string id = "0123456789abcdef0123456789abcdef";
+  ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--weights=" + first, "--weights-id=" + id}));
+  const auto prompt = prompt_of(5, 40);
+  const GenerateReply before = generate(prompt, 20);
+  const auto update = [this](const std::string& file, const std::vector<std::string>& more) {
+    ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+    std::vector<std::string> options{"--file=" + file};
+    options.insert(options.end(), more.begin(), more.end());
+    const Finished updated = ask("update-weights", options);
+    ASSERT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+    ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
+  };
+  ASSERT_NO_FATAL_FAILURE(update(second, {"--no-flush-cache"}));
+  const GenerateReply other = generate(prompt, 20);
+  EXPECT_NE(other.tokens, before.tokens);
+  EXPECT_EQ(other.cached_tokens, 0U) << "a prefix of other weights was served";
+  EXPECT_NE(other.weights_first, before.weights_first);
+  ASSERT_NO_FATAL_FAILURE(update(first, {"--weights-id=" + id}));
+  const GenerateReply back = generate(prompt, 20);
+  EXPECT_EQ(back.tokens, before.tokens);
+  EXPECT_EQ(back.weights_last, before.weights_last);
+  EXPECT_GT(back.cached_tokens, 0U) << "host memory kept what these weights had computed";
+}
+
+TEST_F(ServeTest, ManyRequestsShareADeviceThatHoldsAFewOfThem) {
+  gpu_blocks_ = 10;
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  std::vector<GenerateReply> alone;
+  for (std::uint32_t i = 0; i < 12; ++i) alone.push_back(generate(prompt_of(i * 50, 33), 60));
+  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  std::vector<Answer> answers(alone.size());
+  for (std::uint32_t i = 0; i < answers.size(); ++i) {
+    ask_for(answers[i], prompt_of(i * 50, 33), 60);
+  }
+  std::uint32_t put_back = 0;
+  for (std::uint32_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << i;
+    ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+    EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << i;
+    put_back += (*answers[i])->admissions - 1;
+  }
+  EXPECT_GT(put_back, 0U) << "they never were in each other's way";
+}
+
+TEST_F(ServeTest, WrongBytesInABlockChangeWhatIsGenerated) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  const auto prompt = prompt_of(3, 48);
+  const GenerateReply right = generate(prompt, 8);
+  // Somebody writes over every block that the prefix may lie in.
+  worker::StepChannel steps(loop_, *dir_, "default", ipc::Rank{0}, "vandal", {[] {}, [] {}});
+  ASSERT_TRUE(run_until([&] { return steps.is_up(); }));
+  const auto status = nlohmann::json::parse(ask("status", {"--json"}).output);
+  ipc::Step step;
+  const auto& rank = status["engines"][0]["ranks"][0]["worker"];
+  step.session = ipc::SessionId::from_hex(rank["session"].get<std::string>()).value();
+  step.epoch = ipc::Epoch{rank["epoch"].get<std::uint64_t>()};
+  for (std::uint32_t block = 0; block < 32; ++block) {
+    step.fills.push_back({ipc::GroupId{0}, ipc::BlockId{block}, 99});
+  }
+  std::optional<ipc::Result<ipc::StepReply>> filled;
+  ASSERT_TRUE(steps.send(step, [&](ipc::Result<ipc::StepReply> reply) { filled = reply; }));
+  ASSERT_TRUE(run_until([&] { return filled.has_value(); }));
+  ASSERT_TRUE(filled->has_value()) << filled->error().to_string();
+  const GenerateReply wrong = generate(prompt, 8);
+  EXPECT_GT(wrong.cached_tokens, 0U);
+  EXPECT_NE(wrong.tokens, right.tokens);
+}
+
+TEST_F(ServeTest, RequestsThatCannotBeServedAreToldWhy) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  const auto refusal = [this](const std::vector<std::uint32_t>& prompt, std::uint32_t tokens) {
+    Answer answer;
+    ask_for(answer, prompt, tokens);
+    EXPECT_TRUE(run_until([&] { return answer.has_value(); }));
+    return answer && !*answer ? answer->error().to_string() : std::string("no refusal");
+  };
+  EXPECT_THAT(refusal({}, 1), HasSubstr("give at least one of each"));
+  EXPECT_THAT(refusal({1}, 0), HasSubstr("give at least one of each"));
+  EXPECT_THAT(refusal({1}, 2'000'000), HasSubstr("at most"));
+  EXPECT_THAT(refusal(prompt_of(0, 100), 10'000), HasSubstr("--gpu-blocks"));
+  EXPECT_THAT(generate(prompt_of(0, 3), 2).tokens, SizeIs(2));
+}
+
+TEST_F(ServeTest, AKilledWorkerOfAnotherRankCostsTime) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(2));
+  const auto prompt = prompt_of(60, 40);
+  const GenerateReply expected = generate(prompt, 300);
+  Answer answer;
+  ask_for(answer, prompt, 300);
+  ChildProcess& killed = *running_.back();
+  killed.kill();
+  EXPECT_EQ(killed.wait(soon()), ChildExit::killed_by(SIGKILL));
+  start("worker", {"--rank=1", "--ranks=2", "--serve"});
+  ASSERT_TRUE(run_until([&] { return answer.has_value(); })) << running_.back()->stderr_text();
+  ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+  EXPECT_EQ((*answer)->tokens, expected.tokens);
+}
+
+}  // namespace
+}  // namespace kvferry::test

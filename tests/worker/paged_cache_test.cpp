@@ -1,0 +1,218 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler/paged_cache.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+#include <random>
+#include <set>
+
+namespace kvferry::worker {
+namespace {
+
+using Admission = PagedCache::Admission;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr std::uint32_t kTokens = 4;
+
+ipc::Geometry hybrid() {
+  ipc::Geometry geometry;
+  geometry.name = "hybrid";
+  geometry.tokens_per_block = kTokens;
+  geometry.groups.resize(3);
+  geometry.groups[0].name = "main";
+  geometry.groups[1].name = "window";
+  geometry.groups[1].rule = ipc::HitRule::kSlidingWindow;
+  geometry.groups[1].window_blocks = 2;
+  geometry.groups[2].name = "state";
+  geometry.groups[2].rule = ipc::HitRule::kLastState;
+  return geometry;
+}
+
+Sequence sequence_of(std::uint32_t first, std::uint32_t length) {
+  Sequence sequence;
+  sequence.tokens.resize(length);
+  std::iota(sequence.tokens.begin(), sequence.tokens.end(), first);
+  sequence.prompt_tokens = length;
+  hash_full_blocks(sequence, kTokens);
+  return sequence;
+}
+
+class PagedCacheTest : public testing::Test {
+ protected:
+  PagedCacheTest() { remake(20); }
+  void remake(std::uint32_t blocks) { cache_.remake(std::array{blocks, blocks, blocks}); }
+  static BlockSource nowhere(ipc::GroupId, std::uint32_t) { return BlockSource::kNowhere; }
+  static BlockSource everywhere(ipc::GroupId, std::uint32_t) { return BlockSource::kHost; }
+  Admission admit(Sequence& sequence) {
+    loads_.clear();
+    return cache_.admit(sequence, nowhere, loads_);
+  }
+  /// As after a pass that computed all its tokens.
+  void compute(Sequence& sequence) {
+    sequence.computed = sequence.length();
+    (void)cache_.publish(sequence);
+  }
+
+  const ipc::Geometry geometry_ = hybrid();
+  PagedCache cache_{geometry_};
+  std::vector<LoadItem> loads_;
+};
+
+TEST_F(PagedCacheTest, APrefixIsFoundOnceItWasComputed) {
+  Sequence first = sequence_of(0, 14);
+  ASSERT_EQ(admit(first), Admission::kReady);
+  EXPECT_EQ(first.computed, 0U);
+  Sequence early = sequence_of(0, 14);
+  ASSERT_EQ(admit(early), Admission::kReady);
+  EXPECT_EQ(early.computed, 0U) << "what nobody has computed yet was found";
+  cache_.release(early);
+  compute(first);
+  Sequence second = sequence_of(0, 14);
+  ASSERT_EQ(admit(second), Admission::kReady);
+  EXPECT_EQ(second.computed, 12U);
+  EXPECT_EQ(second.table[0].at(2).block, first.table[0].at(2).block);
+  EXPECT_NE(second.table[0].at(3).block, first.table[0].at(3).block) << "it is not full";
+  cache_.release(first);
+  cache_.release(second);
+  Sequence other = sequence_of(1, 14);
+  ASSERT_EQ(admit(other), Admission::kReady);
+  EXPECT_EQ(other.computed, 0U);
+}
+
+TEST_F(PagedCacheTest, WhatIsForgottenIsNotFoundAndStaysWithWhoHasIt) {
+  Sequence first = sequence_of(0, 8);
+  ASSERT_EQ(admit(first), Admission::kReady);
+  compute(first);
+  cache_.forget_contents();
+  Sequence second = sequence_of(0, 8);
+  ASSERT_EQ(admit(second), Admission::kReady);
+  EXPECT_EQ(second.computed, 0U);
+  EXPECT_NE(second.table[0].at(0).block, first.table[0].at(0).block);
+  cache_.release(first);
+  cache_.release(second);
+  EXPECT_EQ(cache_.least_available(), 20U);
+}
+
+TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
+  Sequence sequence = sequence_of(0, 10);
+  ASSERT_EQ(cache_.admit(sequence, everywhere, loads_), Admission::kLoading);
+  EXPECT_EQ(sequence.computed, 8U);
+  EXPECT_THAT(loads_, SizeIs(2 + 2 + 1));
+  EXPECT_THAT(cache_.unstored(sequence), IsEmpty()) << "they are not there yet";
+  ASSERT_TRUE(cache_.publish(sequence));
+  for (const auto& block : cache_.unstored(sequence)) {
+    cache_.mark_stored(block.target.group, block.block);
+  }
+  EXPECT_THAT(cache_.unstored(sequence), IsEmpty());
+  EXPECT_FALSE(cache_.publish(sequence)) << "nothing became full";
+}
+
+TEST_F(PagedCacheTest, NoRoomChangesNothing) {
+  remake(4);
+  Sequence first = sequence_of(0, 12);
+  ASSERT_EQ(admit(first), Admission::kReady);
+  Sequence second = sequence_of(100, 12);
+  EXPECT_FALSE(cache_.may_fit(second));
+  EXPECT_EQ(admit(second), Admission::kNoRoom);
+  EXPECT_THAT(second.table, IsEmpty());
+  cache_.release(first);
+  EXPECT_EQ(cache_.least_available(), 4U);
+  EXPECT_EQ(admit(second), Admission::kReady);
+}
+
+TEST_F(PagedCacheTest, ASequenceThatCanNeverFitIsToldTheGroupAndBothNumbers) {
+  remake(4);
+  EXPECT_TRUE(cache_.check_fits(16).has_value());
+  const auto refused = cache_.check_fits(17);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().message, testing::HasSubstr("5 blocks of group 'main'"));
+  EXPECT_THAT(refused.error().message, testing::HasSubstr("has 4"));
+}
+
+TEST_F(PagedCacheTest, WindowsAndStatesLetGoOfWhatIsBehindThem) {
+  Sequence sequence = sequence_of(0, 3);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  for (std::uint32_t token = 3; token < 40; ++token) {
+    compute(sequence);
+    cache_.trim(sequence);
+    sequence.tokens.push_back(token);
+    hash_full_blocks(sequence, kTokens);
+    ASSERT_TRUE(cache_.extend(sequence));
+    EXPECT_THAT(sequence.table[0], SizeIs(token / kTokens + 1));
+    EXPECT_LE(sequence.table[1].size(), 3U);
+    EXPECT_LE(sequence.table[2].size(), 2U);
+  }
+}
+
+/// Whatever is done, in any order: no block is with two sequences that did not find it, and all are
+/// back in the end.
+TEST_F(PagedCacheTest, NoBlockIsHandedOutTwice) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    std::mt19937_64 random(seed);
+    remake(24);
+    std::vector<Sequence> running;
+    for (int step = 0; step < 400; ++step) {
+      switch (random() % 6) {
+        case 0:
+        case 1: {
+          Sequence sequence = sequence_of(static_cast<std::uint32_t>(random() % 3) * 7,
+                                          1 + static_cast<std::uint32_t>(random() % 30));
+          loads_.clear();
+          const bool in_host = random() % 3 == 0;
+          if (cache_.admit(sequence, in_host ? everywhere : nowhere, loads_) !=
+              Admission::kNoRoom) {
+            running.push_back(std::move(sequence));
+          }
+          break;
+        }
+        case 2:
+          if (!running.empty()) compute(running[random() % running.size()]);
+          break;
+        case 3:
+          if (!running.empty()) {
+            Sequence& grown = running[random() % running.size()];
+            compute(grown);
+            cache_.trim(grown);
+            grown.tokens.push_back(static_cast<std::uint32_t>(random()));
+            hash_full_blocks(grown, kTokens);
+            if (!cache_.extend(grown)) {
+              cache_.release(grown);
+              std::swap(grown, running.back());
+              running.pop_back();
+            }
+          }
+          break;
+        case 4:
+          if (!running.empty()) {
+            std::swap(running[random() % running.size()], running.back());
+            cache_.release(running.back());
+            running.pop_back();
+          }
+          break;
+        default:
+          if (random() % 10 == 0) cache_.forget_contents();
+          break;
+      }
+      for (std::uint32_t group = 0; group < 3; ++group) {
+        std::set<std::uint32_t> own;
+        for (const Sequence& sequence : running) {
+          for (const auto& [position, held] : sequence.table[group]) {
+            if (!held.indexed) {
+              EXPECT_TRUE(own.insert(held.block.value).second) << "seed " << seed;
+            }
+          }
+        }
+      }
+    }
+    for (Sequence& sequence : running) cache_.release(sequence);
+    ASSERT_EQ(cache_.least_available(), 24U) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::worker

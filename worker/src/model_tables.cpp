@@ -1,0 +1,25 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "model_tables.hpp"
+
+#include "await_stream.hpp"
+#include "make_stream.hpp"
+
+#include <utility>
+
+namespace kvferry::worker {
+
+ipc::Result<ipc::DevicePtr> ModelTables::address(ipc::Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  if (memory_.valid()) return memory_.address();
+  KVFERRY_ASSIGN(ScratchBuffer memory, allocator_.allocate(2 * kTableBytes));
+  const auto stream = make_stream(device_, ipc::StreamPriority::kNormal);
+  ipc::EventFd zeroed;
+  KVFERRY_TRY(stream->zero(memory.address(), memory.size_bytes()));
+  KVFERRY_TRY(stream->notify(zeroed.fd()));
+  KVFERRY_TRY(await_stream(*stream, zeroed, deadline, "zeroing the model's tables"));
+  memory_ = std::move(memory);
+  return memory_.address();
+}
+
+}  // namespace kvferry::worker

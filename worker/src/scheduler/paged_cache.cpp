@@ -1,0 +1,210 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler/paged_cache.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
+
+#include <algorithm>
+
+namespace kvferry::worker {
+
+using ipc::BlockId;
+using ipc::GroupId;
+using ipc::HitRule;
+using ipc::Status;
+
+namespace {
+
+std::uint32_t blocks_for(std::uint64_t tokens, std::uint32_t tokens_per_block) {
+  return static_cast<std::uint32_t>((tokens + tokens_per_block - 1) / tokens_per_block);
+}
+
+/// The first position that a token in the block `last` still reads.
+std::uint32_t first_needed(const ipc::GroupSpec& group, std::uint32_t last) {
+  switch (group.rule) {
+    case HitRule::kFull: return 0;
+    case HitRule::kSlidingWindow:
+      return last + 1 > group.window_blocks ? last + 1 - group.window_blocks : 0;
+    case HitRule::kLastState: return last;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void hash_full_blocks(Sequence& sequence, std::uint32_t tokens_per_block) {
+  const std::size_t full = sequence.tokens.size() / tokens_per_block;
+  while (sequence.hashes.size() < full) {
+    const std::size_t block = sequence.hashes.size();
+    const ipc::Digest parent = block == 0 ? ipc::Digest{} : sequence.hashes.back();
+    sequence.hashes.push_back(
+        ipc::chain_block_hash(parent, sequence.tokens.data() + block * tokens_per_block,
+                              tokens_per_block * sizeof(std::uint32_t)));
+  }
+}
+
+void PagedCache::remake(std::span<const std::uint32_t> group_blocks) {
+  index_.clear();
+  for (const std::uint32_t blocks : group_blocks) index_.emplace_back(blocks);
+}
+
+bool PagedCache::has_counts(std::span<const std::uint32_t> group_blocks) const {
+  return std::equal(
+      index_.begin(), index_.end(), group_blocks.begin(), group_blocks.end(),
+      [](const GroupIndex& group, std::uint32_t blocks) { return group.block_count() == blocks; });
+}
+
+void PagedCache::forget_contents() {
+  for (GroupIndex& group : index_) group.forget_all();
+}
+
+Status PagedCache::check_fits(std::uint64_t tokens) const {
+  const std::uint32_t length = blocks_for(tokens, geometry_.tokens_per_block);
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    const ipc::GroupSpec& group = geometry_.groups[g];
+    const std::uint32_t needed = most_blocks_needed(group, length);
+    if (needed <= index_[g].block_count()) continue;
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a sequence of {} tokens can need {} blocks of group '{}', the device has "
+                         "{}: ask for fewer tokens, or start with more --gpu-blocks",
+                         tokens, needed, group.name, index_[g].block_count());
+  }
+  return ipc::ok();
+}
+
+PrefixPlan PagedCache::plan(const Sequence& sequence, const SourceOf& in_host) const {
+  const std::uint32_t length = blocks_for(sequence.length(), geometry_.tokens_per_block);
+  const auto whole = static_cast<std::uint32_t>(sequence.hashes.size());
+  return plan_prefix(geometry_.groups, length, whole, [&](GroupId group, std::uint32_t position) {
+    if (position >= whole) return BlockSource::kNowhere;
+    if (index_of(group).find(sequence.hashes[position])) return BlockSource::kDevice;
+    return in_host(group, position);
+  });
+}
+
+bool PagedCache::may_fit(const Sequence& sequence) const {
+  const auto nowhere = [](GroupId, std::uint32_t) { return BlockSource::kNowhere; };
+  return fits(plan(sequence, nowhere), sequence);
+}
+
+bool PagedCache::fits(const PrefixPlan& plan, const Sequence& sequence) const {
+  std::vector<std::uint32_t> needed(index_.size());
+  for (const PlannedBlock& planned : plan.blocks) {
+    const GroupIndex& group = index_of(planned.group);
+    if (planned.source == BlockSource::kDevice) {
+      const auto found = group.find(sequence.hashes[planned.position]);
+      if (found && group.references(found->block) > 0) continue;
+    }
+    ++needed[planned.group.value];
+  }
+  for (std::size_t g = 0; g < index_.size(); ++g) {
+    if (needed[g] > index_[g].available()) return false;
+  }
+  return true;
+}
+
+PagedCache::Admission PagedCache::admit(Sequence& sequence,
+                                        const SourceOf& in_host,
+                                        std::vector<LoadItem>& loads) {
+  const PrefixPlan wanted = plan(sequence, in_host);
+  if (!fits(wanted, sequence)) return Admission::kNoRoom;
+  sequence.table.assign(index_.size(), {});
+  // What is there is held first, so that making room for the rest does not evict it.
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source != BlockSource::kDevice) continue;
+    GroupIndex& group = index_of(planned.group);
+    const auto found = group.find(sequence.hashes[planned.position]);
+    KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
+    group.acquire(found->block);
+    sequence.table[planned.group.value][planned.position] = {found->block, true};
+  }
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source == BlockSource::kDevice) continue;
+    const auto block = index_of(planned.group).allocate();
+    KVFERRY_CHECK(block.has_value(), "the room that fits() saw is gone");
+    sequence.table[planned.group.value][planned.position] = {*block, false};
+    if (planned.source != BlockSource::kHost) continue;
+    loads.push_back(LoadItem{planned.group, *block, sequence.hashes[planned.position]});
+  }
+  sequence.published = 0;
+  sequence.computed = wanted.hit_blocks * geometry_.tokens_per_block;
+  return loads.empty() ? Admission::kReady : Admission::kLoading;
+}
+
+std::uint32_t PagedCache::least_available() const {
+  std::uint32_t least = UINT32_MAX;
+  for (const GroupIndex& group : index_) least = std::min(least, group.available());
+  return least;
+}
+
+bool PagedCache::extend(Sequence& sequence) {
+  const std::uint32_t position = (sequence.length() - 1) / geometry_.tokens_per_block;
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    if (sequence.table[g].contains(position)) continue;
+    const auto block = index_[g].allocate();
+    if (!block) return false;
+    sequence.table[g][position] = {*block, false};
+  }
+  return true;
+}
+
+void PagedCache::trim(Sequence& sequence) {
+  const std::uint32_t last = (sequence.length() - 1) / geometry_.tokens_per_block;
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    const std::uint32_t needed = first_needed(geometry_.groups[g], last);
+    auto& table = sequence.table[g];
+    while (!table.empty() && table.begin()->first < needed) {
+      index_[g].release(table.begin()->second.block);
+      table.erase(table.begin());
+    }
+  }
+}
+
+bool PagedCache::publish(Sequence& sequence) {
+  const std::uint32_t full = sequence.computed / geometry_.tokens_per_block;
+  if (full == sequence.published) return false;
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    auto& table = sequence.table[g];
+    for (auto next = table.lower_bound(sequence.published); next != table.end(); ++next) {
+      auto& [position, held] = *next;
+      if (position >= full) break;
+      if (held.indexed) continue;
+      // Another sequence may have been faster: then this block stays its own.
+      held.indexed = index_[g].announce(held.block, sequence.hashes[position]);
+      if (held.indexed) index_[g].make_valid(held.block);
+    }
+  }
+  sequence.published = full;
+  return true;
+}
+
+void PagedCache::release(Sequence& sequence) {
+  for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
+    // Deeper blocks go first, so that they are the first to be evicted.
+    for (auto held = sequence.table[g].rbegin(); held != sequence.table[g].rend(); ++held) {
+      index_[g].release(held->second.block);
+    }
+  }
+  sequence.table.clear();
+  sequence.computed = 0;
+}
+
+std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence) const {
+  std::vector<Unstored> found;
+  for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
+    for (const auto& [position, held] : sequence.table[g]) {
+      if (!held.indexed || !index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) {
+        continue;
+      }
+      found.push_back({{GroupId{g}, sequence.hashes[position]}, held.block});
+    }
+  }
+  return found;
+}
+
+void PagedCache::mark_stored(GroupId group, BlockId block) { index_of(group).mark_stored(block); }
+void PagedCache::acquire(GroupId group, BlockId block) { index_of(group).acquire(block); }
+void PagedCache::release(GroupId group, BlockId block) { index_of(group).release(block); }
+
+}  // namespace kvferry::worker

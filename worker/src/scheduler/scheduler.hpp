@@ -1,0 +1,136 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/ipc/wire/control.hpp"
+#include "kvferry/worker/client.hpp"
+#include "kvferry/worker/step_channel.hpp"
+#include "scheduler/batch_plan.hpp"
+#include "scheduler/paged_cache.hpp"
+#include "scheduler/sequence.hpp"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// The scheduler of an engine of reference workers, in the process of rank 0: a waiting queue, a
+/// running batch and block tables. Takes requests on the generation channel, has the runners of all
+/// ranks compute one pass at a time for the whole batch, keeps prefixes on the device and in host
+/// memory, and obeys pauses and flushes like any engine's scheduler. Whatever dies, a request is
+/// put back and served again.
+/// @threading the loop's thread.
+class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
+ public:
+  static constexpr std::size_t kMaxSequences = 4096;
+
+  /// weights: whether the workers name theirs. Throws Exception: the names are taken.
+  Scheduler(ipc::EventLoop& loop, ipc::RuntimeDir dir, ipc::RankConfig config, bool weights);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+  ~Scheduler() override;
+
+  void on_peer(const ipc::Peer& peer) override;
+  void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
+  void on_peer_silent(const ipc::Peer& peer) override;
+  void on_peer_died(const ipc::Peer& peer) override;
+
+ private:
+  using Number = std::uint64_t;
+  struct Pass {
+    std::vector<Number> batch;
+    std::vector<std::uint64_t> outputs;  ///< Of each of the batch, summed over ranks.
+    std::uint32_t ranks_outstanding = 0;
+    std::optional<ipc::Error> error;
+  };
+  struct StoreJob {
+    std::uint64_t era = 0;
+    std::vector<PagedCache::Unstored> blocks;
+  };
+
+  // scheduler.cpp: connection, the state of the cache, requests.
+  void connect();
+  void on_client();
+  void look_at_state();
+  void begin_generation(const CacheState& state);
+  void forget_contents();
+  void lose_device_contents();
+  void on_worker_lost(ipc::Rank rank);
+  void on_generate(const ipc::Peer& peer, ipc::Envelope envelope);
+  void drop_requests(const ipc::IncarnationId& peer);
+  [[nodiscard]] bool is_ready() const;
+  [[nodiscard]] bool offload_usable() const;
+  void pump();
+  void pump_later();
+
+  // scheduler_hold.cpp: pauses and flushes.
+  void hold(PauseMode mode) override;
+  void resume() override;
+  [[nodiscard]] ScheduledWork count() const override;
+  void reset_cache() override;
+  /// Nothing of it is in flight: it becomes what its fate, or the pause in force, says.
+  void settle(Number number);
+  void retract(Sequence& sequence);
+
+  // scheduler_admit.cpp: from the queue into the batch, and host memory.
+  void admit_waiting();
+  [[nodiscard]] bool try_admit(Sequence& sequence);
+  void submit_loads(Number number, std::vector<LoadItem> loads);
+  void on_load_done(Number number, const Completion& completion);
+  void store_new_blocks(const Sequence& sequence);
+  void on_store_done(const StoreJob& job, const Completion& completion);
+
+  // scheduler_pass.cpp: the batch.
+  void start_pass();
+  [[nodiscard]] bool make_room_for(Sequence& sequence);
+  void on_rank_done(ipc::Result<ipc::DecodeReply> reply);
+  void finish_pass();
+  void advance(Sequence& sequence, std::uint64_t output);
+  void answer(const Sequence& sequence, ipc::GenerateEnd how);
+  void refuse(const Asker& asker, ipc::Error error);
+  /// @pre answered, nothing of it in flight
+  void end(Number number);
+
+  ipc::EventLoop& loop_;
+  const ipc::RuntimeDir dir_;
+  const ipc::RankConfig config_;
+  const bool weights_named_;
+  std::unique_ptr<ipc::ControlServer> server_;
+  std::unique_ptr<Client> client_;
+  std::vector<std::unique_ptr<StepChannel>> channels_;
+
+  PagedCache cache_;
+  /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.
+  std::uint64_t era_ = 0;
+  std::vector<ArenaId> arenas_;
+  std::uint64_t generation_ = 0;
+  std::uint64_t reconnects_ = 0;
+  ipc::Digest weights_;
+  bool phase_ready_ = false;
+  std::optional<PauseMode> held_;
+
+  std::map<Number, Sequence> sequences_;
+  std::set<Number> waiting_;
+  std::set<Number> admitted_;  ///< With blocks; a sequence is in one of the two.
+  Number next_number_ = 1;
+  std::optional<Pass> pass_;
+  std::unordered_map<ipc::JobId, Number> load_jobs_;
+  std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
+
+  std::string connect_trouble_;  ///< Said already.
+  bool pump_posted_ = false;
+  ipc::TimePoint not_before_{};  ///< After a refused pass: when to try again.
+  ipc::TimerId connect_timer_ = 0;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< For posted calls.
+};
+
+}  // namespace kvferry::worker

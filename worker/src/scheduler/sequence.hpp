@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/wire/generation_messages.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// Who asked, for the one answer.
+struct Asker {
+  ipc::IncarnationId peer;
+  ipc::Envelope envelope;  ///< Without its body.
+};
+
+struct TableBlock {
+  ipc::BlockId block;
+  bool indexed = false;  ///< Others may find it, under the hash of its position.
+};
+
+/// One request, from its arrival to its answer. It holds blocks while it is let in.
+struct Sequence {
+  enum class State : std::uint8_t {
+    kWaiting,  ///< Holds no block.
+    kLoading,  ///< Blocks of its prefix are on their way from host memory.
+    kReady,    ///< For the next pass.
+    kRunning,  ///< In the pass that runs.
+    kFrozen    ///< Stopped by a pause, with its blocks.
+  };
+  /// What becomes of it when nothing of it is in flight any more.
+  enum class Fate : std::uint8_t {
+    kGoesOn,
+    kWaits,  ///< It gives its blocks up, and waits to be let in again.
+    kEnds    ///< It was answered, or nobody waits for the answer.
+  };
+
+  std::uint64_t number = 0;  ///< In the order of arrival.
+  Asker asker;
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t max_tokens = 0;
+  std::vector<std::uint32_t> tokens;  ///< Of the prompt, then those generated.
+  std::vector<std::uint64_t> inputs;  ///< model_input() of each token.
+  std::vector<ipc::Digest> hashes;    ///< Of each block that is full of tokens.
+
+  State state = State::kWaiting;
+  /// Its block table: by group, then by place in the sequence. Groups that do not need a block
+  /// any more, or never did, have none there.
+  std::vector<std::map<std::uint32_t, TableBlock>> table;
+  std::uint32_t computed = 0;   ///< Tokens whose keys and values are there.
+  std::uint32_t planned = 0;    ///< Of kRunning: computed after the pass.
+  std::uint32_t published = 0;  ///< Full blocks that others were told of.
+  Fate fate = Fate::kGoesOn;
+  /// Some of its blocks were computed with other weights than are in use: nobody else finds them.
+  bool mixed = false;
+  bool device_only = false;  ///< A load failed: it computes what host memory has.
+
+  std::optional<ipc::Digest> weights_first;
+  ipc::Digest weights_last;
+  std::uint32_t cached_tokens = 0;
+  std::uint32_t admissions = 0;
+
+  [[nodiscard]] std::uint32_t length() const noexcept {
+    return static_cast<std::uint32_t>(tokens.size());
+  }
+  [[nodiscard]] std::uint32_t generated() const noexcept { return length() - prompt_tokens; }
+  [[nodiscard]] bool in_flight() const noexcept {
+    return state == State::kLoading || state == State::kRunning;
+  }
+};
+
+}  // namespace kvferry::worker
