@@ -36,11 +36,14 @@ class ServeTest : public DaemonsTest {
  protected:
   using Answer = std::optional<ipc::Result<GenerateReply>>;
 
-  void start_engine(std::uint32_t ranks, const std::vector<std::string>& workers = {}) {
+  void start_engine(std::uint32_t ranks,
+                    const std::vector<std::string>& workers = {},
+                    const std::vector<std::string>& both = {}) {
     start("manager");
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       std::vector<std::string> options{fmt::format("--rank={}", rank),
                                        fmt::format("--ranks={}", ranks)};
+      options.insert(options.end(), both.begin(), both.end());
       start("mover", options);
       options.insert(options.end(), workers.begin(), workers.end());
       options.emplace_back("--serve");
@@ -88,6 +91,15 @@ class ServeTest : public DaemonsTest {
   }
 
   ipc::EventLoop loop_;
+  ipc::WorkerMemory memory_of(std::uint32_t rank) {
+    worker::StepChannel steps(loop_, *dir_, "default", ipc::Rank{rank}, "test", {[] {}, [] {}});
+    EXPECT_TRUE(run_until([&] { return steps.is_up(); }));
+    std::optional<ipc::Result<ipc::WorkerMemory>> memory;
+    EXPECT_TRUE(steps.ask_memory([&](ipc::Result<ipc::WorkerMemory> seen) { memory = seen; }));
+    EXPECT_TRUE(run_until([&] { return memory.has_value(); }));
+    return memory && *memory ? **memory : ipc::WorkerMemory{};
+  }
+
   std::optional<ipc::RuntimeDir> dir_;
   std::optional<worker::GenerationChannel> channel_;
 };
@@ -214,6 +226,29 @@ TEST_F(ServeTest, ManyRequestsShareADeviceThatHoldsAFewOfThem) {
   }
   EXPECT_GT(put_back, 0U) << "they never were in each other's way";
 }
+
+class ServeHandlesTest : public ServeTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(ServeHandlesTest, AReinitReplaysTheFirstGraphWhereTheArenaComesBackAtItsAddresses) {
+  const std::string handles = GetParam();
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {}, {"--handles=" + handles}));
+  const auto prompt = prompt_of(11, 20);
+  const GenerateReply first = generate(prompt, 10);
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    ASSERT_EQ(ask("clear").exit, ChildExit::exited(0));
+    ASSERT_EQ(ask("reinit").exit, ChildExit::exited(0));
+    EXPECT_EQ(generate(prompt, 10).tokens, first.tokens);
+  }
+  const ipc::WorkerMemory memory = memory_of(0);
+  EXPECT_GE(memory.graph_launches, 40U);
+  // Legacy memory may come back anywhere.
+  if (handles == "vmm") {
+    EXPECT_EQ(memory.graph_recordings, 1U);
+  }
+  EXPECT_LE(memory.graph_recordings, 4U);
+}
+
+INSTANTIATE_TEST_SUITE_P(With, ServeHandlesTest, testing::Values("vmm", "legacy"));
 
 TEST_F(ServeTest, WrongBytesInABlockChangeWhatIsGenerated) {
   ASSERT_NO_FATAL_FAILURE(start_engine(1));

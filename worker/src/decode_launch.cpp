@@ -18,11 +18,6 @@ using kernels::TokenWrite;
 
 namespace {
 
-struct GroupPass {
-  std::vector<TokenWrite> writes;
-  std::vector<TokenRead> reads;
-};
-
 Status check_tokens(std::string_view what,
                     ipc::GroupId group,
                     ipc::BlockId block,
@@ -44,9 +39,31 @@ Status check_tokens(std::string_view what,
   return ipc::ok();
 }
 
-ipc::Result<std::vector<GroupPass>> sort_by_group(const ipc::Decode& pass,
-                                                  const MappedArena& arena,
-                                                  std::uint32_t tokens_per_block) {
+/// Lays the inputs of a pass out behind each other, in host memory as on the device.
+class Packer {
+ public:
+  Packer(std::byte* host, ipc::DevicePtr device) : host_(host), device_(device) {}
+
+  template <typename T> const T* add(std::span<const T> items) {
+    static_assert(sizeof(T) % alignof(std::uint32_t) == 0 && alignof(T) <= 8);
+    const auto* const there = static_cast<const T*>((device_ + offset_).raw());
+    if (!items.empty()) std::memcpy(host_ + offset_, items.data(), items.size_bytes());
+    offset_ += items.size_bytes();
+    return there;
+  }
+  [[nodiscard]] std::uint64_t size_bytes() const noexcept { return offset_; }
+
+ private:
+  std::byte* host_;
+  ipc::DevicePtr device_;
+  std::uint64_t offset_ = 0;
+};
+
+}  // namespace
+
+ipc::Result<std::vector<GroupPass>> plan_decode(const ipc::Decode& pass,
+                                                const MappedArena& arena,
+                                                std::uint32_t tokens_per_block) {
   if (pass.sequences > kMaxPassSequences) {
     return KVFERRY_ERROR(kInvalidArgument, "a pass of {} sequences; at most {} are allowed",
                          pass.sequences, kMaxPassSequences);
@@ -71,43 +88,22 @@ ipc::Result<std::vector<GroupPass>> sort_by_group(const ipc::Decode& pass,
   return groups;
 }
 
-/// Lays the inputs of a pass out behind each other, in host memory as on the device.
-class Packer {
- public:
-  Packer(std::byte* host, ipc::DevicePtr device) : host_(host), device_(device) {}
-
-  template <typename T> const T* add(std::span<const T> items) {
-    static_assert(sizeof(T) % alignof(std::uint32_t) == 0 && alignof(T) <= 8);
-    const auto* const there = static_cast<const T*>((device_ + offset_).raw());
-    std::memcpy(host_ + offset_, items.data(), items.size_bytes());
-    offset_ += items.size_bytes();
-    return there;
-  }
-  [[nodiscard]] std::uint64_t size_bytes() const noexcept { return offset_; }
-
- private:
-  std::byte* host_;
-  ipc::DevicePtr device_;
-  std::uint64_t offset_ = 0;
-};
-
-}  // namespace
-
-Status launch_decode(const ipc::Decode& pass,
+Status launch_decode(const std::vector<GroupPass>& groups,
+                     std::uint32_t sequences,
                      const MappedArena& arena,
                      const DecodeTools& tools,
                      DecodeWork& work) {
-  KVFERRY_ASSIGN(const std::vector<GroupPass> groups,
-                 sort_by_group(pass, arena, tools.tokens_per_block));
-  work.sequences = pass.sequences;
-  const std::uint64_t output_bytes = pass.sequences * sizeof(std::uint64_t);
-  const std::uint64_t input_bytes = groups.size() * 2 * sizeof(std::uint32_t) +
-                                    pass.writes.size() * sizeof(TokenWrite) +
-                                    pass.reads.size() * sizeof(TokenRead);
-  if (pass.sequences == 0 || pass.writes.size() + pass.reads.size() == 0) return ipc::ok();
+  work.sequences = sequences;
+  const std::uint64_t output_bytes = sequences * sizeof(std::uint64_t);
+  std::uint64_t input_bytes = 0;
+  for (const GroupPass& group : groups) {
+    input_bytes += 2 * sizeof(std::uint32_t) + group.writes.size() * sizeof(TokenWrite) +
+                   group.reads.size() * sizeof(TokenRead);
+  }
+  if (sequences == 0) return ipc::ok();
   KVFERRY_ASSIGN(work.workspace, tools.allocator.allocate(output_bytes + input_bytes));
   KVFERRY_ASSIGN(work.inputs, tools.pinned.take(input_bytes / sizeof(std::uint64_t)));
-  KVFERRY_ASSIGN(work.outputs, tools.pinned.take(pass.sequences));
+  KVFERRY_ASSIGN(work.outputs, tools.pinned.take(sequences));
   const ipc::DevicePtr outputs = work.workspace.address();
   Packer packer(work.inputs->data(), outputs + output_bytes);
   std::vector<kernels::DecodePass> launches;
@@ -121,7 +117,7 @@ Status launch_decode(const ipc::Decode& pass,
     launch.reads = packer.add(std::span(group.reads));
     launch.model = static_cast<const std::uint64_t*>(tools.tables.raw());
     launch.outputs = static_cast<std::uint64_t*>(outputs.raw());
-    launch.max_sequences = pass.sequences;
+    launch.max_sequences = sequences;
     launch.tokens_per_block = tools.tokens_per_block;
     launches.push_back(launch);
   }

@@ -44,6 +44,7 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       rank_(config.rank),
       tokens_per_block_(config.geometry.tokens_per_block),
       pinned_(device),
+      graph_(device, allocator),
       completions_(loop,
                    make_stream(device, ipc::StreamPriority::kNormal),
                    "compute",
@@ -123,6 +124,8 @@ void StepRunner::on_memory(const ipc::Peer& peer, const Envelope& envelope) {
   memory.reserved = stats.reserved_bytes;
   memory.used = stats.used_bytes;
   memory.peak_reserved = stats.peak_reserved_bytes;
+  memory.graph_recordings = graph_.recordings();
+  memory.graph_launches = graph_.launches();
   memory.empties.assign(stats.empties_for.begin(), stats.empties_for.end());
   if (const auto seen = device_.memory_info(); seen) memory.free_on_device = seen->free_bytes;
   if (const auto sent = server_->reply(peer.id, envelope, memory); !sent) {
@@ -189,8 +192,15 @@ Status StepRunner::launch(const ipc::Step& step, InFlight& work) {
 
 Status StepRunner::launch(const ipc::Decode& pass, InFlight& work) {
   KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.address(ipc::Deadline::after(kTablesTime)));
+  const MappedArena& arena = work.use.arena();
+  KVFERRY_ASSIGN(const std::vector<GroupPass> groups, plan_decode(pass, arena, tokens_per_block_));
+  if (graph_.takes(groups, pass.sequences)) {
+    KVFERRY_TRY(graph_.launch(groups, arena, completions_.stream(), tables, tokens_per_block_));
+    work.in_graph = pass.sequences;
+    return ipc::ok();
+  }
   const DecodeTools tools{completions_.stream(), allocator_, pinned_, tables, tokens_per_block_};
-  return launch_decode(pass, work.use.arena(), tools, work.decode.emplace());
+  return launch_decode(groups, pass.sequences, arena, tools, work.decode.emplace());
 }
 
 Status StepRunner::prepare_workspace(const ipc::Step& step, InFlight& work) {
@@ -237,11 +247,16 @@ ipc::StepReply StepRunner::take_results(InFlight& work) {
   return reply;
 }
 
+std::optional<ipc::DecodeReply> StepRunner::take_outputs_of(InFlight& work) {
+  if (work.in_graph) return graph_.take_outputs(*work.in_graph);
+  if (work.decode) return take_outputs(*work.decode, pinned_);
+  return std::nullopt;
+}
+
 void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
   if (!status && !work->error) work->error = status.error();
   const ipc::StepReply results = take_results(*work);
-  std::optional<ipc::DecodeReply> outputs;
-  if (work->decode) outputs = take_outputs(*work->decode, pinned_);
+  const std::optional<ipc::DecodeReply> outputs = take_outputs_of(*work);
   InFlight ended = std::move(*work);
   in_flight_.erase(work);
   // Whoever reads the answer may order the cache emptied or the arena cleared at once: nothing of

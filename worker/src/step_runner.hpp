@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "decode_graph.hpp"
 #include "decode_launch.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
@@ -78,6 +79,7 @@ class StepRunner final : public ipc::ControlHandler {
     std::vector<GroupResult> results;
     std::size_t verify_count = 0;
     std::optional<DecodeWork> decode;
+    std::optional<std::uint32_t> in_graph;  ///< Sequences of a pass that the graph computes.
     std::optional<ipc::Error> error;
   };
 
@@ -94,6 +96,7 @@ class StepRunner final : public ipc::ControlHandler {
                                          GroupResult& result);
   [[nodiscard]] ipc::Status prepare_workspace(const ipc::Step& step, InFlight& work);
   [[nodiscard]] ipc::StepReply take_results(InFlight& work);
+  [[nodiscard]] std::optional<ipc::DecodeReply> take_outputs_of(InFlight& work);
   void finish(std::list<InFlight>::iterator work, const ipc::Status& status);
   void fail(const ipc::IncarnationId& peer, const ipc::Envelope& envelope, ipc::Error error);
   void empty_after_failure(ipc::Error& error);
@@ -106,6 +109,7 @@ class StepRunner final : public ipc::ControlHandler {
   const std::uint32_t tokens_per_block_;
   PinnedPool pinned_;              ///< Outlives the work that writes its buffers.
   std::list<InFlight> in_flight_;  ///< Holds such buffers, too.
+  DecodeGraph graph_;              ///< And so does it.
   StreamCompletions completions_;
   std::deque<Request> queue_;
   std::optional<ipc::TimePoint> emptied_at_;

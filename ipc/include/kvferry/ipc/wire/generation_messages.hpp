@@ -75,15 +75,19 @@ struct DecodeReply {
 
 // ---- anybody -> runner of a rank (step channel): a pure observation ----
 
-/// The worker's caching allocator, and its device.
+/// The worker's caching allocator, its device and its decode graph.
 struct WorkerMemory {
   std::uint64_t reserved = 0;  ///< Bytes taken from the driver: used plus cached.
   std::uint64_t used = 0;      ///< Bytes lent out.
   std::uint64_t peak_reserved = 0;
   std::uint64_t free_on_device = 0;    ///< The driver's view.
   std::vector<std::uint64_t> empties;  ///< How often it was emptied, by EmptyReason from 1 on.
+  /// Of the model's passes of ordinary size: one recording serves for as long as the arena comes
+  /// back at the same addresses.
+  std::uint64_t graph_recordings = 0;
+  std::uint64_t graph_launches = 0;
   template <typename V> void visit(V& v) {
-    v(reserved, used, peak_reserved, free_on_device, empties);
+    v(reserved, used, peak_reserved, free_on_device, empties, graph_recordings, graph_launches);
   }
 };
 

@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "decode_launch.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/wire/generation_messages.hpp"
+#include "kvferry/worker/arena_use.hpp"
+#include "kvferry/worker/caching_allocator.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace kvferry::worker {
+
+/// Passes of ordinary size as one launch of work that was recorded once (a CUDA graph): everything
+/// that differs from pass to pass lies in buffers of its own. It is bound to the addresses of the
+/// arena, so it is launched again after a clear and a re-init that bring the arena back at the same
+/// ones, and recorded anew after others.
+/// @threading one thread. @lifetime its launches were observed complete before it ends.
+class DecodeGraph {
+ public:
+  static constexpr std::uint32_t kMaxWrites = 256;  ///< In each group.
+  static constexpr std::uint32_t kMaxReads = 8192;
+  static constexpr std::uint32_t kMaxSequences = 64;
+
+  DecodeGraph(ipc::Device& device, CachingAllocator& allocator)
+      : device_(device), allocator_(allocator) {}
+  DecodeGraph(const DecodeGraph&) = delete;
+  DecodeGraph& operator=(const DecodeGraph&) = delete;
+
+  /// Whether the pass fits, and no launch of before is under way.
+  [[nodiscard]] bool takes(const std::vector<GroupPass>& groups, std::uint32_t sequences) const;
+  /// After an error nothing was launched.
+  [[nodiscard]] ipc::Status launch(const std::vector<GroupPass>& groups,
+                                   const MappedArena& arena,
+                                   ipc::Stream& stream,
+                                   ipc::DevicePtr tables,
+                                   std::uint32_t tokens_per_block);
+  /// @pre the launch was observed complete; the next one may come
+  [[nodiscard]] ipc::DecodeReply take_outputs(std::uint32_t sequences);
+
+  [[nodiscard]] std::uint64_t recordings() const noexcept { return recordings_; }
+  [[nodiscard]] std::uint64_t launches() const noexcept { return launches_; }
+
+ private:
+  [[nodiscard]] bool is_bound_to(const MappedArena& arena) const;
+  [[nodiscard]] ipc::Status record(const MappedArena& arena,
+                                   ipc::Stream& stream,
+                                   ipc::DevicePtr tables,
+                                   std::uint32_t tokens_per_block);
+  [[nodiscard]] ipc::Status make_buffers(std::size_t groups);
+  void write_inputs(const std::vector<GroupPass>& groups);
+
+  ipc::Device& device_;
+  CachingAllocator& allocator_;
+  ScratchBuffer memory_;  ///< Outputs, then the inputs of each group.
+  std::unique_ptr<ipc::PinnedBuffer> inputs_;
+  std::unique_ptr<ipc::PinnedBuffer> outputs_;
+  /// Its own, with the same regions as the arena's: those end with each mapping.
+  std::vector<std::unique_ptr<ipc::RegionTable>> tables_;
+  std::unique_ptr<ipc::RecordedWork> work_;
+  bool busy_ = false;
+  std::uint64_t recordings_ = 0;
+  std::uint64_t launches_ = 0;
+};
+
+}  // namespace kvferry::worker
