@@ -10,7 +10,7 @@ usage() {
   cat <<'TXT'
 usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devices cuda:0[,1]] [--ranks R] [--only REGEX] [--without-sanitizer]
 
-  --bin DIR       holds kvferry, device_cuda_conformance_test, device_cuda_borrow_test and kvferry_device_peer
+  --bin DIR       holds kvferry, device_cuda_{conformance,borrow,model}_test and kvferry_device_peer
   --out DIR       logs and reports (default: a new folder under /tmp)
   --trace FILE    what to replay (default: the generated workload)
   --requests N    how much of it (default 300)
@@ -59,6 +59,7 @@ run() { # name, command...
 export KVFERRY_REQUIRE_GPU=1
 run conformance "$bin/device_cuda_conformance_test"
 run borrowed "$bin/device_cuda_borrow_test"
+run model "$bin/device_cuda_model_test"
 
 # The toolkit's own checker, where there is one: out-of-bounds and misaligned accesses, and reads of memory
 # that nobody wrote. Errors of calls are what some tests are about. Of a peer's reads it cannot say
@@ -68,7 +69,7 @@ sanitizer=$(command -v compute-sanitizer || true)
 if [[ -n $sanitizer ]]; then
   # It takes device memory for itself, so that tests which compare the driver's counts are left out.
   filter='-*KilledImporterPinsNothing*:*ReleaseGivesTheMemoryBack*:*ImporterKeepsReferenceCounted*'
-  for test in conformance borrow; do
+  for test in conformance borrow model; do
     run "memcheck-$test" "$sanitizer" --tool memcheck --target-processes all --report-api-errors no --error-exitcode 9 \
       "$bin/device_cuda_${test}_test" --gtest_filter="$filter"
     run "initcheck-$test" "$sanitizer" --tool initcheck --target-processes application-only --report-api-errors no \

@@ -88,9 +88,9 @@ bool PagedCache::may_fit(const Sequence& sequence) const {
   return fits(plan(sequence, nowhere), sequence);
 }
 
-bool PagedCache::fits(const PrefixPlan& plan, const Sequence& sequence) const {
+bool PagedCache::fits(const PrefixPlan& wanted, const Sequence& sequence) const {
   std::vector<std::uint32_t> needed(index_.size());
-  for (const PlannedBlock& planned : plan.blocks) {
+  for (const PlannedBlock& planned : wanted.blocks) {
     const GroupIndex& group = index_of(planned.group);
     if (planned.source == BlockSource::kDevice) {
       const auto found = group.find(sequence.hashes[planned.position]);
