@@ -5,8 +5,8 @@
 #include "rank_options.hpp"
 #include "replay/generator.hpp"
 #include "replay/replay.hpp"
-#include "replay/report.hpp"
 #include "replay/trace.hpp"
+#include "run_options.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -23,7 +23,6 @@ using ipc::Result;
 
 constexpr std::uint64_t kDefaultRequests = 2'000;
 constexpr std::uint64_t kMaxRequests = 100'000'000;
-constexpr std::uint32_t kMaxRanks = 64;
 
 constexpr const char* kDescription =
     "Plays requests through a manager and one mover and one worker per rank, all real processes: "
@@ -59,13 +58,6 @@ struct ReplayOptions {
   std::uint64_t seed = 0;
 };
 
-Result<std::uint64_t> parse_seed(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc{} && end == text.data() + text.size()) return value;
-  return KVFERRY_ERROR(kInvalidArgument, "'{}' is no whole number from 0 to {}", text, UINT64_MAX);
-}
-
 /// A slip in the name is told before anything starts.
 Result<std::string> parse_trace_name(std::string_view text) {
   const std::string name(text);
@@ -74,21 +66,6 @@ Result<std::string> parse_trace_name(std::string_view text) {
   }
   if (::access(name.c_str(), R_OK) != 0) return KVFERRY_ERRNO("'{}' cannot be read", text);
   return name;
-}
-
-Result<std::string> parse_report_name(std::string_view text) {
-  KVFERRY_TRY(check_report_file(std::string(text)));
-  return std::string(text);
-}
-
-Result<std::string> parse_log_dir(std::string_view text) {
-  const std::filesystem::path dir(text);
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
-  if (!std::filesystem::is_directory(dir) || ::access(dir.c_str(), W_OK | X_OK) != 0) {
-    return KVFERRY_ERROR(kInvalidArgument, "'{}' is no directory that can be written to", text);
-  }
-  return std::filesystem::absolute(dir).string();
 }
 
 Result<double> parse_speed(std::string_view text) {
@@ -115,10 +92,7 @@ void add_workload_options(CLI::App& app, ReplayOptions& options) {
                  fmt::format("How many [the whole trace; made-up ones: {}]", kDefaultRequests))
       ->type_name("N")
       ->check(CLI::Range(std::uint64_t{1}, kMaxRequests));
-  add_parsed<std::uint64_t>(app, "--seed", options.seed, parse_seed,
-                            "Made-up requests repeat exactly from it")
-      ->type_name("N")
-      ->default_str("0");
+  add_seed(app, options.seed, "Made-up requests repeat exactly from it");
   app.add_flag("--skip-bad", options.skip_bad, "Count malformed trace lines and go on");
   add_parsed<double>(app, "--speed", options.config.speed, parse_speed,
                      "Times the trace's own pace, or max: as fast as it goes")
@@ -127,18 +101,9 @@ void add_workload_options(CLI::App& app, ReplayOptions& options) {
 }
 
 void add_system_options(CLI::App& app, ReplayOptions& options) {
-  app.add_option("--ranks", options.ranks, "Tensor-parallel ranks: a mover and a worker each")
-      ->type_name("N")
-      ->check(CLI::Range(1U, kMaxRanks))
-      ->default_str("1");
-  app.add_option("--device", options.device,
-                 "host: simulated devices; cuda, cuda:N,...: GPUs, ranks go round them; auto: GPUs "
-                 "when there are any")
-      ->type_name("auto|host|cuda[:N,...]")
-      ->default_str("auto");
-  app.add_option("--geometry", options.geometry,
-                 "Shape of the KV cache: a preset or a .toml file [host: tiny, cuda: llama-3-8b]")
-      ->type_name("NAME|FILE.toml");
+  add_ranks(app, options.ranks);
+  add_device_choice(app, options.device);
+  add_geometry(app, options.geometry);
   add_gpu_blocks(app, options.gpu_blocks, "Blocks on each device [about 1 % of the distinct ones]");
   add_size(app, "--host-memory", options.config.host_memory,
            "Host memory for blocks [a fifth of the distinct ones, at least 10,000]");
@@ -174,53 +139,12 @@ void add_play_options(CLI::App& app, ReplayOptions& options) {
                             {"sample", VerifyPolicy::kSample},
                             {"full", VerifyPolicy::kFull}},
                            "Check loaded and re-used blocks: none, one in 8, or all");
-  add_parsed<std::string>(app, "--report", config.report_file, parse_report_name,
-                          "Write all figures as JSON")
+  add_output_file(app, "--report", config.report_file, "Write all figures as JSON")
       ->type_name("FILE.json");
-  add_parsed<std::string>(app, "--keep-logs", config.log_dir, parse_log_dir,
-                          "Write the processes' logs there, where they stay [removed at the end]")
-      ->type_name("DIR");
+  add_log_dir(app, "--keep-logs", config.log_dir);
   add_milliseconds(app, "--stall-timeout", config.stall_timeout,
                    "Fail when nothing goes on, or no block can be moved although nobody died, for "
                    "so long");
-}
-
-/// "auto", "host", "cuda", "cuda:0,2".
-ipc::Status choose_devices(const std::string& text, ReplayConfig& config) {
-  const int count = ipc::cuda_device_count();
-  if (text == "host" || (text == "auto" && count == 0)) {
-    config.device_kind = ipc::DeviceKind::kHost;
-    return ipc::ok();
-  }
-  config.device_kind = ipc::DeviceKind::kCuda;
-  constexpr std::string_view kPrefix = "cuda:";
-  if (text == "auto" || text == "cuda") {
-    for (int i = 0; i < count; ++i) config.cuda_ordinals.push_back(i);
-  } else if (text.starts_with(kPrefix)) {
-    std::string_view rest = std::string_view(text).substr(kPrefix.size());
-    while (true) {
-      int ordinal = -1;
-      const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), ordinal);
-      const bool ends = end == rest.data() + rest.size();
-      if (error != std::errc{} || ordinal < 0 || (!ends && *end != ',')) break;
-      if (ordinal >= count) {
-        return KVFERRY_ERROR(kInvalidArgument, "--device {}: there is no cuda:{}; usable here: {}",
-                             text, ordinal, count);
-      }
-      config.cuda_ordinals.push_back(ordinal);
-      if (ends) return ipc::ok();
-      rest.remove_prefix(static_cast<std::size_t>(end - rest.data()) + 1);
-    }
-    return KVFERRY_ERROR(kInvalidArgument, "--device '{}': write e.g. cuda:0 or cuda:0,1", text);
-  } else {
-    return KVFERRY_ERROR(kInvalidArgument, "--device '{}' is none of auto, host, cuda, cuda:N,...",
-                         text);
-  }
-  if (count == 0) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "--device {}: no usable CUDA device here; try --device host", text);
-  }
-  return ipc::ok();
 }
 
 Result<Trace> get_trace(const ReplayOptions& options) {
@@ -254,21 +178,20 @@ int replay_command(const Arguments& arguments) {
   config.instance = options.common.instance;
   // The processes' logs are kept to be shown when something goes wrong.
   config.log_level = std::min(options.common.log_level, ipc::LogLevel::kInfo);
-  if (const auto chosen = choose_devices(options.device, config); !chosen) {
-    return usage_error(*app, chosen.error());
-  }
+  auto devices = choose_devices(options.device);
+  if (!devices) return usage_error(*app, devices.error());
+  config.devices = std::move(*devices);
   if (const auto fits = check_arena_memory(config.arena_memory, config.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }
-  const bool cuda = config.device_kind == ipc::DeviceKind::kCuda;
   config.geometry_name =
-      options.geometry.empty() ? (cuda ? "llama-3-8b" : "tiny") : options.geometry;
+      options.geometry.empty() ? default_geometry(config.devices.kind) : options.geometry;
   auto geometry = find_geometry(config.geometry_name, options.ranks);
   if (!geometry) return usage_error(*app, geometry.error());
   config.geometry = std::move(*geometry);
   if (options.gpu_blocks > 0) config.gpu_blocks = options.gpu_blocks;
   const ipc::ArenaOptions arena =
-      make_arena_options(config.arena, config.geometry, options.gpu_blocks, config.device_kind);
+      make_arena_options(config.arena, config.geometry, options.gpu_blocks, config.devices.kind);
   if (const auto fits = check_strategy(config.strategy, config.geometry, arena); !fits) {
     return usage_error(*app, fits.error());
   }

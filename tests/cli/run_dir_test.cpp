@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/run_dir.hpp"
+#include "run/run_dir.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

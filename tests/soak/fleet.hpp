@@ -5,7 +5,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/os/process.hpp"
-#include "replay/child.hpp"
+#include "run/child.hpp"
 
 #include <cstdint>
 #include <filesystem>

@@ -4,7 +4,7 @@
 // stopped. scripts/soak.sh starts it; docs/reliability.md says what it shows.
 #include "kvferry/ipc/base/log.hpp"
 #include "options.hpp"
-#include "replay/run_dir.hpp"
+#include "run/run_dir.hpp"
 #include "soak/report.hpp"
 #include "soak/soak.hpp"
 #include "soak/trace_reader.hpp"

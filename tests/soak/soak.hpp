@@ -6,7 +6,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/worker/client.hpp"
-#include "replay/leak_check.hpp"
+#include "run/leak_check.hpp"
 #include "soak/fleet.hpp"
 #include "soak/keeper.hpp"
 #include "soak/observer.hpp"

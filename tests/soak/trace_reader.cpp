@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "soak/trace_reader.hpp"
 
-#include "replay/child.hpp"
+#include "run/child.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -4,7 +4,7 @@
 
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
-#include "replay/leak_check.hpp"
+#include "run/leak_check.hpp"
 
 #include <cstdint>
 #include <string>

@@ -6,18 +6,18 @@
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "print.hpp"
-#include "replay/children.hpp"
-#include "replay/leak_check.hpp"
 #include "replay/lifecycle.hpp"
 #include "replay/progress.hpp"
 #include "replay/report.hpp"
-#include "replay/run_dir.hpp"
-#include "replay/supervisor.hpp"
+#include "replay/sizing.hpp"
+#include "run/children.hpp"
+#include "run/leak_check.hpp"
+#include "run/processes.hpp"
+#include "run/run_dir.hpp"
 #include "table.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -25,24 +25,7 @@
 namespace kvferry::cli {
 namespace {
 
-using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
-
-constexpr ipc::Duration kStopGrace = 3s;
-/// Unmapping host memory in small pages takes a mover about 60 ms per GiB, freeing it the last one
-/// about 50 ms more (docs/performance.md).
-constexpr ipc::Duration kStopPerGib = 200ms;
-constexpr ipc::Duration kDeviceSettle = 5s;
-constexpr ipc::Duration kLookAgain = 50ms;
-/// From the first signal: all of it within five seconds, whatever was going on.
-constexpr ipc::Duration kInterruptedGrace = 3s;
-constexpr ipc::Duration kInterruptedSettle = 4s;
-constexpr ipc::Duration kObservePeriod = 1s;
-/// However impatient with what happens later: a busy machine takes its time to start processes.
-constexpr ipc::Duration kLeastStartLimit = 60s;
-/// Host memory is really allocated, and pinned for GPUs, before anything starts.
-constexpr ipc::Duration kStartPerGib = 1s;
-constexpr std::size_t kLogTail = 10;
 
 std::string_view to_text(VerifyPolicy policy) {
   switch (policy) {
@@ -52,6 +35,9 @@ std::string_view to_text(VerifyPolicy policy) {
   }
   return "off";
 }
+
+/// The name under which a replay's workers, movers and engine find each other.
+constexpr std::string_view kReplayEngine = "replay";
 
 /// One replay from the first child to the last: set up, played, taken down.
 class ReplayRun {
@@ -68,15 +54,12 @@ class ReplayRun {
   [[nodiscard]] std::filesystem::path log_dir() const {
     return config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir);
   }
-  [[nodiscard]] ipc::Status start_children();
   void start_engine();
   void play();
   void take_down();
-  [[nodiscard]] ipc::Result<std::uint64_t> settled_device_bytes();
   void end(std::optional<std::string> error);
   void on_signal();
   void tick();
-  void observe_children();
 
   const ReplayConfig& config_;
   const Trace& trace_;
@@ -85,20 +68,16 @@ class ReplayRun {
   ReplayCounters counters_;
   ipc::SignalFd& signals_;
   ipc::EventLoop loop_;
-  ReplayPlan plan_;
+  InstancePlan plan_;
   std::optional<DeviceProbe> device_probe_;
   std::optional<ClearMemoryLog> clear_memory_;
-  HostMemoryProbe host_probe_;
-  std::vector<pid_t> children_;
   std::optional<Progress> progress_;
-  std::optional<Supervisor> supervisor_;
+  std::optional<RunProcesses> processes_;
   std::optional<LifecycleDriver> lifecycle_;
   std::optional<Engine> engine_;
   bool ended_ = false;
-  std::optional<ipc::TimePoint> interrupted_at_;
   ipc::TimePoint started_at_ = ipc::MonotonicClock::now();
   ipc::TimerId tick_timer_ = 0;
-  ipc::TimerId observe_timer_ = 0;
 };
 
 void ReplayRun::decide_sizes(const TraceFacts& facts) {
@@ -106,56 +85,51 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
     if (!result) throw ipc::Exception(result.error());
     return std::move(result).value();
   };
-  const bool cuda = config_.device_kind == ipc::DeviceKind::kCuda;
+  const bool cuda = config_.devices.kind == ipc::DeviceKind::kCuda;
   SizingLimits limits;
   limits.host_available = available_host_bytes();
   limits.host_bytes = limits.host_available / 2;
   limits.devices_in_host_memory = !cuda;
+  plan_.devices = cuda_devices(config_.devices, config_.geometry.ranks);
   if (cuda) {
-    for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
-      ipc::DeviceSpec spec;
-      spec.kind = ipc::DeviceKind::kCuda;
-      spec.ordinal = config_.cuda_ordinals[r % config_.cuda_ordinals.size()];
-      plan_.devices.push_back(spec);
-    }
     device_probe_.emplace(plan_.devices);
-    const std::uint64_t gpus = config_.cuda_ordinals.size();
-    const std::uint64_t ranks_each = (config_.geometry.ranks + gpus - 1) / gpus;
     // Contexts, staging and scratch of two processes take their part.
-    limits.device_bytes = device_probe_->smallest_free_bytes() * 3 / 5 / ranks_each;
+    limits.device_bytes = device_probe_->smallest_free_bytes() * 3 / 5 /
+                          config_.devices.ranks_on_each(config_.geometry.ranks);
   }
-  plan_.sizing =
+  const Sizing sizing =
       must(choose_sizes(config_.geometry, facts, config_.gpu_blocks, config_.host_memory, limits));
-  plan_.arena = make_arena_options(config_.arena, config_.geometry, plan_.sizing.gpu_blocks,
-                                   config_.device_kind);
+  plan_.instance = config_.instance;
+  plan_.engine = kReplayEngine;
+  plan_.log_level = config_.log_level;
+  plan_.geometry_name = config_.geometry_name;
+  plan_.gpu_blocks = sizing.gpu_blocks;
+  plan_.host_bytes = sizing.host_bytes;
+  plan_.choice = config_.arena;
+  plan_.arena_memory = config_.arena_memory;
+  plan_.strategy = config_.strategy;
+  plan_.arena =
+      make_arena_options(config_.arena, config_.geometry, plan_.gpu_blocks, config_.devices.kind);
   if (!cuda) {
-    for (std::uint32_t r = 0; r < config_.geometry.ranks; ++r) {
-      plan_.devices.push_back(must(host_device_for(fmt::format("replay-{}-{}", dir_.token(), r),
-                                                   config_.geometry, plan_.arena)));
-    }
+    plan_.devices =
+        must(host_devices(fmt::format("replay-{}", dir_.token()), config_.geometry, plan_.arena));
     device_probe_.emplace(plan_.devices);
   }
   clear_memory_.emplace(*device_probe_, plan_.devices,
                         must(ipc::plan_arena(config_.geometry, plan_.arena)).total_bytes());
   report_.requests_given = trace_.requests.size();
   report_.skipped_lines = trace_.skipped_lines;
-  report_.device = cuda ? plan_.devices.front().to_string() : "host";
+  report_.device = describe_devices(plan_.devices);
   report_.geometry = config_.geometry_name;
   report_.ranks = config_.geometry.ranks;
-  report_.gpu_blocks = plan_.sizing.gpu_blocks;
-  report_.host_memory_bytes = plan_.sizing.host_bytes;
+  report_.gpu_blocks = plan_.gpu_blocks;
+  report_.host_memory_bytes = plan_.host_bytes;
   report_.workload = config_.workload_text;
   report_.cache_owner = ipc::to_string(config_.arena.cache_owner);
   report_.handles = ipc::to_string(config_.arena.handles);
   report_.arena_memory = worker::to_string(config_.arena_memory);
   report_.arena = ipc::to_string(config_.arena.order);
   report_.verify = to_text(config_.verify);
-  if (!cuda) return;
-  std::vector<std::string> names;
-  for (const ipc::DeviceSpec& device : plan_.devices) names.push_back(device.to_string());
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  report_.device = fmt::format("{}", fmt::join(names, ","));
 }
 
 void ReplayRun::print_header(const TraceFacts& facts) const {
@@ -171,13 +145,12 @@ void ReplayRun::print_header(const TraceFacts& facts) const {
                                   config_.geometry.ranks, config_.geometry.ranks == 1 ? "" : "s",
                                   report_.device == "host" ? "simulated devices in host memory"
                                                            : report_.device)});
-  table.add({"device blocks",
-             fmt::format("{} ({} on each rank)", with_separators(plan_.sizing.gpu_blocks),
-                         ipc::format_size(plan_.sizing.gpu_blocks *
-                                          device_bytes_per_block(config_.geometry)))});
   table.add(
-      {"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(plan_.sizing.host_bytes),
-                                  with_separators(plan_.sizing.host_bytes / host_block))});
+      {"device blocks",
+       fmt::format("{} ({} on each rank)", with_separators(plan_.gpu_blocks),
+                   ipc::format_size(plan_.gpu_blocks * device_bytes_per_block(config_.geometry)))});
+  table.add({"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(plan_.host_bytes),
+                                        with_separators(plan_.host_bytes / host_block))});
   table.add(
       {"processes",
        fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "
@@ -189,13 +162,6 @@ void ReplayRun::print_header(const TraceFacts& facts) const {
   table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
                                        dir_.path().string(), config_.instance)});
   print_err("kvferry replay\n{}", table.render("  "));
-}
-
-ipc::Status ReplayRun::start_children() {
-  for (ChildSpec& child : replay_children(config_, plan_, dir_.path())) {
-    KVFERRY_TRY(supervisor_->start(std::move(child)));
-  }
-  return ipc::ok();
 }
 
 void ReplayRun::start_engine() {
@@ -220,8 +186,7 @@ void ReplayRun::start_engine() {
   options.speed = config_.speed;
   options.verify = config_.verify;
   options.patience = config_.stall_timeout;
-  options.start_limit = std::max<ipc::Duration>(config_.stall_timeout, kLeastStartLimit) +
-                        kStartPerGib * static_cast<int>(plan_.sizing.host_bytes >> 30U);
+  options.start_limit = start_limit(config_.stall_timeout, plan_.host_bytes);
   Engine::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_request_done = [this](std::uint64_t finished) {
@@ -230,9 +195,9 @@ void ReplayRun::start_engine() {
   hooks.on_started = [this] {
     started_at_ = ipc::MonotonicClock::now();
     report_.started = true;
-    observe_children();
+    processes_->observe();
   };
-  hooks.deaths = [this] { return supervisor_->deaths(); };
+  hooks.deaths = [this] { return processes_->deaths(); };
   hooks.on_end = [this](const ipc::Status& status) {
     end(status ? std::nullopt : std::optional(status.error().to_string()));
   };
@@ -247,8 +212,7 @@ void ReplayRun::end(std::optional<std::string> error) {
 void ReplayRun::on_signal() {
   const int number = signals_.take();
   if (number == 0) return;
-  if (!interrupted_at_) interrupted_at_ = ipc::MonotonicClock::now();
-  if (supervisor_) supervisor_->hurry(ipc::Deadline::at(*interrupted_at_ + kInterruptedGrace));
+  processes_->interrupt();
   end(fmt::format("interrupted by signal {} after {} of {} requests", number, counters_.requests,
                   trace_.requests.size()));
 }
@@ -259,19 +223,15 @@ void ReplayRun::tick() {
   tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
 }
 
-void ReplayRun::observe_children() {
-  loop_.cancel(observe_timer_);
-  for (const pid_t pid : children_) host_probe_.observe(pid);
-  observe_timer_ = loop_.after(kObservePeriod, [this] { observe_children(); });
-}
-
 void ReplayRun::play() {
   loop_.watch(signals_.fd(), [this] { on_signal(); });
   loop_.run_once(ipc::Deadline::after(0s));  // one that came while all was prepared
   if (ended_) return;
   tick_timer_ = loop_.after(progress_->period(), [this] { tick(); });
-  if (const auto status = start_children(); !status) end(status.error().to_string());
-  observe_children();
+  if (const auto status = processes_->start(instance_children(plan_, dir_.path())); !status) {
+    end(status.error().to_string());
+  }
+  processes_->observe();
   start_engine();
   engine_->start();
   while (!ended_) loop_.run_once(ipc::Deadline::after(1s));
@@ -284,42 +244,25 @@ void ReplayRun::play() {
       std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
 }
 
-ipc::Result<std::uint64_t> ReplayRun::settled_device_bytes() {
-  const ipc::Deadline deadline = ipc::Deadline::after(kDeviceSettle);
-  while (true) {
-    KVFERRY_ASSIGN(const std::uint64_t taken, device_probe_->taken_bytes());
-    const bool in_a_hurry =
-        interrupted_at_ && ipc::MonotonicClock::now() > *interrupted_at_ + kInterruptedSettle;
-    if (taken == 0 || in_a_hurry || deadline.expired()) return taken;
-    loop_.run_once(ipc::Deadline::after(kLookAgain).earlier(deadline));
-  }
-}
-
 void ReplayRun::take_down() {
   loop_.cancel(tick_timer_);
   if (!report_.error) progress_->update();
   progress_->finish();
-  observe_children();
-  loop_.cancel(observe_timer_);
+  processes_->observe();
   lifecycle_.reset();
   engine_.reset();
-  supervisor_->stop(kStopGrace + kStopPerGib * static_cast<int>(plan_.sizing.host_bytes >> 30U));
-  if (report_.error && !interrupted_at_ && !supervisor_->hopeless()) {
-    (void)write_err(supervisor_->logs(kLogTail));
-  }
-  report_.restarts = supervisor_->restarts();
-  if (supervisor_->ended_unreplaced()) dir_.remove_stale_names(config_.instance);
-  supervisor_.reset();
+  const Leavings left =
+      processes_->end(*device_probe_, plan_.host_bytes, report_.error.has_value());
+  processes_.reset();
   report_.counters = counters_;
   report_.clear_memory = clear_memory_->clears();
-  const auto leaked = settled_device_bytes();
-  if (leaked) {
-    report_.leaked_device_bytes = *leaked;
-  } else if (!report_.error) {
-    report_.error = "device memory could not be looked at: " + leaked.error().to_string();
+  report_.restarts = left.restarts;
+  report_.leaked_device_bytes = left.device_bytes;
+  report_.leaked_host_bytes = left.host_bytes;
+  report_.leftover_names = left.names;
+  if (left.error && !report_.error) {
+    report_.error = "device memory could not be looked at: " + left.error->to_string();
   }
-  report_.leaked_host_bytes = host_probe_.leaked_bytes();
-  report_.leftover_names = dir_.leftovers(config_.instance);
 }
 
 ReplayReport ReplayRun::run() {
@@ -327,18 +270,11 @@ ReplayReport ReplayRun::run() {
   decide_sizes(facts);
   print_header(facts);
   progress_.emplace(trace_.requests.size(), counters_);
-  Supervisor::Hooks hooks;
+  RunProcesses::Hooks hooks;
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_hopeless = [this](const ipc::Error& error) { end(error.message); };
-  hooks.on_started = [this](pid_t pid) {
-    children_.push_back(pid);
-    clear_memory_->note_process_change();
-  };
-  hooks.on_death = [this] {
-    clear_memory_->note_process_change();
-    observe_children();
-  };
-  supervisor_.emplace(loop_, log_dir(), std::move(hooks));
+  hooks.on_change = [this] { clear_memory_->note_process_change(); };
+  processes_.emplace(loop_, dir_, config_.instance, log_dir(), std::move(hooks));
   play();
   take_down();
   return report_;

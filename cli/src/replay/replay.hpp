@@ -4,18 +4,17 @@
 
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "rank_options.hpp"
 #include "replay/engine.hpp"
 #include "replay/trace.hpp"
+#include "run_options.hpp"
 
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace kvferry::cli {
 
@@ -25,7 +24,7 @@ struct ReplayConfig {
   std::string instance = "replay";
   std::string geometry_name;
   ipc::Geometry geometry;
-  std::vector<int> cuda_ordinals;  ///< Ranks go round these; host devices have none.
+  DeviceChoice devices;
   ArenaChoice arena;
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
   std::optional<std::uint64_t> host_memory;
@@ -40,7 +39,6 @@ struct ReplayConfig {
   std::uint32_t decode_steps = 1;
   std::uint32_t in_flight = 16;
   ipc::LogLevel log_level = ipc::LogLevel::kInfo;  ///< Of the processes.
-  ipc::DeviceKind device_kind = ipc::DeviceKind::kHost;
   cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
   ipc::HostPolicy clear_host = ipc::HostPolicy::kKeep;
   VerifyPolicy verify = VerifyPolicy::kSample;

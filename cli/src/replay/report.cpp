@@ -3,18 +3,14 @@
 #include "replay/report.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
-#include "kvferry/ipc/base/unique_fd.hpp"
+#include "run/report_file.hpp"
 #include "table.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <fstream>
 
 namespace kvferry::cli {
 namespace {
@@ -128,42 +124,8 @@ Json to_json(const ReplayReport& report) {
   return json;
 }
 
-namespace {
-
-/// A file system over a network may be interrupted by any signal.
-ipc::UniqueFd open_interruptibly(const std::filesystem::path& file, int flags, mode_t mode) {
-  int fd = -1;
-  do {
-    fd = ::open(file.c_str(), flags, mode);
-  } while (fd < 0 && errno == EINTR);
-  return ipc::UniqueFd(fd);
-}
-
-}  // namespace
-
-ipc::Status check_report_file(const std::filesystem::path& file) {
-  constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
-  constexpr mode_t kMode = 0600;
-  ipc::UniqueFd fd = open_interruptibly(file, kFlags | O_CREAT | O_EXCL, kMode);
-  if (fd.valid()) {
-    (void)::unlink(file.c_str());
-    return ipc::ok();
-  }
-  if (errno == EEXIST) fd = open_interruptibly(file, kFlags | O_NONBLOCK, kMode);
-  if (!fd.valid()) return KVFERRY_ERRNO("report {}", file.string());
-  return ipc::ok();
-}
-
 ipc::Status write_report(const ReplayReport& report, const std::filesystem::path& file) {
-  errno = 0;
-  std::ofstream out(file, std::ios::trunc);
-  out << to_json(report).dump(2) << '\n';
-  out.close();  // some file systems tell only now that there was no room
-  if (!out) {
-    if (errno == 0) errno = EIO;
-    return KVFERRY_ERRNO("report {}", file.string());
-  }
-  return ipc::ok();
+  return write_report_file(to_json(report).dump(2) + "\n", file);
 }
 
 std::vector<std::string> failures_of(const ReplayReport& report) {

@@ -46,8 +46,6 @@ struct ReplayReport {
 [[nodiscard]] double percentile(std::vector<double> values, double share);
 
 [[nodiscard]] nlohmann::json to_json(const ReplayReport& report);
-/// Whether the file can be written, before a long run. Leaves what is there as it is.
-[[nodiscard]] ipc::Status check_report_file(const std::filesystem::path& file);
 [[nodiscard]] ipc::Status write_report(const ReplayReport& report,
                                        const std::filesystem::path& file);
 /// The table at the end.

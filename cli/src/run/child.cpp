@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/child.hpp"
+#include "run/child.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

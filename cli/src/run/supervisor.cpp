@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/supervisor.hpp"
+#include "run/supervisor.hpp"
 
 #include "command.hpp"
 #include "kvferry/ipc/base/log.hpp"
-#include "replay/child.hpp"
+#include "run/child.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

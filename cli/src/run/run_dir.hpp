@@ -8,16 +8,19 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvferry::cli {
 
-/// A private directory for one replay: the runtime directory of its processes, and their logs.
-/// Removed by the destructor. What an earlier replay left that was killed is removed, too.
+/// A private directory for one run of a command: the runtime directory of its processes, and their
+/// logs. Removed by the destructor. What an earlier run of the same command left that was killed is
+/// removed, too.
 class RunDir {
  public:
-  /// base: empty for the default of RuntimeDir.
-  [[nodiscard]] static ipc::Result<RunDir> create(const std::string& base);
+  /// base: empty for the default of RuntimeDir. command: what its name begins with.
+  [[nodiscard]] static ipc::Result<RunDir> create(const std::string& base,
+                                                  std::string_view command = "replay");
   RunDir(RunDir&&) noexcept = default;
   RunDir& operator=(RunDir&&) = delete;
   ~RunDir();

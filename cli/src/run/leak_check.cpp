@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/leak_check.hpp"
+#include "run/leak_check.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
 

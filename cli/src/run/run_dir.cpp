@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
-#include "replay/run_dir.hpp"
+#include "run/run_dir.hpp"
 
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/log.hpp"
@@ -19,16 +19,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "replay-";
 constexpr std::string_view kLockName = "alive";
 constexpr std::size_t kTokenChars = 8;
 
-void remove_stale(const fs::path& base) {
+void remove_stale(const fs::path& base, const std::string& prefix) {
   std::error_code error;
   std::vector<fs::path> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
     const std::string name = entry.path().filename();
-    if (name.starts_with(kPrefix) && name.size() == kPrefix.size() + kTokenChars) {
+    if (name.starts_with(prefix) && name.size() == prefix.size() + kTokenChars) {
       found.push_back(entry.path());
     }
   }
@@ -40,18 +39,18 @@ void remove_stale(const fs::path& base) {
     if (!folder.valid() || ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) continue;
     const auto lock = ipc::NameLock::acquire(path / kLockName);
     if (!lock) continue;
-    ipc::log_info("removing {}, left by a replay that was killed", path.string());
+    ipc::log_info("removing {}, left by a run that was killed", path.string());
     fs::remove_all(path, error);
   }
 }
 
 }  // namespace
 
-ipc::Result<RunDir> RunDir::create(const std::string& base) {
+ipc::Result<RunDir> RunDir::create(const std::string& base, std::string_view command) {
+  const std::string prefix = fmt::format("{}-", command);
   const std::string token = ipc::Digest::random().hex().substr(0, kTokenChars);
-  KVFERRY_ASSIGN(const ipc::RuntimeDir dir,
-                 ipc::RuntimeDir::open(base, fmt::format("{}{}", kPrefix, token)));
-  remove_stale(dir.path().parent_path());
+  KVFERRY_ASSIGN(const ipc::RuntimeDir dir, ipc::RuntimeDir::open(base, prefix + token));
+  remove_stale(dir.path().parent_path(), prefix);
   KVFERRY_ASSIGN(ipc::NameLock lock, ipc::NameLock::acquire(dir.path() / kLockName));
   RunDir made(dir.path(), token, std::move(lock));
   if (mkdir(made.logs().c_str(), S_IRWXU) != 0) {

@@ -19,7 +19,7 @@
 
 namespace kvferry::cli {
 
-/// One child that is to run for as long as the replay does.
+/// One child that is to run for as long as the run does.
 struct ChildSpec {
   std::string name;                    ///< "manager", "mover/0": what people see.
   std::vector<std::string> arguments;  ///< Of this very program.

@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "run/children.hpp"
+
+#include "command.hpp"
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+#include <utility>
+
+namespace kvferry::cli {
+namespace {
+
+std::vector<std::string> common_arguments(const InstancePlan& plan,
+                                          const std::filesystem::path& runtime_dir,
+                                          std::string command) {
+  return {std::move(command), "--instance=" + plan.instance,
+          "--runtime-dir=" + runtime_dir.string(),
+          fmt::format("--log-level={}", level_name(plan.log_level))};
+}
+
+/// Those that a rank's worker and mover have to agree on.
+std::vector<std::string> rank_arguments(const InstancePlan& plan, std::size_t rank) {
+  std::vector<std::string> arguments;
+  const auto add = [&arguments](std::string_view name, const auto& value) {
+    arguments.push_back(fmt::format("--{}={}", name, value));
+  };
+  add("engine", plan.engine);
+  add("rank", rank);
+  add("ranks", plan.devices.size());
+  add("geometry", plan.geometry_name);
+  add("gpu-blocks", plan.gpu_blocks);
+  add("device", plan.devices[rank].to_string());
+  add("cache-owner", ipc::to_string(plan.choice.cache_owner));
+  add("handles", ipc::to_string(plan.choice.handles));
+  add("arena", ipc::to_string(plan.choice.order));
+  add("staging-slots", plan.arena.staging_slots);
+  if (plan.arena.staging_slots > 0) add("staging-slot-bytes", plan.arena.staging_slot_bytes);
+  return arguments;
+}
+
+}  // namespace
+
+std::vector<ChildSpec> instance_children(const InstancePlan& plan,
+                                         const std::filesystem::path& runtime_dir) {
+  std::vector<ChildSpec> children;
+  ChildSpec manager;
+  manager.name = "manager";
+  manager.arguments = common_arguments(plan, runtime_dir, "manager");
+  manager.arguments.push_back(fmt::format("--host-memory={}", plan.host_bytes));
+  manager.ends_last = true;
+  children.push_back(std::move(manager));
+  for (std::size_t r = 0; r < plan.devices.size(); ++r) {
+    const std::vector<std::string> shared = rank_arguments(plan, r);
+    ChildSpec worker;
+    worker.name = fmt::format("worker/{}", r);
+    worker.arguments = common_arguments(plan, runtime_dir, "worker");
+    worker.arguments.insert(worker.arguments.end(), shared.begin(), shared.end());
+    worker.arguments.push_back(
+        fmt::format("--arena-memory={}", kvferry::worker::to_string(plan.arena_memory)));
+    worker.arguments.insert(worker.arguments.end(), plan.worker_arguments.begin(),
+                            plan.worker_arguments.end());
+    children.push_back(std::move(worker));
+    ChildSpec mover;
+    mover.name = fmt::format("mover/{}", r);
+    mover.arguments = common_arguments(plan, runtime_dir, "mover");
+    mover.arguments.insert(mover.arguments.end(), shared.begin(), shared.end());
+    mover.arguments.push_back(
+        fmt::format("--copy-strategy={}", cache_manager::to_string(plan.strategy)));
+    children.push_back(std::move(mover));
+  }
+  return children;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/model/arena_layout.hpp"
+#include "kvferry/worker/worker.hpp"
+#include "rank_options.hpp"
+#include "run/supervisor.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// A whole instance with one engine, decided before its first process: what all of them are started
+/// with.
+struct InstancePlan {
+  std::string instance;
+  std::string engine;  ///< The name under which workers, movers and engine find each other.
+  ipc::LogLevel log_level = ipc::LogLevel::kInfo;
+  std::string geometry_name;
+  std::uint32_t gpu_blocks = 0;
+  std::uint64_t host_bytes = 0;
+  ArenaChoice choice;
+  ipc::ArenaOptions arena;
+  worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
+  cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
+  std::vector<ipc::DeviceSpec> devices;       ///< Of each rank.
+  std::vector<std::string> worker_arguments;  ///< For every worker beyond all that.
+};
+
+/// The instance's processes with their command lines, in the order in which they are started: the
+/// manager, then a worker and a mover of each rank.
+[[nodiscard]] std::vector<ChildSpec> instance_children(const InstancePlan& plan,
+                                                       const std::filesystem::path& runtime_dir);
+
+}  // namespace kvferry::cli
