@@ -3,7 +3,6 @@
 #include "replay/lifecycle.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
-#include "operator_link.hpp"
 
 #include <utility>
 
@@ -13,7 +12,6 @@ namespace {
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
-constexpr ipc::Duration kConnectTime = 250ms;
 constexpr ipc::Duration kRetry = 200ms;
 /// The manager answers by its own deadline; this is for an answer that never comes.
 constexpr ipc::Duration kReplyMargin = 3s;
@@ -34,12 +32,10 @@ LifecycleDriver::LifecycleDriver(ipc::EventLoop& loop,
       options_(std::move(options)),
       counters_(counters),
       memory_(memory),
-      hooks_(std::move(hooks)) {}
+      hooks_(std::move(hooks)),
+      calls_(loop, options_.runtime_dir, options_.instance) {}
 
-LifecycleDriver::~LifecycleDriver() {
-  loop_.cancel(timer_);
-  drop_link();
-}
+LifecycleDriver::~LifecycleDriver() { loop_.cancel(timer_); }
 
 void LifecycleDriver::start_cycle() {
   if (phase_ != Phase::kIdle) {
@@ -50,37 +46,19 @@ void LifecycleDriver::start_cycle() {
   send_clear();
 }
 
-ipc::Status LifecycleDriver::connect() {
-  if (link_ != nullptr) return ipc::ok();
-  KVFERRY_ASSIGN(link_, connect_operator(options_.runtime_dir, options_.instance,
-                                         ipc::Deadline::after(kConnectTime)));
-  loop_.watch(link_->fd(), [this] { on_readable(); });
-  return ipc::ok();
-}
-
-void LifecycleDriver::drop_link() {
-  if (link_ == nullptr) return;
-  loop_.unwatch(link_->fd());
-  link_.reset();
-}
-
 template <typename Request>
-ipc::Status LifecycleDriver::ask(ipc::MessageKind kind, const Request& request) {
-  KVFERRY_TRY(connect());
-  ipc::Envelope envelope;
-  envelope.kind = kind;
-  envelope.request = link_->next_request();
-  envelope.body = ipc::encode(request);
-  KVFERRY_TRY(link_->send(envelope));
-  request_ = envelope.request;
+void LifecycleDriver::ask(ipc::MessageKind kind, const Request& request) {
+  const auto answered = [this](const ipc::Result<ipc::Envelope>& reply) {
+    if (reply) {
+      on_reply(*reply);
+    } else {
+      recover(reply.error());
+    }
+  };
   asked_at_ = ipc::MonotonicClock::now();
-  loop_.cancel(timer_);
-  timer_ = loop_.after(request.deadline + kReplyMargin, [this, kind] {
-    drop_link();
-    recover(KVFERRY_ERROR(kTimeout, "the manager did not answer a {}",
-                          kind == ipc::MessageKind::kClear ? "clear" : "reinit"));
-  });
-  return ipc::ok();
+  const auto sent =
+      calls_.ask(kind, ipc::encode(request), request.deadline + kReplyMargin, answered);
+  if (!sent) recover(sent.error());
 }
 
 void LifecycleDriver::send_clear() {
@@ -88,34 +66,16 @@ void LifecycleDriver::send_clear() {
   request.engine = options_.engine;
   request.host = options_.host;
   memory_.before_clear();
-  if (const auto sent = ask(ipc::MessageKind::kClear, request); !sent) recover(sent.error());
+  ask(ipc::MessageKind::kClear, request);
 }
 
 void LifecycleDriver::send_reinit() {
   ipc::ReinitRequest request;
   request.engine = options_.engine;
-  if (const auto sent = ask(ipc::MessageKind::kReinit, request); !sent) recover(sent.error());
-}
-
-void LifecycleDriver::on_readable() {
-  while (link_ != nullptr) {
-    auto received = link_->try_receive();
-    if (!received || (!received->has_value() && link_->server_lost())) {
-      drop_link();
-      if (phase_ == Phase::kClearing || phase_ == Phase::kReiniting) {
-        recover(KVFERRY_ERROR(kPeerDied, "the manager died"));
-      }
-      return;
-    }
-    if (!received->has_value()) return;
-    const ipc::Envelope& envelope = **received;
-    if (envelope.is_reply && envelope.request == request_) on_reply(envelope);
-  }
+  ask(ipc::MessageKind::kReinit, request);
 }
 
 void LifecycleDriver::on_reply(const ipc::Envelope& reply) {
-  loop_.cancel(timer_);
-  request_ = {};
   if (phase_ == Phase::kClearing) {
     auto clear = ipc::decode<ipc::ClearReply>(reply.body, "ClearReply");
     const bool quarantined = reply.error && reply.error->code == ipc::ErrorCode::kQuarantined;
@@ -143,7 +103,6 @@ void LifecycleDriver::on_reply(const ipc::Envelope& reply) {
 
 void LifecycleDriver::recover(const ipc::Error& why) {
   loop_.cancel(timer_);
-  request_ = {};
   if (phase_ != Phase::kRecovering) {
     ++counters_.failed_cycles;
     recovering_since_ = ipc::MonotonicClock::now();

@@ -3,14 +3,13 @@
 #pragma once
 
 #include "kvferry/ipc/os/event_loop.hpp"
-#include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "operator_calls.hpp"
 #include "replay/clear_memory.hpp"
 #include "replay/counters.hpp"
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 
 namespace kvferry::cli {
@@ -48,14 +47,10 @@ class LifecycleDriver {
  private:
   enum class Phase : std::uint8_t { kIdle, kClearing, kReiniting, kRecovering };
 
-  [[nodiscard]] ipc::Status connect();
-  template <typename Request>
-  [[nodiscard]] ipc::Status ask(ipc::MessageKind kind, const Request& request);
+  template <typename Request> void ask(ipc::MessageKind kind, const Request& request);
   void send_clear();
   void send_reinit();
-  void on_readable();
   void on_reply(const ipc::Envelope& reply);
-  void drop_link();
   /// Something went wrong on the way: sees to it that the cache comes back.
   void recover(const ipc::Error& why);
   void recover_later();
@@ -66,10 +61,9 @@ class LifecycleDriver {
   ReplayCounters& counters_;
   ClearMemoryLog& memory_;
   Hooks hooks_;
-  std::unique_ptr<ipc::ControlLink> link_;
+  OperatorCalls calls_;
   Phase phase_ = Phase::kIdle;
   std::uint64_t owed_ = 0;  ///< Cycles asked for while one ran.
-  ipc::RequestId request_;
   ipc::TimePoint asked_at_{};
   ipc::TimePoint recovering_since_{};
   ipc::TimerId timer_ = 0;
