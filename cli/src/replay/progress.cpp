@@ -2,12 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/progress.hpp"
 
-#include "print.hpp"
 #include "table.hpp"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -27,24 +24,13 @@ std::string bar(double share) {
   return "[" + std::string(full, '#') + std::string(kBarChars - full, '.') + "] ";
 }
 
-/// Asked each time: the window may have another size by now.
-std::size_t terminal_columns() {
-  winsize size{};
-  constexpr std::size_t kUsual = 80;
-  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kUsual;
-  return size.ws_col;
-}
-
 }  // namespace
 
 Progress::Progress(std::uint64_t requests, const ReplayCounters& counters)
-    : requests_(requests),
-      counters_(counters),
-      terminal_(isatty(STDERR_FILENO) == 1),
-      measured_at_(ipc::MonotonicClock::now()) {}
+    : requests_(requests), counters_(counters), measured_at_(ipc::MonotonicClock::now()) {}
 
 ipc::Duration Progress::period() const noexcept {
-  return terminal_ ? kTerminalPeriod : kPlainPeriod;
+  return line_.on_terminal() ? kTerminalPeriod : kPlainPeriod;
 }
 
 std::string progress_line(const ProgressFigures& figures, std::size_t columns) {
@@ -68,27 +54,12 @@ std::string progress_line(const ProgressFigures& figures, std::size_t columns) {
   return percent.substr(0, columns - 1);
 }
 
-void Progress::draw() {
-  const ProgressFigures figures{counters_.requests, requests_, counters_.hit_rate(), to_host_per_s_,
-                                to_device_per_s_};
-  const std::string line = progress_line(figures, terminal_ ? terminal_columns() : 0);
-  write_err(terminal_ ? line : line + "\n");
-  drawn_columns_ = terminal_ ? line.size() : 0;
-}
-
-void Progress::erase() {
-  if (drawn_columns_ == 0) return;
-  const std::size_t rows_above = (drawn_columns_ - 1) / terminal_columns();
-  print_err("\r{}\033[J", rows_above > 0 ? fmt::format("\033[{}A", rows_above) : "");
-  drawn_columns_ = 0;
-}
-
 void Progress::update() {
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   const double seconds = std::chrono::duration<double>(now - measured_at_).count();
   if (seconds > 0) {
     // On a terminal the rate is smoothed: a single period is too short to read.
-    const double weight = terminal_ ? 0.3 : 1.0;
+    const double weight = line_.on_terminal() ? 0.3 : 1.0;
     const auto rate = [&](std::uint64_t bytes, std::uint64_t& before, double& per_s) {
       per_s += weight * (static_cast<double>(bytes - before) / 1e9 / seconds - per_s);
       before = bytes;
@@ -97,17 +68,9 @@ void Progress::update() {
     rate(counters_.bytes_to_device, to_device_before_, to_device_per_s_);
     measured_at_ = now;
   }
-  erase();
-  draw();
+  const ProgressFigures figures{counters_.requests, requests_, counters_.hit_rate(), to_host_per_s_,
+                                to_device_per_s_};
+  line_.draw(progress_line(figures, line_.columns()));
 }
-
-void Progress::say(const std::string& message) {
-  const bool redraw = drawn_columns_ > 0;
-  erase();
-  print_err("{}\n", message);
-  if (redraw) draw();
-}
-
-void Progress::finish() { erase(); }
 
 }  // namespace kvferry::cli

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/clock.hpp"
 #include "replay/counters.hpp"
+#include "run/moving_line.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +16,6 @@ namespace kvferry::cli {
 class Progress {
  public:
   Progress(std::uint64_t requests, const ReplayCounters& counters);
-  ~Progress() { finish(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -23,19 +23,14 @@ class Progress {
   [[nodiscard]] ipc::Duration period() const noexcept;
   void update();
   /// A line of its own, at once, above the moving one.
-  void say(const std::string& message);
+  void say(const std::string& message) { line_.say(message); }
   /// Takes the moving line away.
-  void finish();
+  void finish() { line_.erase(); }
 
  private:
-  void draw();
-  /// Takes the moving line off the terminal, with the rows that it has got by a narrower window.
-  void erase();
-
   const std::uint64_t requests_;
   const ReplayCounters& counters_;
-  const bool terminal_;
-  std::size_t drawn_columns_ = 0;  ///< Of the line that stands on the terminal; 0: none.
+  MovingLine line_;
   ipc::TimePoint measured_at_;
   std::uint64_t to_host_before_ = 0;
   std::uint64_t to_device_before_ = 0;
