@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace kvferry::cli {
+
+/// How an iteration of an RL loop gets new weights to the ranks.
+enum class UpdateKind : std::uint8_t {
+  kNone,  ///< The weights stay as they are.
+  kDisk   ///< Every rank reads its part of a file.
+};
+/// What --update calls it.
+[[nodiscard]] constexpr std::string_view to_string(UpdateKind kind) noexcept {
+  switch (kind) {
+    case UpdateKind::kNone: return "none";
+    case UpdateKind::kDisk: return "disk";
+  }
+  return "none";
+}
+
+}  // namespace kvferry::cli
