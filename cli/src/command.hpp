@@ -30,7 +30,7 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay", "manager", "mover", "worker", "status", "pause", "continue", "flush",
+    {"replay", "rl-loop", "manager", "mover", "worker", "status", "pause", "continue", "flush",
      "update-weights", "clear", "reinit", "trace"});
 
 /// All of them, in the same order.
@@ -48,6 +48,7 @@ int clear_command(const Arguments& arguments);
 int reinit_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
+int rl_loop_command(const Arguments& arguments);
 
 /// Picks the command by the program's name ("kvferry-mover") or the first argument.
 int run_program(std::string_view program, Arguments arguments);

@@ -14,6 +14,8 @@ constexpr std::string_view kVersion = KVFERRY_VERSION;
 constexpr std::array kCommands = {
     Command{"replay", "play a trace of requests through real processes, and check every byte",
             replay_command},
+    Command{"rl-loop", "run rollouts, pauses and weight updates in a loop, and check every answer",
+            rl_loop_command},
     Command{"manager", "run the manager: host memory, prefix index, control (one per host)",
             manager_command},
     Command{"mover", "run the mover of one rank: copies blocks between device and host",

@@ -117,13 +117,13 @@ std::vector<std::string> ReplayTest::instance_options() const {
   return {"--runtime-dir=" + path("run"), "--instance=replay"};
 }
 
-nlohmann::json ReplayTest::status() const {
+nlohmann::json ReplayTest::status(const std::string& instance) const {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_ / "run", error)) {
     const ipc::Deadline deadline = ipc::Deadline::after(5s);
     ipc::ControlLink::Options options;
-    options.registry_path = entry.path() / "replay" / "registry";
-    options.control_path = entry.path() / "replay" / "control";
+    options.registry_path = entry.path() / instance / "registry";
+    options.control_path = entry.path() / instance / "control";
     options.incarnation = ipc::IncarnationId::random();
     options.name = "test";
     const auto link = ipc::ControlLink::connect(options, deadline);

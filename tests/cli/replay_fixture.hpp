@@ -53,8 +53,9 @@ class ReplayTest : public testing::Test {
   std::optional<ChildExit> finish_replay(std::chrono::seconds limit = std::chrono::seconds(60));
   /// The runtime directory of the running replay, for other commands.
   [[nodiscard]] std::vector<std::string> instance_options() const;
-  /// Status JSON of the running replay; null while nobody answers.
-  [[nodiscard]] nlohmann::json status() const;
+  /// Status JSON of the running replay, or of another command's instance; null while nobody
+  /// answers.
+  [[nodiscard]] nlohmann::json status(const std::string& instance = "replay") const;
   /// Running children: name ("mover/0") to process.
   [[nodiscard]] std::map<std::string, ipc::ProcessRef> children() const;
   /// Waits until the condition holds or the replay ends; false then.

@@ -1,0 +1,127 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "rl/set_up.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "replay/sizing.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::cli {
+namespace {
+
+/// The name under which the loop's workers and movers find each other.
+constexpr const char* kRlEngine = "rl";
+/// Sequences of the longest kind that a device holds at least, when nobody says how many blocks.
+constexpr std::uint32_t kLeastSequences = 4;
+
+template <typename T> T must(ipc::Result<T> result) {
+  if (!result) throw ipc::Exception(result.error());
+  return std::move(result).value();
+}
+
+/// Blocks of host memory for everything under all versions, of the device for half of the requests:
+/// others wait, and their prefixes come and go.
+TraceFacts facts_of(const RlConfig& config, const PromptSet& prompts) {
+  TraceFacts facts;
+  facts.distinct_blocks = prompts.total_blocks() * kWeightsVersions;
+  facts.block_references = facts.distinct_blocks;
+  facts.longest_request_blocks = prompts.longest_blocks();
+  if (!config.gpu_blocks) {
+    facts.longest_request_blocks *= std::max(kLeastSequences, config.requests_per_iteration / 2);
+  }
+  return facts;
+}
+
+RlSettings settings_of(const RlConfig& config, const InstancePlan& plan) {
+  RlSettings settings;
+  settings.iterations = config.iterations;
+  settings.mode = config.mode;
+  settings.update = config.update;
+  settings.empty_cache = config.empty_cache;
+  settings.clear = config.clear;
+  settings.requests_per_iteration = config.requests_per_iteration;
+  settings.weights_bytes = config.weights_bytes;
+  settings.seed = config.seed;
+  settings.device = describe_devices(plan.devices);
+  settings.geometry = config.geometry_name;
+  settings.ranks = config.geometry.ranks;
+  settings.gpu_blocks = plan.gpu_blocks;
+  settings.host_memory_bytes = plan.host_bytes;
+  return settings;
+}
+
+}  // namespace
+
+RlSetUp set_up_rl_loop(const RlConfig& config, const RunDir& dir) {
+  const ipc::Geometry& geometry = config.geometry;
+  const bool cuda = config.devices.kind == ipc::DeviceKind::kCuda;
+  PromptSet prompts(config.seed, config.requests_per_iteration, geometry.tokens_per_block);
+  InstancePlan plan;
+  plan.instance = config.instance;
+  plan.engine = kRlEngine;
+  plan.log_level = config.log_level;
+  plan.geometry_name = config.geometry_name;
+  plan.choice = config.arena;
+  plan.arena_memory = config.arena_memory;
+  plan.devices = cuda_devices(config.devices, geometry.ranks);
+
+  SizingLimits limits;
+  limits.host_available = available_host_bytes();
+  limits.host_bytes = limits.host_available / 2;
+  limits.devices_in_host_memory = !cuda;
+  std::optional<DeviceProbe> probe;
+  if (cuda) {
+    probe.emplace(plan.devices);
+    // Contexts, staging, weights and scratch of two processes take their part.
+    limits.device_bytes =
+        probe->smallest_free_bytes() / 2 / config.devices.ranks_on_each(geometry.ranks);
+  }
+  const Sizing sizing = must(choose_sizes(geometry, facts_of(config, prompts), config.gpu_blocks,
+                                          config.host_memory, limits));
+  plan.gpu_blocks = sizing.gpu_blocks;
+  plan.host_bytes = sizing.host_bytes;
+  plan.arena = make_arena_options(config.arena, geometry, plan.gpu_blocks, config.devices.kind);
+  if (!cuda) {
+    plan.devices = must(host_devices(fmt::format("rl-{}", dir.token()), geometry, plan.arena));
+    // A worker's segments: as large as the weights, twice while one is rounded up.
+    for (ipc::DeviceSpec& device : plan.devices) {
+      device.host_capacity_bytes += 2 * config.weights_bytes;
+    }
+    probe.emplace(plan.devices);
+  }
+  auto weights = must(write_weights_versions(dir.path() / "weights", config.weights_bytes,
+                                             geometry.ranks, config.seed));
+  plan.worker_arguments = {"--weights=" + weights.front().file.string(),
+                           "--weights-id=" + weights.front().id.hex(), "--serve"};
+  RlSettings settings = settings_of(config, plan);
+  return {std::move(prompts), std::move(plan), std::move(weights), std::move(*probe),
+          std::move(settings)};
+}
+
+std::string rl_heading(const RlConfig& config, const RlSetUp& set_up, const RunDir& dir) {
+  const InstancePlan& plan = set_up.plan;
+  Table table({{""}, {""}});
+  table.add({"iterations", fmt::format("{}: {}", config.iterations, describe(set_up.settings))});
+  table.add({"requests",
+             fmt::format("{} in each, drawn from {} prompts, seed {}",
+                         config.requests_per_iteration, set_up.prompts.all().size(), config.seed)});
+  table.add({"weights", fmt::format("{} versions of {}", kWeightsVersions,
+                                    ipc::format_size(config.weights_bytes))});
+  table.add(
+      {"device blocks",
+       fmt::format("{} ({} on each rank)", with_separators(plan.gpu_blocks),
+                   ipc::format_size(plan.gpu_blocks * device_bytes_per_block(config.geometry)))});
+  table.add({"host memory", ipc::format_size(plan.host_bytes)});
+  table.add({"processes", fmt::format("1 manager, {0} mover{1}, {0} worker{1}", plan.devices.size(),
+                                      plan.devices.size() == 1 ? "" : "s")});
+  table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
+                                       dir.path().string(), config.instance)});
+  return "kvferry rl-loop\n" + table.render("  ");
+}
+
+}  // namespace kvferry::cli
