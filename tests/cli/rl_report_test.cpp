@@ -29,8 +29,8 @@ TEST(RlReportTest, HasTheFieldsThatScriptsRelyOn) {
   const nlohmann::json json = to_json(report);
   for (const char* name :
        {"iterations", "settings", "requests", "verified", "corrupt", "leaked_device_bytes",
-        "leaked_host_bytes", "leftover_names", "empties", "errors", "failures", "high_water_bytes",
-        "restarts", "quarantined", "duration_s"}) {
+        "leaked_host_bytes", "leftover_names", "empties", "graphs", "errors", "failures",
+        "high_water_bytes", "restarts", "quarantined", "duration_s"}) {
     EXPECT_TRUE(json.contains(name)) << name;
   }
   ASSERT_EQ(json["iterations"].size(), 6U);

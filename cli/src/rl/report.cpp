@@ -87,6 +87,16 @@ Json empties_to_json(const std::vector<ipc::WorkerMemory>& workers) {
   return list;
 }
 
+Json graphs_to_json(const std::vector<ipc::WorkerMemory>& workers) {
+  Json list = Json::array();
+  for (std::size_t rank = 0; rank < workers.size(); ++rank) {
+    list.push_back({{"rank", rank},
+                    {"recordings", workers[rank].graph_recordings},
+                    {"launches", workers[rank].graph_launches}});
+  }
+  return list;
+}
+
 /// With emptying, what a rank keeps at a continue is what its segments with used blocks need: the
 /// same every time.
 std::vector<std::string> growth_of(const RlReport& report) {
@@ -177,6 +187,7 @@ Json to_json(const RlReport& report) {
               {"corrupt", report.answers.corrupt},
               {"high_water_bytes", high_water_bytes(report)},
               {"empties", empties_to_json(report.workers)},
+              {"graphs", graphs_to_json(report.workers)},
               {"quarantined", report.quarantined},
               {"restarts", report.restarts},
               {"leaked_device_bytes", report.leaked_device_bytes},

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+# RL loops on a GPU, from a folder of built binaries: the model against its CPU twin, every mode with and
+# without emptying against the driver's free memory, and clears of a large arena with the first decode graph
+# replayed after each. Works on a machine that has only a driver.
+set -euo pipefail
+
+usage() {
+  cat <<'TXT'
+usage: gpu_rl.sh --bin DIR [--out DIR] [--iterations N] [--large-cycles N] [--large-blocks N] [--only REGEX]
+
+  --bin DIR         holds kvferry and device_cuda_model_test
+  --out DIR         logs, reports and drawings (default: a new folder under /tmp)
+  --iterations N    of each loop (default 200)
+  --large-cycles N  clears and re-inits of the large arena (default 200)
+  --large-blocks N  its blocks of 2 MiB (default 32768: 64 GiB)
+  --only REGEX      only the runs whose name matches
+
+Example, after a build with the preset "cuda":
+  scripts/gpu_rl.sh --bin build/cuda/gpu
+TXT
+}
+
+bin="" out="" iterations=200 large_cycles=200 large_blocks=32768 only=.
+while (($#)); do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --iterations) iterations=$2; shift 2 ;;
+    --large-cycles) large_cycles=$2; shift 2 ;;
+    --large-blocks) large_blocks=$2; shift 2 ;;
+    --only) only=$2; shift 2 ;;
+    --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+[[ -n $bin ]] || { usage >&2; exit 2; }
+[[ -n $out ]] || out=$(mktemp -d /tmp/kvferry-gpu-rl.XXXXXX)
+mkdir -p "$out"
+
+rows=()
+failed=0
+used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{sum += $1} END {print sum}'; }
+run() { # name, command...
+  local name=$1; shift
+  [[ $name =~ $only ]] || return 0
+  local start=$SECONDS rc=0
+  timeout -k 10 300 "$@" >"$out/$name.log" 2>&1 || rc=$?
+  ((rc == 0)) || failed=$((failed + 1))
+  rows+=("$(printf '%-26s rc %-3s %4ss   device memory used after: %s MiB' "$name" "$rc" $((SECONDS - start)) "$(used_mib)")")
+}
+
+export KVFERRY_REQUIRE_GPU=1
+run model "$bin/device_cuda_model_test"
+loop() { # name, options...
+  local name=$1; shift
+  run "$name" "$bin/kvferry" rl-loop --device cuda:0 --geometry llama-3-8b --report "$out/$name.json" \
+    --plot "$out/$name.svg" "$@"
+}
+for mode in abort retract in_place; do
+  loop "rl-$mode" --mode "$mode" --iterations "$iterations" --weights-size 512MiB
+  loop "rl-$mode-never-emptied" --mode "$mode" --iterations "$iterations" --weights-size 512MiB --no-empty-cache
+done
+loop rl-clear-large --clear --iterations "$large_cycles" --gpu-blocks "$large_blocks" --weights-size 64MiB
+
+python3 - "$out" <<'PY'
+import glob, json, os, sys
+MIB = 1 << 20
+columns = ["iter", "failed", "corrupt", "verified", "leaked", "reserved before", "after", "used", "free least", "pause", "update", "clear", "reinit", "continue", "graph"]
+print("%-24s %4s %6s %7s %8s %6s %21s %15s %9s %21s %6s %6s %6s %6s %8s  %s" % ("run (MiB, median ms)", *columns))
+def middle(values):
+    values = sorted(v for v in values if v is not None)
+    return "%.1f" % values[len(values) // 2] if values else "-"
+def span(values):
+    return "%.0f-%.0f" % (min(values) / MIB, max(values) / MIB)
+for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
+    try:
+        report = json.load(open(path))
+    except ValueError as error:
+        print(path, error)
+        continue
+    done = [i for i in report["iterations"] if i["done"]][3:]
+    if not done:
+        print("%-24s %s" % (os.path.basename(path)[:-5], report["failures"]))
+        continue
+    column = lambda name: [i[name] for i in done]
+    print("%-24s %4d %6d %7d %8d %6d %21s %15s %9s %21s %6s %6s %6s %6s %8s  %s" % (
+        os.path.basename(path)[:-5], len(report["iterations"]), len(report["failures"]), report["corrupt"], report["verified"],
+        report["leaked_device_bytes"], span(column("reserved_before")), span(column("reserved_after")), span(column("used_after")),
+        span(column("free_on_device_least")), *(middle(column(c + "_ms")) for c in ("pause", "update", "clear", "reinit", "continue")),
+        ", ".join("%d/%d" % (g["recordings"], g["launches"]) for g in report["graphs"])))
+    for failure in report["failures"][:3]:
+        print("    " + failure)
+PY
+printf '%s\n' "${rows[@]}"
+echo "logs: $out"
+exit "$((failed > 0))"
