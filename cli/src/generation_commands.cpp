@@ -8,11 +8,13 @@
 #include "print.hpp"
 #include "rank_options.hpp"
 #include "table.hpp"
+#include "weights_sender.hpp"
 
 #include <fmt/format.h>
 
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -164,6 +166,46 @@ int flush_command(const Arguments& arguments) {
   return kExitDone;
 }
 
+namespace {
+
+/// Sends the weights first when they are not read where they are. One connection for both: what it
+/// has sent is forgotten when it ends.
+ipc::Result<Outcome<ipc::UpdateWeightsReply>> ask_for_update(const CommonOptions& common,
+                                                             ipc::UpdateWeightsRequest& request) {
+  if (request.source.from == ipc::WeightsFrom::kDisk) {
+    return ask_outcome<ipc::UpdateWeightsReply>(common, ipc::MessageKind::kUpdateWeights, request,
+                                                request.deadline + kCommitTime);
+  }
+  ipc::EventLoop loop;
+  OperatorCalls calls(loop, common.runtime_dir, common.instance);
+  WeightsSender sender(calls);
+  std::optional<ipc::Result<ipc::Envelope>> answer;
+  const auto ask_now = [&](const ipc::Result<ipc::WeightsSource>& sent) {
+    if (!sent) {
+      answer.emplace(sent.error());
+      return;
+    }
+    request.source = *sent;
+    const auto asked = calls.ask(
+        ipc::MessageKind::kUpdateWeights, ipc::encode(request),
+        request.deadline + kCommitTime + kCommitTime,
+        [&answer](ipc::Result<ipc::Envelope> reply) { answer.emplace(std::move(reply)); });
+    if (!asked) answer.emplace(asked.error());
+  };
+  sender.send(request.source.location, request.engine, ask_now);
+  // Every question to the manager has a limit of its own.
+  while (!answer) loop.run_once(ipc::Deadline::after(std::chrono::seconds(1)));
+  if (!*answer) return answer->error();
+  Outcome<ipc::UpdateWeightsReply> outcome;
+  outcome.error = std::move((*answer)->error);
+  if (outcome.error && (*answer)->body.empty()) return std::move(*outcome.error);
+  KVFERRY_ASSIGN(outcome.reply,
+                 ipc::decode<ipc::UpdateWeightsReply>((*answer)->body, "UpdateWeightsReply"));
+  return outcome;
+}
+
+}  // namespace
+
 int update_weights_command(const Arguments& arguments) {
   CommonOptions common;
   common.log_level = ipc::LogLevel::kError;
@@ -181,10 +223,13 @@ int update_weights_command(const Arguments& arguments) {
       "  kvferry update-weights --from disk --file model.safetensors --no-flush-cache\n"
       "  kvferry continue",
       common);
-  add_choice<ipc::WeightsFrom>(*app, "--from", request.source.from,
-                               {{"disk", ipc::WeightsFrom::kDisk}}, "Where they come from");
+  add_choice<ipc::WeightsFrom>(
+      *app, "--from", request.source.from,
+      {{"disk", ipc::WeightsFrom::kDisk}, {"tensor", ipc::WeightsFrom::kTensors}},
+      "Where they come from: every rank reads a file, or this command "
+      "sends it to every rank");
   app->add_option("--file", request.source.location,
-                  "A safetensors file that every worker can read; an absolute path")
+                  "A safetensors file; with --from disk, one that every worker can read")
       ->type_name("FILE")
       ->required();
   app->add_flag("--no-flush-cache", keep, "Leave device blocks to the requests that hold them");
@@ -199,8 +244,7 @@ int update_weights_command(const Arguments& arguments) {
   std::error_code error;
   const auto file = std::filesystem::absolute(request.source.location, error);
   if (!error) request.source.location = file.string();
-  const auto outcome = ask_outcome<ipc::UpdateWeightsReply>(
-      common, ipc::MessageKind::kUpdateWeights, request, request.deadline + kCommitTime);
+  const auto outcome = ask_for_update(common, request);
   if (!outcome) return failure("update-weights", outcome.error());
   const ipc::UpdateWeightsReply& reply = outcome->reply;
   for (const ipc::RankUpdate& update : reply.updates) {

@@ -131,8 +131,14 @@ TEST_F(DaemonsTest, WeightsAreUpdatedFromDiskOnEveryRankOrOnNone) {
   EXPECT_EQ(other.exit, ChildExit::exited(1));
   EXPECT_THAT(other.complaints, HasSubstr("BF16 [64, 33]"));
   EXPECT_EQ(weights(), fresh);
-  const Finished back = ask("update-weights", {"--file=" + first, "--weights-id=" + id});
+  const Finished sent = ask("update-weights", {"--from=tensor", "--file=" + second});
+  EXPECT_EQ(sent.exit, ChildExit::exited(1));
+  EXPECT_THAT(sent.complaints, HasSubstr("BF16 [64, 33]"));
+  EXPECT_EQ(weights(), fresh);
+  const Finished back =
+      ask("update-weights", {"--from=tensor", "--file=" + first, "--weights-id=" + id});
   EXPECT_EQ(back.exit, ChildExit::exited(0)) << back.complaints;
+  EXPECT_THAT(back.output, HasSubstr("on 2 ranks, 4.04 KiB"));
   EXPECT_EQ(weights(), id);
 }
 

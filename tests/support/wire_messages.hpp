@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/wire/generation_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
@@ -76,6 +77,14 @@ using WireMessages = List<ipc::Envelope,
                           ipc::RankUpdate,
                           ipc::UpdateWeightsReply,
                           ipc::RankWeights,
-                          ipc::RankWeightsReply>;
+                          ipc::RankWeightsReply,
+                          ipc::Generate,
+                          ipc::GenerateReply,
+                          ipc::DecodeWrite,
+                          ipc::DecodeRead,
+                          ipc::Decode,
+                          ipc::DecodeReply,
+                          ipc::WorkerMemory,
+                          ipc::WeightsPart>;
 
 }  // namespace kvferry::test

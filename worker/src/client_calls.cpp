@@ -271,10 +271,35 @@ Result<FlushSummary> Client::flush(const FlushOptions& options, Deadline deadlin
   return FlushSummary{memory_of(reply.ranks), reply.host_blocks_dropped, reply.took};
 }
 
+// Part by part, each answered by all ranks: what is not sent yet takes no memory but the caller's.
+Result<Digest> Client::send_weights(std::span<const std::byte> tensors, Deadline deadline) {
+  ipc::WeightsPart part;
+  part.engine = impl_->link.options().engine;
+  part.upload = Digest::random();
+  part.total_bytes = tensors.size();
+  while (part.offset < part.total_bytes) {
+    const auto size = static_cast<std::size_t>(
+        std::min<std::uint64_t>(ipc::WeightsPart::kMaxBytes, part.total_bytes - part.offset));
+    const auto* const from = reinterpret_cast<const std::uint8_t*>(tensors.data()) + part.offset;
+    part.bytes.assign(from, from + size);
+    KVFERRY_TRY(impl_->link.call_and_obey<ipc::Empty>(MessageKind::kWeightsPart, part, deadline));
+    part.offset += size;
+  }
+  return part.upload;
+}
+
 Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadline deadline) {
+  if (options.file.empty() == options.tensors.empty()) {
+    return KVFERRY_ERROR(kInvalidArgument, "an update from {}: give a file or tensors",
+                         options.file.empty() ? "nothing" : "two places");
+  }
   ipc::UpdateWeightsRequest request;
   request.engine = impl_->link.options().engine;
   request.source.location = options.file;
+  if (!options.tensors.empty()) {
+    KVFERRY_ASSIGN(const Digest upload, send_weights(options.tensors, deadline));
+    request.source = {ipc::WeightsFrom::kTensors, upload.hex()};
+  }
   request.flush_cache = options.flush_cache;
   request.empty_cache = options.empty_cache;
   request.weights = options.weights;

@@ -254,6 +254,22 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   generations_.update_weights(peer, request, *message, **engine);
 }
 
+void Lifecycle::weights_part(const ipc::Peer& peer, const ipc::Envelope& request) {
+  auto part = ipc::decode<ipc::WeightsPart>(request.body, "WeightsPart");
+  ipc::Status status = part ? WeightsUploads::check(*part) : ipc::Status(part.error());
+  if (status) {
+    const auto engine = idle_engine(peer, part->engine, "send weights");
+    if (engine && !(*engine)->ranks().empty()) {
+      uploads_.pass_on(peer, request, std::move(*part), **engine);
+      return;
+    }
+    status = engine ? ipc::Status(KVFERRY_ERROR(kNotReady, "engine {} has no worker yet: retry",
+                                                (*engine)->name()))
+                    : ipc::Status(engine.error());
+  }
+  context_.refuse(peer, request, status.error());
+}
+
 void Lifecycle::cancel_all() {
   const ipc::Error ending =
       KVFERRY_ERROR(kCancelled, "the manager ends; the ranks finish what they were told");

@@ -6,6 +6,7 @@
 #include "manager/context.hpp"
 #include "manager/generation_operations.hpp"
 #include "manager/reinit_operations.hpp"
+#include "manager/weights_uploads.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -30,7 +31,8 @@ class Lifecycle {
       : context_(context),
         clears_(context, clear_margin(context.pool.stats().bytes)),
         reinits_(context, clear_margin(context.pool.stats().bytes)),
-        generations_(context) {}
+        generations_(context),
+        uploads_(context) {}
   Lifecycle(const Lifecycle&) = delete;
   Lifecycle& operator=(const Lifecycle&) = delete;
   ~Lifecycle() = default;
@@ -41,6 +43,7 @@ class Lifecycle {
   void resume(const ipc::Peer& peer, const ipc::Envelope& request);
   void flush(const ipc::Peer& peer, const ipc::Envelope& request);
   void update_weights(const ipc::Peer& peer, const ipc::Envelope& request);
+  void weights_part(const ipc::Peer& peer, const ipc::Envelope& request);
   /// A client has come; paused: the pause that it obeys.
   void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused) {
     generations_.on_scheduler(client, paused);
@@ -48,7 +51,10 @@ class Lifecycle {
   /// A flush may be waiting for jobs that have ended.
   void on_jobs_changed() { generations_.on_jobs_changed(); }
   /// It has died, or closed its connection.
-  void on_peer_gone(const ipc::IncarnationId& peer) { generations_.on_peer_gone(peer); }
+  void on_peer_gone(const ipc::IncarnationId& peer) {
+    generations_.on_peer_gone(peer);
+    uploads_.on_peer_gone(peer);
+  }
   /// A re-init that has all answers waits for the ranks' state reports.
   void on_engine_changed(const EngineRecord& engine) { reinits_.on_engine_changed(engine); }
   /// Answers the operations that run: the manager ends.
@@ -69,6 +75,7 @@ class Lifecycle {
   ClearOperations clears_;
   ReinitOperations reinits_;
   GenerationOperations generations_;
+  WeightsUploads uploads_;
 };
 
 }  // namespace kvferry::cache_manager

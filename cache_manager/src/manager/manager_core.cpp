@@ -242,6 +242,7 @@ bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& env
     case Kind::kContinue: lifecycle_.resume(peer, envelope); return true;
     case Kind::kFlush: lifecycle_.flush(peer, envelope); return true;
     case Kind::kUpdateWeights: lifecycle_.update_weights(peer, envelope); return true;
+    case Kind::kWeightsPart: lifecycle_.weights_part(peer, envelope); return true;
     case Kind::kStatus:
       context_.reply(
           peer, envelope,

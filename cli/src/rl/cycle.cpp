@@ -21,7 +21,7 @@ constexpr ipc::Duration kRefusedAgain = 20ms;
 }  // namespace
 
 Cycle::Cycle(ipc::EventLoop& loop, OperatorCalls& calls, MemoryWatch& memory, Options options)
-    : loop_(loop), calls_(calls), memory_(memory), options_(std::move(options)) {}
+    : loop_(loop), calls_(calls), sender_(calls), memory_(memory), options_(std::move(options)) {}
 
 Cycle::~Cycle() { loop_.cancel(timer_); }
 
@@ -73,16 +73,30 @@ void Cycle::pause_engine() {
 }
 
 void Cycle::update_weights() {
-  if (options_.update == UpdateKind::kNone) return clear_cache();
+  step_ = "update of the weights";
+  asked_at_ = ipc::MonotonicClock::now();
+  switch (options_.update) {
+    case UpdateKind::kNone: return clear_cache();
+    case UpdateKind::kDisk:
+      source_ = {ipc::WeightsFrom::kDisk, weights_->file.string()};
+      return ask_for_update();
+    case UpdateKind::kTensor:
+      return sender_.send(weights_->file, options_.engine,
+                          [this](const ipc::Result<ipc::WeightsSource>& sent) {
+                            if (!sent) return fail(sent.error());
+                            source_ = *sent;
+                            ask_for_update();
+                          });
+  }
+}
+
+void Cycle::ask_for_update() {
   ipc::UpdateWeightsRequest request;
   request.engine = options_.engine;
-  request.source.from = ipc::WeightsFrom::kDisk;
-  request.source.location = weights_->file.string();
+  request.source = source_;
   // Frozen requests hold blocks: with a flush the engine would not be idle.
   request.flush_cache = options_.mode != ipc::PauseMode::kInPlace;
   request.weights = weights_->id;
-  step_ = "update of the weights";
-  asked_at_ = ipc::MonotonicClock::now();
   const auto answered = [this](const ipc::Result<ipc::Envelope>& answer) {
     if (!answer) return fail(answer.error());
     if (answer->error) return on_update_refused(*answer->error);
@@ -98,7 +112,7 @@ void Cycle::update_weights() {
 void Cycle::on_update_refused(const ipc::Error& why) {
   const bool for_now = why.code == ipc::ErrorCode::kNotIdle || why.code == ipc::ErrorCode::kBusy;
   if (!for_now || ipc::MonotonicClock::now() >= update_by_) return fail(why);
-  timer_ = loop_.after(kRefusedAgain, [this] { update_weights(); });
+  timer_ = loop_.after(kRefusedAgain, [this] { ask_for_update(); });
 }
 
 void Cycle::on_updated(const ipc::UpdateWeightsReply& reply) {

@@ -9,6 +9,7 @@
 #include "rl/record.hpp"
 #include "rl/update_kind.hpp"
 #include "rl/weights_files.hpp"
+#include "weights_sender.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -63,6 +64,7 @@ class Cycle {
            Then then);
   void pause_engine();
   void update_weights();
+  void ask_for_update();
   void on_update_refused(const ipc::Error& why);
   void on_updated(const ipc::UpdateWeightsReply& reply);
   void clear_cache();
@@ -78,9 +80,11 @@ class Cycle {
 
   ipc::EventLoop& loop_;
   OperatorCalls& calls_;
+  WeightsSender sender_;
   MemoryWatch& memory_;
   const Options options_;
   const WeightsVersion* weights_ = nullptr;
+  ipc::WeightsSource source_;  ///< Of the update under way.
   IterationRecord* record_ = nullptr;
   Done done_;
   std::string_view step_ = "nothing";

@@ -33,7 +33,7 @@ struct RlConfig {
   UpdateKind update = UpdateKind::kDisk;
   bool empty_cache = true;
   bool clear = false;  ///< Also clears and re-inits in every iteration.
-  std::uint64_t weights_bytes = 4ULL << 20;
+  std::uint64_t weights_bytes = 64ULL << 20;
   std::uint64_t seed = 0;
   std::string report_file;  ///< Empty: none.
   std::string plot_file;    ///< Empty: none.

@@ -9,14 +9,16 @@ namespace kvferry::cli {
 
 /// How an iteration of an RL loop gets new weights to the ranks.
 enum class UpdateKind : std::uint8_t {
-  kNone,  ///< The weights stay as they are.
-  kDisk   ///< Every rank reads its part of a file.
+  kNone,   ///< The weights stay as they are.
+  kDisk,   ///< Every rank reads its part of a file.
+  kTensor  ///< In messages, to every rank.
 };
 /// What --update calls it.
 [[nodiscard]] constexpr std::string_view to_string(UpdateKind kind) noexcept {
   switch (kind) {
     case UpdateKind::kNone: return "none";
     case UpdateKind::kDisk: return "disk";
+    case UpdateKind::kTensor: return "tensor";
   }
   return "none";
 }

@@ -13,6 +13,7 @@ namespace kvferry::ipc {
 std::string_view to_string(WeightsFrom from) noexcept {
   switch (from) {
     case WeightsFrom::kDisk: return "disk";
+    case WeightsFrom::kTensors: return "tensor";
   }
   return "invalid";
 }
@@ -33,6 +34,15 @@ void WeightsCommands::cancel() noexcept {
 
 Envelope WeightsCommands::run(const Envelope& request) {
   Envelope reply = reply_to(request);
+  if (request.kind == MessageKind::kRankWeightsPart) {
+    if (auto taken = take_part(request); taken) {
+      reply.body = encode(Empty{});
+    } else {
+      log_warn("weights: {}", taken.error().to_string());
+      reply.error = std::move(taken).error();
+    }
+    return reply;
+  }
   if (auto outcome = obey_safely(request); outcome) {
     reply.body = encode(*outcome);
   } else {
@@ -45,6 +55,11 @@ Envelope WeightsCommands::run(const Envelope& request) {
 void WeightsCommands::set_id(const Digest& id) {
   const std::lock_guard lock(mutex_);
   id_ = id;
+}
+
+Status WeightsCommands::take_part(const Envelope& request) {
+  KVFERRY_ASSIGN(const auto part, decode<WeightsPart>(request.body, "WeightsPart"));
+  return upload_.take(part);
 }
 
 Result<RankWeightsReply> WeightsCommands::obey_safely(const Envelope& request) {
@@ -67,11 +82,16 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     if (std::exchange(prepared_, 0) != 0) user_->abandon();
     log_info("weights: update {} prepares from {} {}", order.update, to_string(order.source.from),
              order.source.location);
-    KVFERRY_ASSIGN(reply.bytes, user_->prepare(order.source, Deadline::after(order.deadline)));
+    WeightsSource source = order.source;
+    if (source.from == WeightsFrom::kTensors) {
+      KVFERRY_ASSIGN(source.location, upload_.complete(order.source.location));
+    }
+    KVFERRY_ASSIGN(reply.bytes, user_->prepare(source, Deadline::after(order.deadline)));
     prepared_ = order.update;
   } else if (order.phase == WeightsPhase::kAbandon) {
     prepared_ = 0;
     user_->abandon();
+    upload_.drop();
   } else {
     if (prepared_ != order.update || prepared_ == 0) {
       return KVFERRY_ERROR(kStaleEpoch,
@@ -81,6 +101,7 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     prepared_ = 0;
     log_info("weights: {} take the place of {}", order.weights.hex(), id().hex());
     set_id(Digest::random());  // Half of each, should it fail: known by no name of before.
+    upload_.drop();            // What is prepared needs it no more.
     KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
     set_id(order.weights);
   }

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "rank/weights_upload.hpp"
 
 #include <cstdint>
 #include <mutex>
@@ -20,22 +21,27 @@ class WeightsCommands {
   WeightsCommands(WeightsUser* user, const Digest& initial) : user_(user), id_(initial) {}
 
   [[nodiscard]] static bool is_command(const Envelope& envelope) noexcept {
-    return !envelope.is_reply && envelope.kind == MessageKind::kRankWeights;
+    return !envelope.is_reply && (envelope.kind == MessageKind::kRankWeights ||
+                                  envelope.kind == MessageKind::kRankWeightsPart);
   }
   /// The identity of the weights in use; zero when there are none.
   [[nodiscard]] Digest id() const;
   /// A command that is about to be posted may end the one that runs.
   void interrupt(const Envelope& request) noexcept;
   void cancel() noexcept;
+  /// Nobody goes on with what another manager's clients had begun to send. The weights' thread.
+  void forget_upload() noexcept { upload_.drop(); }
   /// Carries a command out, to its end.
   [[nodiscard]] Envelope run(const Envelope& request);
 
  private:
   [[nodiscard]] Result<RankWeightsReply> obey_safely(const Envelope& request);
+  [[nodiscard]] Status take_part(const Envelope& request);
   [[nodiscard]] Result<RankWeightsReply> obey(const Envelope& request);
   void set_id(const Digest& id);
 
   WeightsUser* const user_;
+  WeightsUpload upload_;
   std::uint64_t prepared_ = 0;  ///< Number of the update that is prepared; 0 for none.
   mutable std::mutex mutex_;    ///< Guards what follows.
   Digest id_;

@@ -24,6 +24,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kContinue: return "continue";
     case MessageKind::kFlush: return "flush";
     case MessageKind::kUpdateWeights: return "update_weights";
+    case MessageKind::kWeightsPart: return "weights_part";
     case MessageKind::kStatus: return "status";
     case MessageKind::kJobDone: return "job_done";
     case MessageKind::kEngineState: return "engine_state";
@@ -34,6 +35,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kRankReinit: return "rank_reinit";
     case MessageKind::kRankEmpty: return "rank_empty";
     case MessageKind::kRankWeights: return "rank_weights";
+    case MessageKind::kRankWeightsPart: return "rank_weights_part";
     case MessageKind::kQuiesceStaging: return "quiesce_staging";
     case MessageKind::kMoverJob: return "mover_job";
     case MessageKind::kMoverCancel: return "mover_cancel";

@@ -10,6 +10,7 @@
 #include "kvferry/worker/scheduler_control.hpp"
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -203,7 +204,10 @@ struct FlushSummary {
 };
 
 struct UpdateOptions {
-  std::string file;         ///< Safetensors, read by every rank: a path that all workers can open.
+  std::string file;  ///< Safetensors, read by every rank: a path that all workers can open.
+  /// Instead of a file: what would be in it, sent to every rank in messages. Needs memory for a
+  /// copy on every rank until the update is prepared.
+  std::span<const std::byte> tensors;
   bool flush_cache = true;  ///< Forget what every block holds first; needs an idle engine.
   bool empty_cache = false;
   /// What the new weights are known by; fresh random bytes unless the caller knows that these very
@@ -369,6 +373,7 @@ class Client {
 
  private:
   Client();
+  [[nodiscard]] Result<Digest> send_weights(std::span<const std::byte> tensors, Deadline deadline);
   class Impl;
   ipc::HomeProcess home_;
   std::unique_ptr<Impl> impl_;

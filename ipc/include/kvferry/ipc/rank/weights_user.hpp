@@ -13,12 +13,15 @@ namespace kvferry::ipc {
 
 /// Where new weights come from.
 enum class WeightsFrom : std::uint8_t {
-  kDisk = 1  ///< A file that every rank reads its part of; location: its path.
+  kDisk = 1,  ///< A file that every rank reads its part of; location: its path.
+  /// Messages that hold a safetensors image piece by piece; location: in an order, the upload that
+  /// they belong to; for WeightsUser, the path of a file in memory that holds all of them.
+  kTensors
 };
 constexpr std::uint64_t wire_max(WeightsFrom) {
-  return static_cast<std::uint64_t>(WeightsFrom::kDisk);
+  return static_cast<std::uint64_t>(WeightsFrom::kTensors);
 }
-/// "disk".
+/// "disk", "tensor".
 [[nodiscard]] std::string_view to_string(WeightsFrom from) noexcept;
 
 struct WeightsSource {

@@ -99,6 +99,20 @@ struct UpdateWeightsRequest {
     v(engine, source, flush_cache, empty_cache, weights, deadline);
   }
 };
+/// A piece of the image that an update with WeightsFrom::kTensors is to be prepared from: a whole
+/// safetensors file, piece by piece, in order, each answered when every rank has it. Also manager
+/// -> worker, without the engine's name. Who sends it keeps its connection until the update.
+struct WeightsPart {
+  static constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
+  std::string engine;  ///< Empty: the only one.
+  /// Names the image: the update's WeightsSource::location is its hex. A new one takes the place of
+  /// one that was not updated to.
+  Digest upload;
+  std::uint64_t offset = 0;
+  std::uint64_t total_bytes = 0;  ///< Of the image; zero: no more comes, forget it.
+  Bytes bytes;
+  template <typename V> void visit(V& v) { v(engine, upload, offset, total_bytes, bytes); }
+};
 struct RankUpdate {
   Rank rank;
   Digest weights;           ///< In use now.

@@ -77,6 +77,7 @@ enum class MessageKind : std::uint16_t {
   kContinue,
   kFlush,
   kUpdateWeights,
+  kWeightsPart,
   kStatus,
   // manager -> engine, events
   kJobDone,
@@ -91,6 +92,7 @@ enum class MessageKind : std::uint16_t {
   kRankReinit,
   kRankEmpty,
   kRankWeights,
+  kRankWeightsPart,
   kQuiesceStaging,
   // manager -> mover / mover -> manager
   kMoverJob,
