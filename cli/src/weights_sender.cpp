@@ -43,7 +43,6 @@ ipc::Status WeightsSender::read_next() {
   part_.bytes.resize(static_cast<std::size_t>(
       std::min<std::uint64_t>(ipc::WeightsPart::kMaxBytes, part_.total_bytes - part_.offset)));
   for (std::size_t done = 0; done < part_.bytes.size();) {
-    // wait-brief: a regular file
     const ssize_t count = ::pread(file_.get(), part_.bytes.data() + done, part_.bytes.size() - done,
                                   static_cast<off_t>(part_.offset + done));
     if (count < 0 && errno == EINTR) continue;

@@ -211,7 +211,7 @@ TEST_F(RlLoopTest, AWrongUseIsToldBeforeAnythingStarts) {
     EXPECT_THAT(done.complaints, HasSubstr(why));
   };
   refused({"--mode=gently"}, "'gently' is none of abort|retract|in_place");
-  refused({"--update=nowhere"}, "'nowhere' is none of disk|none|tensor");
+  refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|none");
   refused({"--iterations=0"}, "--iterations");
   refused({"--plot=/dev/null/m.svg"}, "/dev/null/m.svg");
   refused({"--weights-size=lots"}, "lots");

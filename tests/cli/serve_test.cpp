@@ -178,6 +178,46 @@ TEST_F(ServeTest, RequestsThatAPauseStoppedGoOnWithTheSameTokens) {
   EXPECT_EQ((*aborted)->end, GenerateEnd::kAborted);
 }
 
+TEST_F(ServeTest, WhatAPauseFrozeIsNotInTheWayOfAClearedEngine) {
+  gpu_blocks_ = 160;
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  const auto prompt = prompt_of(1000, 30);
+  constexpr std::uint32_t kTokens = 1500;
+  const GenerateReply expected = generate(prompt, kTokens);
+  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  Answer answer;
+  ask_for(answer, prompt, kTokens);
+  const Finished paused = ask("pause", {"--mode=in_place"});
+  EXPECT_THAT(paused.output, HasSubstr("1 frozen"));
+  ASSERT_EQ(ask("flush").exit, ChildExit::exited(1)) << "frozen requests hold blocks";
+  ASSERT_EQ(ask("clear").exit, ChildExit::exited(0));
+  const Finished flushed = ask("flush", {"--timeout=10"});
+  EXPECT_EQ(flushed.exit, ChildExit::exited(0)) << flushed.complaints;
+  ASSERT_EQ(ask("reinit").exit, ChildExit::exited(0));
+  ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
+  ASSERT_TRUE(run_until([&answer] { return answer.has_value(); }));
+  ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+  EXPECT_EQ((*answer)->tokens, expected.tokens);
+  EXPECT_EQ((*answer)->admissions, 2U);
+}
+
+TEST_F(ServeTest, AWorkerThatIsReplacedWhileTheManagerIsAwayWaitsForIt) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(2));
+  const auto prompt = prompt_of(60, 40);
+  const GenerateReply expected = generate(prompt, 300);
+  for (ChildProcess* gone : {running_.front().get(), running_.back().get()}) {
+    gone->kill();
+    EXPECT_EQ(gone->wait(soon()), ChildExit::killed_by(SIGKILL));
+  }
+  start("worker", {"--rank=1", "--ranks=2", "--serve"});
+  Answer answer;
+  ask_for(answer, prompt, 300);
+  start("manager");
+  ASSERT_TRUE(run_until([&] { return answer.has_value(); })) << running_.back()->stderr_text();
+  ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+  EXPECT_EQ((*answer)->tokens, expected.tokens);
+}
+
 TEST_F(ServeTest, TokensDependOnTheWeightsAndComeBackWithThem) {
   const std::string first = (temp_ / "first").string();
   const std::string second = (temp_ / "second").string();

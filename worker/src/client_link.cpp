@@ -374,6 +374,8 @@ void ClientLink::on_reply(Envelope envelope) {
     ++stats_.reconnects;
     ipc::log_info("client: engine {} is connected to manager {} again", options_.engine,
                   manager_.hex());
+  } else if (pending.kind == MessageKind::kReserveStore && !envelope.error) {
+    give_up_late_reservations(envelope);
   } else if (pending.job && envelope.error) {
     if (jobs_.finish_all_items(*pending.job, envelope.error->code, envelope.error->message)) {
       ++stats_.jobs_completed;
@@ -381,6 +383,21 @@ void ClientLink::on_reply(Envelope envelope) {
     }
   } else if (envelope.error) {
     ipc::log_warn("client: {}", envelope.error->to_string());
+  }
+}
+
+// Its caller was told that it timed out: nobody else knows of these slots.
+void ClientLink::give_up_late_reservations(const Envelope& envelope) {
+  const auto reply = ipc::decode<ipc::ReserveStoreReply>(envelope.body, "ReserveStoreReply");
+  if (!reply) return;
+  ipc::AbandonStore late;
+  for (const ipc::ReservedSlot& slot : reply->slots) {
+    if (slot.outcome == ipc::ReserveOutcome::kReserved) late.slots.push_back(slot.slot);
+  }
+  if (late.slots.empty()) return;
+  if (const auto sent = send_only(MessageKind::kAbandonStore, ipc::encode(late)); !sent) {
+    ipc::log_warn("client: {} late reservations are not given up: {}", late.slots.size(),
+                  sent.error().to_string());
   }
 }
 

@@ -129,6 +129,7 @@ class ClientLink {
   void on_reply(ipc::Envelope envelope);
   /// A hello is answered with the engine's state.
   [[nodiscard]] Status on_hello_reply(const ipc::Envelope& envelope);
+  void give_up_late_reservations(const ipc::Envelope& envelope);
   void on_hello_refused(const ipc::Error& error);
   void settle_orphans();
   void count_settled(std::size_t jobs) noexcept;

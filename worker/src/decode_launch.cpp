@@ -64,8 +64,8 @@ class Packer {
 ipc::Result<std::vector<GroupPass>> plan_decode(const ipc::Decode& pass,
                                                 const MappedArena& arena,
                                                 std::uint32_t tokens_per_block) {
-  if (pass.sequences > kMaxPassSequences) {
-    return KVFERRY_ERROR(kInvalidArgument, "a pass of {} sequences; at most {} are allowed",
+  if (pass.sequences == 0 || pass.sequences > kMaxPassSequences) {
+    return KVFERRY_ERROR(kInvalidArgument, "a pass of {} sequences; 1 to {} are allowed",
                          pass.sequences, kMaxPassSequences);
   }
   std::vector<GroupPass> groups(arena.groups.size());
@@ -100,7 +100,6 @@ Status launch_decode(const std::vector<GroupPass>& groups,
     input_bytes += 2 * sizeof(std::uint32_t) + group.writes.size() * sizeof(TokenWrite) +
                    group.reads.size() * sizeof(TokenRead);
   }
-  if (sequences == 0) return ipc::ok();
   KVFERRY_ASSIGN(work.workspace, tools.allocator.allocate(output_bytes + input_bytes));
   KVFERRY_ASSIGN(work.inputs, tools.pinned.take(input_bytes / sizeof(std::uint64_t)));
   KVFERRY_ASSIGN(work.outputs, tools.pinned.take(sequences));

@@ -85,8 +85,9 @@ void GenerationChannel::on_readable() {
       return;
     }
     const ipc::Envelope& envelope = **received;
+    if (!envelope.is_reply) continue;
     auto answered = pending_.extract(envelope.request.value);
-    if (!envelope.is_reply || answered.empty()) continue;
+    if (answered.empty()) continue;
     if (envelope.error) {
       answered.mapped()(*envelope.error);
     } else {

@@ -13,8 +13,8 @@ ipc::Result<ipc::DevicePtr> ModelTables::address(ipc::Deadline deadline) {
   const std::lock_guard lock(mutex_);
   if (memory_.valid()) return memory_.address();
   KVFERRY_ASSIGN(ScratchBuffer memory, allocator_.allocate(2 * kTableBytes));
+  ipc::EventFd zeroed;  // Before the stream, which may still signal it when it ends.
   const auto stream = make_stream(device_, ipc::StreamPriority::kNormal);
-  ipc::EventFd zeroed;
   KVFERRY_TRY(stream->zero(memory.address(), memory.size_bytes()));
   KVFERRY_TRY(stream->notify(zeroed.fd()));
   KVFERRY_TRY(await_stream(*stream, zeroed, deadline, "zeroing the model's tables"));

@@ -118,9 +118,12 @@ void StepChannel::on_readable() {
   while (link_ != nullptr) {
     auto received = link_->try_receive();
     if (!received) {
-      ipc::log_debug("steps of rank {}: {}", rank_.value, received.error().to_string());
-      on_lost();
-      return;
+      if (link_->server_lost()) {
+        on_lost();
+        return;
+      }
+      drop_unknown(received.error());
+      continue;
     }
     if (!received->has_value()) {
       if (link_->server_lost()) on_lost();
@@ -137,6 +140,12 @@ void StepChannel::on_readable() {
       answered(std::move(envelope));
     }
   }
+}
+
+// Whose answer it was nobody knows, so all that wait are told.
+void StepChannel::drop_unknown(const ipc::Error& error) {
+  ipc::log_warn("steps of rank {}: {}", rank_.value, error.to_string());
+  for (auto& [request, answered] : std::exchange(pending_, {})) answered(error);
 }
 
 void StepChannel::on_lost() {

@@ -195,9 +195,15 @@ Status StepRunner::launch(const ipc::Decode& pass, InFlight& work) {
   const MappedArena& arena = work.use.arena();
   KVFERRY_ASSIGN(const std::vector<GroupPass> groups, plan_decode(pass, arena, tokens_per_block_));
   if (graph_.takes(groups, pass.sequences)) {
-    KVFERRY_TRY(graph_.launch(groups, arena, completions_.stream(), tables, tokens_per_block_));
-    work.in_graph = pass.sequences;
-    return ipc::ok();
+    const Status launched =
+        graph_.launch(groups, arena, completions_.stream(), tables, tokens_per_block_);
+    if (launched) {
+      work.in_graph = pass.sequences;
+      return ipc::ok();
+    }
+    // Nothing was launched. It may do without, with less memory.
+    ipc::log_warn("steps: a pass is computed without the decode graph: {}",
+                  launched.error().to_string());
   }
   const DecodeTools tools{completions_.stream(), allocator_, pinned_, tables, tokens_per_block_};
   return launch_decode(groups, pass.sequences, arena, tools, work.decode.emplace());

@@ -50,6 +50,7 @@ WeightsStore::WeightsStore(ipc::Device& device,
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
   prepared_ = {};
+  KVFERRY_TRY(let_go_of_last());
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
     return KVFERRY_ERROR(kInvalidArgument, "weights file {} holds no tensor", source.location);
@@ -123,7 +124,9 @@ Status WeightsStore::commit(Deadline deadline) {
     return KVFERRY_ERROR(kStaleEpoch, "no weights are prepared on rank {}: prepare them first",
                          rank_.value);
   }
-  Load load = std::exchange(prepared_, {});
+  KVFERRY_TRY(let_go_of_last());
+  committing_ = std::exchange(prepared_, {});
+  Load& load = committing_;
   if (tensors_.empty()) {
     for (Prepared& part : load.parts) {
       tensors_.push_back({part.name, part.shape, std::move(part.memory)});
@@ -133,7 +136,21 @@ Status WeightsStore::commit(Deadline deadline) {
     if (load.parts[i].bytes.empty()) continue;
     KVFERRY_TRY(copy(load.parts[i].bytes, tensors_[i].memory.address(), deadline));
   }
-  return pack(load, deadline);
+  KVFERRY_TRY(pack(load, deadline));
+  committing_ = {};
+  return ipc::ok();
+}
+
+// Of a commit that failed, work may still run: what it writes is not anybody else's before it ends.
+Status WeightsStore::let_go_of_last() {
+  if (committing_.parts.empty()) return ipc::ok();
+  KVFERRY_ASSIGN(const bool ended, stream_->query());
+  if (!ended) {
+    return KVFERRY_ERROR(
+        kBusy, "rank {}: work of an earlier update still runs on the device: retry", rank_.value);
+  }
+  committing_ = {};
+  return ipc::ok();
 }
 
 // Like repacking for a kernel's layout: as large as the tensor, or up to as much again.

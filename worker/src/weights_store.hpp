@@ -82,6 +82,7 @@ class WeightsStore final : public ipc::WeightsUser {
                                        ipc::Deadline deadline) const;
   [[nodiscard]] std::uint64_t transient_bytes(std::size_t tensor, std::uint64_t size_bytes) const;
   [[nodiscard]] ipc::Status pack(const Load& load, ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status let_go_of_last();
   [[nodiscard]] ipc::Status copy(std::span<const std::byte> from,
                                  ipc::DevicePtr to,
                                  ipc::Deadline deadline);
@@ -94,10 +95,11 @@ class WeightsStore final : public ipc::WeightsUser {
   std::uint64_t loads_ = 0;
   ipc::EventFd copied_;
   std::unique_ptr<ipc::PinnedBuffer> bounce_;
-  std::unique_ptr<ipc::Stream> stream_;  ///< Ends before what it copies from.
   Load prepared_;
+  Load committing_;  ///< Stays until its work was seen to end: the stream writes into it.
   std::vector<LoadedTensor> tensors_;
   std::atomic<bool> cancelled_{false};
+  std::unique_ptr<ipc::Stream> stream_;  ///< Last: ends before what it works on.
 };
 
 }  // namespace kvferry::worker

@@ -5,6 +5,7 @@
 #include "engine_regions.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
 #include "kvferry/worker/registration.hpp"
@@ -27,6 +28,7 @@ namespace {
 
 /// A large model from a slow disk; longer than that, and the disk hangs.
 constexpr std::chrono::minutes kLoadTime{30};
+constexpr std::chrono::seconds kLook{1};
 
 ipc::RuntimeDir open_runtime_dir(const ipc::RankConfig& config) {
   auto dir = ipc::RuntimeDir::open(config.runtime_dir, config.instance);
@@ -47,7 +49,6 @@ class Worker {
     if (config.arena_memory == ArenaMemory::kEngine) {
       regions_.emplace(*device_, config_.handles);
     }
-    if (!config.weights.empty()) load_weights(config);
     loop_.watch(signals_.fd(), [this] {
       const int signal = signals_.take();
       if (signal == 0) return;
@@ -55,6 +56,8 @@ class Worker {
       stopped_ = true;
       loop_.stop();
     });
+    if (!config.weights.empty()) load_weights(config);
+    if (stopped_) return;
     registered_ = std::make_unique<RegisteredWorker>(*device_, config_,
                                                      regions_ ? &*regions_ : nullptr, hooks());
     // Steps can come as soon as the arena is there, so their server stands before it starts.
@@ -69,17 +72,18 @@ class Worker {
               allocator_, tables_, [this](const Error& error) { end(error); });
         },
         [this] { end(KVFERRY_ERROR(kCancelled, "the runner's thread ended; see the log")); });
-    registered_->start();
-    if (config.serve && config_.rank.value == 0) start_scheduler();
+    try {
+      registered_->start();
+      if (config.serve && config_.rank.value == 0) start_scheduler();
+    } catch (...) {
+      close();
+      throw;
+    }
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   /// The arena ends while the runner still finishes what is in flight on it.
-  ~Worker() {
-    scheduler_.reset();
-    registered_->close();
-    runner_.reset();
-  }
+  ~Worker() { close(); }
 
   void run() {
     loop_.run();
@@ -99,13 +103,26 @@ class Worker {
         });
     weights_.emplace(*device_, allocator_, tables_, config_.rank, config_.geometry.ranks,
                      replicated);
-    const auto deadline = ipc::Deadline::after(kLoadTime);
-    const auto bytes = weights_->prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
-    if (!bytes) throw ipc::Exception(bytes.error());
-    if (const auto loaded = weights_->commit(deadline); !loaded) {
-      throw ipc::Exception(loaded.error());
+    // Beside the loop, so that a signal ends it.
+    std::optional<ipc::Status> loaded;
+    ipc::OwnThread loader("kvf-load", ipc::OwnThread::Runs::kOurCode, [this, &config, &loaded] {
+      const auto deadline = ipc::Deadline::after(kLoadTime);
+      const auto bytes = weights_->prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
+      ipc::Status status = bytes ? weights_->commit(deadline) : ipc::Status(bytes.error());
+      loop_.post([&loaded, status = std::move(status)] { loaded = status; });
+    });
+    while (!loaded) {
+      loop_.run_once(ipc::Deadline::after(kLook));
+      if (stopped_) weights_->cancel();
     }
+    if (!*loaded && !stopped_) throw ipc::Exception(loaded->error());
     weights_id_ = config.weights_id;
+  }
+
+  void close() {
+    scheduler_.reset();
+    if (registered_ != nullptr) registered_->close();
+    runner_.reset();
   }
 
   void start_scheduler() {

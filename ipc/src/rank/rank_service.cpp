@@ -108,10 +108,11 @@ class RankService::Impl {
     hooks.on_connected = [this](const RegistryWelcome& welcome, UniqueFd pool) {
       if (hooks_.on_manager) hooks_.on_manager(welcome, std::move(pool));
       report_.forget_memory();
-      upkeep_->post([this] { weights_.forget_upload(); });
       send_state(view());
     };
     hooks.on_lost = [this] {
+      weights_.cancel();
+      upkeep_->post([this] { weights_.abandon(); });
       if (hooks_.on_manager_lost) hooks_.on_manager_lost();
     };
     hooks.on_message = [this](Envelope envelope) { dispatch(std::move(envelope)); };

@@ -32,6 +32,17 @@ void WeightsCommands::cancel() noexcept {
   if (user_ != nullptr) user_->cancel();
 }
 
+void WeightsCommands::abandon() {
+  prepared_ = 0;
+  upload_.drop();
+  if (user_ == nullptr) return;
+  try {
+    user_->abandon();
+  } catch (const std::exception& error) {
+    log_error("weights: what was prepared is not let go: {}", error.what());
+  }
+}
+
 Envelope WeightsCommands::run(const Envelope& request) {
   Envelope reply = reply_to(request);
   if (request.kind == MessageKind::kRankWeightsPart) {

@@ -29,8 +29,9 @@ class WeightsCommands {
   /// A command that is about to be posted may end the one that runs.
   void interrupt(const Envelope& request) noexcept;
   void cancel() noexcept;
-  /// Nobody goes on with what another manager's clients had begun to send. The weights' thread.
-  void forget_upload() noexcept { upload_.drop(); }
+  /// The manager is gone: nobody goes on with what it, or its clients, had begun. The weights'
+  /// thread; cancel() before lets a prepare end soon.
+  void abandon();
   /// Carries a command out, to its end.
   [[nodiscard]] Envelope run(const Envelope& request);
 

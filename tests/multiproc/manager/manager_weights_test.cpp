@@ -284,5 +284,96 @@ TEST_F(ManagerWeightsTest, WeightsThatAreBeingCommittedAreNotLeftHalfWay) {
   EXPECT_TRUE(operator_->next_body<ipc::UpdateWeightsReply>(MessageKind::kUpdateWeights));
 }
 
+class ManagerUploadTest : public ManagerWeightsTest {
+ protected:
+  static ipc::WeightsPart part(std::uint64_t offset, std::size_t size) {
+    ipc::WeightsPart part;
+    part.engine = "chat";
+    part.upload = weights(7);
+    part.offset = offset;
+    part.total_bytes = 100;
+    part.bytes.assign(size, std::uint8_t{5});
+    return part;
+  }
+  std::optional<ipc::Envelope> at_rank(std::uint32_t rank) {
+    return workers_[rank]->next(MessageKind::kRankWeightsPart);
+  }
+};
+
+TEST_F(ManagerUploadTest, APartIsAnsweredWhenEveryRankHasIt) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  operator_->ask(MessageKind::kWeightsPart, part(40, 60));
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto request = at_rank(rank);
+    ASSERT_TRUE(request.has_value());
+    const auto passed = ipc::decode<ipc::WeightsPart>(request->body, "WeightsPart");
+    ASSERT_TRUE(passed.has_value());
+    EXPECT_EQ(passed->upload, weights(7));
+    EXPECT_EQ(passed->offset, 40U);
+    EXPECT_EQ(passed->total_bytes, 100U);
+    EXPECT_EQ(passed->bytes, part(40, 60).bytes);
+    EXPECT_FALSE(operator_->has(MessageKind::kWeightsPart)) << "before rank " << rank;
+    workers_[rank]->reply(*request, ipc::Empty{});
+  }
+  EXPECT_TRUE(operator_->next_body<ipc::Empty>(MessageKind::kWeightsPart).has_value());
+}
+
+TEST_F(ManagerUploadTest, TheFirstRankThatDoesNotTakeItIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  operator_->ask(MessageKind::kWeightsPart, part(0, 50));
+  const auto first = at_rank(0);
+  const auto second = at_rank(1);
+  ASSERT_TRUE(first && second);
+  workers_[1]->reply_error(*second, KVFERRY_ERROR(kNoHostMemory, "no room for 100 bytes"));
+  workers_[0]->reply(*first, ipc::Empty{});
+  const auto reply = operator_->next(MessageKind::kWeightsPart);
+  ASSERT_TRUE(reply && reply->error);
+  EXPECT_EQ(reply->error->code, ErrorCode::kNoHostMemory);
+  EXPECT_THAT(reply->error->message, HasSubstr("rank 1"));
+}
+
+TEST_F(ManagerUploadTest, PartsThatNoImageHasGoToNoRank) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  ipc::WeightsPart nameless = part(0, 100);
+  nameless.upload = {};
+  for (const ipc::WeightsPart& bad : {part(50, 51), part(101, 0), part(10, 0), nameless}) {
+    const auto refused = operator_->call<ipc::Empty>(MessageKind::kWeightsPart, bad);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument) << refused.error().message;
+  }
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankWeightsPart));
+}
+
+TEST_F(ManagerUploadTest, WhatASenderHadBegunIsForgottenWhenItGoes) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  auto sender = peer(ipc::ProcessKind::kOperator, "sender");
+  sender->ask(MessageKind::kWeightsPart, part(0, 50));
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto request = at_rank(rank);
+    ASSERT_TRUE(request.has_value());
+    workers_[rank]->reply(*request, ipc::Empty{});
+  }
+  ASSERT_TRUE(sender->next_body<ipc::Empty>(MessageKind::kWeightsPart).has_value());
+  sender.reset();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto request = at_rank(rank);
+    ASSERT_TRUE(request.has_value()) << "rank " << rank << " was not told";
+    const auto passed = ipc::decode<ipc::WeightsPart>(request->body, "WeightsPart");
+    ASSERT_TRUE(passed.has_value());
+    EXPECT_EQ(passed->upload, weights(7));
+    EXPECT_EQ(passed->total_bytes, 0U);
+  }
+}
+
+TEST_F(ManagerUploadTest, NothingIsSentWhileAnUpdateRuns) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_update();
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  auto second = peer(ipc::ProcessKind::kOperator, "second");
+  const auto busy = second->call<ipc::Empty>(MessageKind::kWeightsPart, part(0, 50));
+  ASSERT_FALSE(busy.has_value());
+  EXPECT_EQ(busy.error().code, ErrorCode::kBusy);
+}
+
 }  // namespace
 }  // namespace kvferry::test

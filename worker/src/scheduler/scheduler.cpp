@@ -48,7 +48,8 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
       dir_(std::move(dir)),
       config_(std::move(config)),
       weights_named_(weights),
-      cache_(config_.geometry) {
+      cache_(config_.geometry),
+      dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
   options.registry_path = dir_.rank_socket(config_.engine, 0, ipc::RuntimeDir::kGenerate);
   options.control_path = dir_.rank_socket(config_.engine, 0, ipc::RuntimeDir::kGenerateControl);
@@ -133,6 +134,15 @@ void Scheduler::on_generate(const ipc::Peer& peer, Envelope envelope) {
     return refuse(asker, KVFERRY_ERROR(kBusy, "engine {} has {} requests already; retry later",
                                        config_.engine, sequences_.size()));
   }
+  const std::uint64_t tokens = request->prompt.size() + request->max_tokens;
+  if (tokens_owed_ + tokens > kMaxTokensOwed) {
+    return refuse(asker,
+                  KVFERRY_ERROR(kBusy,
+                                "engine {} has requests of {} tokens together, {} more would "
+                                "be over {}; retry later",
+                                config_.engine, tokens_owed_, tokens, kMaxTokensOwed));
+  }
+  tokens_owed_ += tokens;
   Sequence sequence;
   sequence.number = next_number_++;
   sequence.asker = std::move(asker);
@@ -165,9 +175,9 @@ void Scheduler::on_client() {
     const std::vector<Completion> completions = client_->poll(kCompletionBatch);
     for (const Completion& completion : completions) {
       if (const auto load = load_jobs_.find(completion.job); load != load_jobs_.end()) {
-        const Number number = load->second;
+        LoadJob job = std::move(load->second);
         load_jobs_.erase(load);
-        on_load_done(number, completion);
+        on_load_done(std::move(job), completion);
       } else if (auto store = store_jobs_.extract(completion.job); !store.empty()) {
         on_store_done(store.mapped(), completion);
       }
@@ -182,6 +192,9 @@ void Scheduler::look_at_state() {
   const CacheState state = client_->state();
   // While the manager is away the arenas are as they were: computing goes on without offload.
   if (!state.manager_connected) return;
+  if (state.phase == CachePhase::kClearing || state.phase == CachePhase::kCleared) {
+    lose_device_contents();
+  }
   phase_ready_ = state.phase == CachePhase::kReady &&
                  state.ranks.size() == config_.geometry.ranks &&
                  state.group_blocks.size() == config_.geometry.groups.size();
@@ -231,6 +244,7 @@ void Scheduler::lose_device_contents() {
 }
 
 void Scheduler::on_worker_lost(ipc::Rank rank) {
+  if (rank.value < arenas_.size()) dead_workers_[rank.value] = arenas_[rank.value].worker;
   // Memory that a mover holds lives on, and with it every block but those that the unanswered pass
   // wrote, which nobody was told of.
   if (config_.cache_owner == ipc::CacheOwner::kWorker) {
@@ -242,14 +256,20 @@ void Scheduler::on_worker_lost(ipc::Rank rank) {
 }
 
 bool Scheduler::is_ready() const {
-  return phase_ready_ && std::all_of(channels_.begin(), channels_.end(),
-                                     [](const auto& channel) { return channel->is_up(); });
+  if (!phase_ready_) return false;
+  for (std::size_t r = 0; r < channels_.size(); ++r) {
+    const ipc::IncarnationId& worker = arenas_[r].worker;
+    if (!channels_[r]->is_up() || (!worker.is_zero() && worker == dead_workers_[r])) return false;
+  }
+  return true;
 }
 
 bool Scheduler::offload_usable() const {
+  // Looking at the state acknowledges it: what it says and was not acted on yet is not used.
   const CacheState& state = client_->state();
   return state.manager_connected && state.offload_ready && phase_ready_ &&
-         state.generation == generation_;
+         state.generation == generation_ && state.weights == weights_ &&
+         ipc::MonotonicClock::now() >= no_offload_before_;
 }
 
 void Scheduler::pump_later() {

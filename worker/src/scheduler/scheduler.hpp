@@ -26,12 +26,15 @@ namespace kvferry::worker {
 /// The scheduler of an engine of reference workers, in the process of rank 0: a waiting queue, a
 /// running batch and block tables. Takes requests on the generation channel, has the runners of all
 /// ranks compute one pass at a time for the whole batch, keeps prefixes on the device and in host
-/// memory, and obeys pauses and flushes like any engine's scheduler. Whatever dies, a request is
-/// put back and served again.
+/// memory, and obeys pauses and flushes like any engine's scheduler. When a manager, a mover or
+/// another rank's worker dies, a request is put back and served again. Those of a pass that fails
+/// for another reason end with its error.
 /// @threading the loop's thread.
 class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
  public:
   static constexpr std::size_t kMaxSequences = 4096;
+  /// Of all requests together, prompts and what they ask for: bounds what their tokens take.
+  static constexpr std::uint64_t kMaxTokensOwed = std::uint64_t{16} << 20;
 
   /// weights: whether the workers name theirs. Throws Exception: the names are taken.
   Scheduler(ipc::EventLoop& loop, ipc::RuntimeDir dir, ipc::RankConfig config, bool weights);
@@ -51,6 +54,10 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
     std::vector<std::uint64_t> outputs;  ///< Of each of the batch, summed over ranks.
     std::uint32_t ranks_outstanding = 0;
     std::optional<ipc::Error> error;
+  };
+  struct LoadJob {
+    Number number = 0;
+    std::vector<LoadItem> items;
   };
   struct StoreJob {
     std::uint64_t era = 0;
@@ -84,8 +91,11 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_admit.cpp: from the queue into the batch, and host memory.
   void admit_waiting();
   [[nodiscard]] bool try_admit(Sequence& sequence);
-  void submit_loads(Number number, std::vector<LoadItem> loads);
-  void on_load_done(Number number, const Completion& completion);
+  void submit_loads(Number number, std::vector<LoadItem> items);
+  void load_again(LoadJob job);
+  void on_load_done(LoadJob job, const Completion& completion);
+  /// The manager does not answer in time: computing goes on without it for a while.
+  void do_without_offload();
   void store_new_blocks(const Sequence& sequence);
   void on_store_done(const StoreJob& job, const Completion& completion);
 
@@ -112,6 +122,9 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.
   std::uint64_t era_ = 0;
   std::vector<ArenaId> arenas_;
+  /// Of each rank, the worker that died last: nothing is computed before the manager names another
+  /// one, whose memory and weights are known then.
+  std::vector<ipc::IncarnationId> dead_workers_;
   std::uint64_t generation_ = 0;
   std::uint64_t reconnects_ = 0;
   ipc::Digest weights_;
@@ -122,13 +135,15 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   std::set<Number> waiting_;
   std::set<Number> admitted_;  ///< With blocks; a sequence is in one of the two.
   Number next_number_ = 1;
+  std::uint64_t tokens_owed_ = 0;
   std::optional<Pass> pass_;
-  std::unordered_map<ipc::JobId, Number> load_jobs_;
+  std::unordered_map<ipc::JobId, LoadJob> load_jobs_;
   std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
 
   std::string connect_trouble_;  ///< Said already.
   bool pump_posted_ = false;
   ipc::TimePoint not_before_{};  ///< After a refused pass: when to try again.
+  ipc::TimePoint no_offload_before_{};
   ipc::TimerId connect_timer_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< For posted calls.
 };

@@ -17,6 +17,8 @@ namespace {
 constexpr ipc::Duration kLookupTime = 1s;
 constexpr ipc::Duration kReserveTime = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
+constexpr std::uint32_t kMostLoadTries = 400;
+constexpr ipc::Duration kWithoutOffload = 5s;
 constexpr std::uint8_t kLoadPriority = 1;
 constexpr std::size_t kMaxBatch = PassLimits{}.sequences;
 
@@ -61,6 +63,7 @@ bool Scheduler::try_admit(Sequence& sequence) {
       in_host = std::move(*found);
     } else {
       ipc::log_debug("scheduler: lookup: {}", found.error().to_string());
+      if (found.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
     }
     look_at_state();
     if (era != era_ || weights != weights_ || !phase_ready_) return false;
@@ -76,40 +79,58 @@ bool Scheduler::try_admit(Sequence& sequence) {
   return true;
 }
 
-void Scheduler::submit_loads(Number number, std::vector<LoadItem> loads) {
+void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
   Sequence& sequence = sequences_.at(number);
-  const auto job = client_->submit_load(loads, kLoadPriority);
+  const auto job = client_->submit_load(items, kLoadPriority);
   if (job) {
     sequence.state = Sequence::State::kLoading;
-    load_jobs_.emplace(*job, number);
+    load_jobs_.emplace(*job, LoadJob{number, std::move(items)});
     return;
   }
   ipc::log_debug("scheduler: load not sent: {}", job.error().to_string());
+  sequence.state = Sequence::State::kReady;
   sequence.device_only = true;
-  sequence.fate = Sequence::Fate::kWaits;
+  if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
 }
 
-void Scheduler::on_load_done(Number number, const Completion& completion) {
-  Sequence& sequence = sequences_.at(number);
-  if (!completion.all_ok()) {
-    ipc::log_debug("scheduler: load of request {}: {}", number, completion.message);
+// It keeps its blocks meanwhile, and counts as loading.
+void Scheduler::load_again(LoadJob job) {
+  loop_.after(kBusyRetry, [this, alive = alive_, job = std::move(job)] {
+    if (!*alive) return;
+    if (sequences_.at(job.number).fate == Sequence::Fate::kGoesOn) {
+      submit_loads(job.number, job.items);
+      if (sequences_.at(job.number).in_flight()) return;
+    }
+    sequences_.at(job.number).state = Sequence::State::kReady;
+    settle(job.number);
+  });
+}
+
+void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
+  Sequence& sequence = sequences_.at(job.number);
+  if (completion.all_ok()) {
+    if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
+      (void)cache_.publish(sequence);
+      for (const LoadItem& item : job.items) cache_.mark_stored(item.group, item.block);
+    }
+  } else {
+    ipc::log_debug("scheduler: load of request {}: {}", job.number, completion.message);
     const auto busy = static_cast<std::uint8_t>(ipc::ErrorCode::kBusy);
     const bool all_busy = std::all_of(completion.results.begin(), completion.results.end(),
                                       [busy](std::uint8_t result) { return result == busy; });
     // Full queues are worth another try, all else is computed again.
-    if (!all_busy) sequence.device_only = true;
+    if (all_busy && ++sequence.load_tries < kMostLoadTries) return load_again(std::move(job));
+    sequence.device_only = true;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
-    not_before_ = ipc::MonotonicClock::now() + kBusyRetry;
-    loop_.after(kBusyRetry, [this, alive = alive_] {
-      if (*alive) pump_later();
-    });
-  } else if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
-    (void)cache_.publish(sequence);
-    for (const PagedCache::Unstored& block : cache_.unstored(sequence)) {
-      cache_.mark_stored(block.target.group, block.block);
-    }
   }
-  settle(number);
+  sequence.state = Sequence::State::kReady;
+  settle(job.number);
+}
+
+void Scheduler::do_without_offload() {
+  ipc::log_warn("scheduler: the manager does not answer; goes on without host memory for {} s",
+                kWithoutOffload.count() / 1'000'000'000);
+  no_offload_before_ = ipc::MonotonicClock::now() + kWithoutOffload;
 }
 
 void Scheduler::store_new_blocks(const Sequence& sequence) {
@@ -121,7 +142,10 @@ void Scheduler::store_new_blocks(const Sequence& sequence) {
   for (const PagedCache::Unstored& block : found) targets.push_back(block.target);
   const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kReserveTime));
   if (!slots || slots->size() != targets.size()) {
-    if (!slots) ipc::log_debug("scheduler: reserve: {}", slots.error().to_string());
+    if (!slots) {
+      ipc::log_debug("scheduler: reserve: {}", slots.error().to_string());
+      if (slots.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
+    }
     return;
   }
   StoreJob job;

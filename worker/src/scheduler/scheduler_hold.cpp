@@ -67,6 +67,7 @@ void Scheduler::retract(Sequence& sequence) {
   sequence.fate = Sequence::Fate::kGoesOn;
   sequence.state = Sequence::State::kWaiting;
   sequence.mixed = false;
+  sequence.load_tries = 0;
   admitted_.erase(sequence.number);
   waiting_.insert(sequence.number);
 }
@@ -75,6 +76,7 @@ void Scheduler::end(Number number) {
   const auto found = sequences_.find(number);
   KVFERRY_CHECK(found != sequences_.end(), "a request ended twice");
   cache_.release(found->second);
+  tokens_owed_ -= found->second.prompt_tokens + std::uint64_t{found->second.max_tokens};
   waiting_.erase(number);
   admitted_.erase(number);
   sequences_.erase(found);

@@ -41,8 +41,8 @@ void Scheduler::start_pass() {
     // Making room for an earlier one may have put it back.
     if (!admitted_.contains(number)) continue;
     Sequence& sequence = sequences_.at(number);
-    if (sequence.fate == Sequence::Fate::kWaits && !sequence.in_flight()) {
-      retract(sequence);
+    if (sequence.fate != Sequence::Fate::kGoesOn && !sequence.in_flight()) {
+      settle(number);
       continue;
     }
     if (sequence.state != Sequence::State::kReady || !make_room_for(sequence)) continue;

@@ -58,6 +58,7 @@ struct Sequence {
   Fate fate = Fate::kGoesOn;
   /// Some of its blocks were computed with other weights than are in use: nobody else finds them.
   bool mixed = false;
+  std::uint32_t load_tries = 0;
   bool device_only = false;  ///< A load failed: it computes what host memory has.
 
   std::optional<ipc::Digest> weights_first;

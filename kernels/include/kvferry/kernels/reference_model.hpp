@@ -18,8 +18,8 @@ inline constexpr std::uint32_t kModelWords = 1024;
 /// Tokens that a block can hold at most.
 inline constexpr std::uint32_t kMaxTokensPerBlock = 65'536;
 
-/// Writes the KV of tokens [first_token, first_token + tokens) of a block in every region. No two
-/// writes of one pass name the same token of the same block.
+/// Writes the KV of tokens [first_token, first_token + tokens) of a block in every region. A token
+/// that two writes of one pass name gets bytes of either.
 struct TokenWrite {
   std::uint64_t input = 0;  ///< What the model is fed with: all that tells two writes apart.
   std::uint32_t block = 0;

@@ -55,6 +55,7 @@ class StepChannel {
   void connect();
   void connect_later();
   void on_readable();
+  void drop_unknown(const ipc::Error& error);
   void on_lost();
   void on_death();
 
