@@ -126,8 +126,8 @@ bool is_named(const std::filesystem::path& path, int fd) noexcept {
          named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
 }
 
-/// @pre kRemoving of this very file is locked. Its socket goes first: a name is never left without
-/// its lock file.
+/// @pre kRemoving of this very file is locked, or kHeld while it is empty. Its socket goes first: a
+/// name is never left without its lock file.
 void remove_names(const std::filesystem::path& name) {
   // Only what a listener of ours can have made: the lock may end because something else is there.
   struct stat info {};
@@ -177,17 +177,44 @@ Result<UniqueFd> open_lock(const std::filesystem::path& path, int flags) {
   return fd;
 }
 
-/// Somebody else removes the file, which takes two system calls and signals nothing: with the
-/// number of rounds this bounds how long we put up with one that was stopped in between.
-void pause_while_removed() {
+/// Somebody else removes the file or writes it, which takes two system calls and signals nothing:
+/// with the number of rounds this bounds how long we put up with one that was stopped in between.
+void pause_while_others_finish() {
   constexpr int kPauseMs = 10;
-  // wait: another process to remove a stale name; kPauseMs, kMaxRounds times; nothing
+  // wait: another process to remove or write a lock file; kPauseMs, kMaxRounds times; nothing
   ::poll(nullptr, 0, kPauseMs);
 }
 
 bool is_empty(int fd) noexcept {
   struct stat info {};
   return ::fstat(fd, &info) == 0 && info.st_size == 0;
+}
+
+/// Removes a file that nobody has written and nobody has locked: left by a process that died
+/// between the two. One that is about to lock it finds that the file has lost its name.
+bool remove_unwritten(const std::filesystem::path& name, int fd) {
+  if (!try_lock(fd, kHeld) || !is_empty(fd) || !is_named(lock_path(name), fd)) return false;
+  remove_names(name);
+  return true;
+}
+
+/// The lock is another's. Ok: look again, it may be gone by then.
+Status look_at_holder(const std::filesystem::path& name, int fd, int& unwritten) {
+  // Locked and not written yet: by its holder, or by who is about to remove it.
+  constexpr int kMaxUnwritten = 10;
+  const std::optional<Holder> holder = read_holder(fd);
+  if (!holder && ++unwritten < kMaxUnwritten) {
+    pause_while_others_finish();
+    return ok();
+  }
+  if (!holder || !is_dead(*holder)) {
+    return KVFERRY_ERROR(kAlreadyExists, "{} is held by {}; stop it or choose another name",
+                         name.native(), describe(holder));
+  }
+  log_warn("{}: its holder, process {}, is dead, but a child of it keeps the lock: taken over",
+           name.native(), holder->pid);
+  if (!remove_stale(name, fd)) pause_while_others_finish();
+  return ok();
 }
 
 }  // namespace
@@ -199,18 +226,12 @@ Result<NameLock> NameLock::acquire(const std::filesystem::path& name) {
   const std::filesystem::path path = lock_path(name);
   // Each round is one holder, or one stale file, that went between our open and our lock.
   constexpr int kMaxRounds = 100;
+  int unwritten = 0;
   for (int round = 0; round < kMaxRounds; ++round) {
     KVFERRY_ASSIGN(UniqueFd fd, open_lock(path, O_CREAT));
     if (!try_lock(fd.get(), kHeld)) {
       if (errno != EAGAIN && errno != EACCES) return KVFERRY_ERRNO("lock {}", path.native());
-      const std::optional<Holder> holder = read_holder(fd.get());
-      if (!holder || !is_dead(*holder)) {
-        return KVFERRY_ERROR(kAlreadyExists, "{} is held by {}; stop it or choose another name",
-                             name.native(), describe(holder));
-      }
-      log_warn("{}: its holder, process {}, is dead, but a child of it keeps the lock: taken over",
-               name.native(), holder->pid);
-      if (!remove_stale(name, fd.get())) pause_while_removed();
+      KVFERRY_TRY(look_at_holder(name, fd.get(), unwritten));
       continue;
     }
     // The last holder unlinks the file before it lets go: a lock on a file that no longer has the
@@ -219,7 +240,7 @@ Result<NameLock> NameLock::acquire(const std::filesystem::path& name) {
     if (!is_empty(fd.get())) {
       // Left by a dead holder. Not written over: until we had, others would read its death there
       // and take our lock for one of its children's.
-      if (!remove_stale(name, fd.get())) pause_while_removed();
+      if (!remove_stale(name, fd.get())) pause_while_others_finish();
       continue;
     }
     if (const Status written = write_holder(fd.get(), path); !written) {
@@ -251,13 +272,9 @@ NameLock::~NameLock() {
 }
 
 bool NameLock::remove_if_stale(const std::filesystem::path& name) {
-  return remove_left(name, /*alone=*/false);
-}
-
-bool NameLock::remove_left(const std::filesystem::path& name, bool alone) {
   const auto fd = open_lock(lock_path(name), 0);
-  // Empty: somebody is just starting, between open and lock.
-  if (!fd || (is_empty(fd->get()) && !alone)) return false;
+  if (!fd) return false;
+  if (is_empty(fd->get())) return remove_unwritten(name, fd->get());
   if (!is_free(fd->get(), kHeld)) {
     const std::optional<Holder> holder = read_holder(fd->get());
     if (!holder || !is_dead(*holder)) return false;
@@ -266,9 +283,7 @@ bool NameLock::remove_left(const std::filesystem::path& name, bool alone) {
   return remove_stale(name, fd->get());
 }
 
-std::vector<std::string> RuntimeDir::remove_stale_names() const {
-  return NameLock::sweep(path_, /*alone=*/false);
-}
+std::vector<std::string> RuntimeDir::remove_stale_names() const { return NameLock::sweep(path_); }
 
 Result<std::vector<HeldName>> RuntimeDir::held_names() const {
   std::vector<HeldName> held;
@@ -293,13 +308,13 @@ Result<std::vector<HeldName>> RuntimeDir::held_names() const {
   return held;
 }
 
-std::vector<std::string> NameLock::sweep(const std::filesystem::path& folder, bool alone) {
+std::vector<std::string> NameLock::sweep(const std::filesystem::path& folder) {
   std::vector<std::string> removed;
   std::error_code error;
   std::filesystem::directory_iterator entry(folder, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     std::optional<std::string> name = locked_name(entry->path());
-    if (name && remove_left(folder / *name, alone)) removed.push_back(*std::move(name));
+    if (name && remove_if_stale(folder / *name)) removed.push_back(*std::move(name));
   }
   if (error) log_warn("{}: cannot be read: {}", folder.native(), error.message());
   return removed;

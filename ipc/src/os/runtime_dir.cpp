@@ -27,6 +27,7 @@ constexpr mode_t kPrivateMode = 0700;
 constexpr mode_t kOthersMask = 0077;
 constexpr mode_t kOthersWriteMask = 0022;
 constexpr std::size_t kMaxInstanceChars = 32;
+constexpr std::size_t kMaxLenderChars = 64;
 
 /// The last one to leave holds the directory alone for the two calls that it takes to remove it.
 constexpr Duration kLeaving = std::chrono::seconds(2);
@@ -42,8 +43,8 @@ std::filesystem::path default_base() {
   return fmt::format("/tmp/kvferry-{}", ::geteuid());
 }
 
-bool is_instance_name(std::string_view name) {
-  if (name.empty() || name.size() > kMaxInstanceChars || name == "." || name == "..") return false;
+bool is_name(std::string_view name, std::size_t max_chars) {
+  if (name.empty() || name.size() > max_chars || name == "." || name == "..") return false;
   return std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
            c == '_' || c == '-';
@@ -195,7 +196,7 @@ class RuntimeDir::Hold {
         }
         (void)::rmdir(folder.c_str());
       }
-      (void)NameLock::sweep(path_, /*alone=*/true);
+      (void)NameLock::sweep(path_);
       remove_lockless_sockets();
       if (::rmdir(path_.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST) return;
       log_debug("{}", KVFERRY_ERRNO("rmdir {}", path_.native()).to_string());
@@ -232,7 +233,7 @@ Result<std::shared_ptr<const RuntimeDir::Hold>> RuntimeDir::make_and_hold(
 }
 
 Result<RuntimeDir> RuntimeDir::name(std::string_view base, std::string_view instance) {
-  if (!is_instance_name(instance)) {
+  if (!is_name(instance, kMaxInstanceChars)) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "instance name \"{}\" must be 1 to {} characters of [A-Za-z0-9._-]",
                          instance, kMaxInstanceChars);
@@ -286,6 +287,16 @@ std::filesystem::path RuntimeDir::rank_socket(std::string_view engine,
                                               std::uint32_t rank,
                                               std::string_view kind) const {
   return path_ / fmt::format("{}.{}.{}", engine, rank, kind);
+}
+
+Result<std::filesystem::path> RuntimeDir::weights_socket(std::string_view name) const {
+  if (!is_name(name, kMaxLenderChars)) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "name \"{}\" of a process that lends weights must be 1 to {} characters "
+                         "of [A-Za-z0-9._-]",
+                         name.substr(0, kMaxLenderChars), kMaxLenderChars);
+  }
+  return path_ / fmt::format("{}.weights", name);
 }
 
 }  // namespace kvferry::ipc

@@ -6,17 +6,20 @@
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "support/child_process.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -42,6 +45,22 @@ PacketSocket accept_one(PacketListener& listener) {
     if (socket->has_value()) return std::move(**socket);
   }
 }
+
+/// A lock file of a holder that has not written it yet.
+class LockedFile {
+ public:
+  explicit LockedFile(const std::filesystem::path& path)
+      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    struct flock held {};
+    held.l_type = F_WRLCK;
+    held.l_whence = SEEK_SET;
+    held.l_len = 1;
+    EXPECT_EQ(::fcntl(fd_.get(), F_OFD_SETLK, &held), 0);
+  }
+
+ private:
+  UniqueFd fd_;
+};
 
 // Both ways to a peer's pidfd: the kernel's own, and the fallback of older kernels.
 class PeerProcessTest : public ::testing::TestWithParam<bool> {
@@ -257,10 +276,11 @@ TEST(NameLockProcessTest, StaleNamesAreSweptAndOthersAreNot) {
   ASSERT_TRUE(killed.wait(soon()).has_value());
   ChildProcess living = start({"listen", (dir->path() / "living").native()});
   ASSERT_TRUE(living.wait_line("ok", soon()));
-  // Created and not yet written: somebody is just starting.
-  std::ofstream(dir->path() / "starting.lock") << "";
+  // Made and not locked: its process died between the two.
+  std::ofstream(dir->path() / "begun.lock") << "";
+  const LockedFile starting(dir->path() / "starting.lock");
   std::ofstream(dir->path() / "other") << "not ours";
-  EXPECT_THAT(dir->remove_stale_names(), UnorderedElementsAre("killed", "orphan"));
+  EXPECT_THAT(dir->remove_stale_names(), UnorderedElementsAre("killed", "orphan", "begun"));
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator(dir->path())) {
     left.push_back(entry.path().filename());
@@ -268,6 +288,51 @@ TEST(NameLockProcessTest, StaleNamesAreSweptAndOthersAreNot) {
   EXPECT_THAT(left, UnorderedElementsAre("living", "living.lock", "starting.lock", "other"));
   EXPECT_THAT(dir->remove_stale_names(), IsEmpty());
   EXPECT_TRUE(PacketSocket::connect(dir->path() / "living", soon()).has_value());
+}
+
+TEST(NameLockProcessTest, ANameThatIsLockedAndNotWrittenYetIsSomebodys) {
+  const test::ShortTempDir dir;
+  {
+    const LockedFile starting(dir / "name.lock");
+    const auto refused = NameLock::acquire(dir / "name");
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::kAlreadyExists);
+    EXPECT_THAT(refused.error().message, HasSubstr("just starting"));
+    EXPECT_FALSE(NameLock::remove_if_stale(dir / "name"));
+  }
+  EXPECT_TRUE(NameLock::remove_if_stale(dir / "name"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "name.lock"));
+  EXPECT_TRUE(NameLock::acquire(dir / "name").has_value());
+}
+
+// Those who tidy up take every lock file that is made and not locked yet for one that was left.
+TEST(NameLockProcessTest, ANameHasOneHolderWhileOthersRemoveWhatLooksLeft) {
+  const test::ShortTempDir dir;
+  const std::filesystem::path name = dir / "name";
+  std::atomic<int> holders{0};
+  std::atomic<int> taken{0};
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!over) (void)NameLock::remove_if_stale(name);
+    });
+  }
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!over) {
+        const auto lock = NameLock::acquire(name);
+        if (!lock) continue;
+        EXPECT_EQ(++holders, 1);
+        EXPECT_TRUE(std::filesystem::exists(dir / "name.lock"));
+        --holders;
+        if (++taken == 500) over = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(holders, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir / "name.lock"));
 }
 
 TEST(NameLockProcessTest, TheLastOneToLeaveTakesTheNamesOfKilledProcessesAlong) {

@@ -59,6 +59,10 @@ class RuntimeDir {
                                                   std::uint32_t rank,
                                                   std::string_view kind) const;
 
+  /// NAME.weights: where a process lends weights. kInvalidArgument for a name that is not 1 to 64
+  /// characters of [A-Za-z0-9._-].
+  [[nodiscard]] Result<std::filesystem::path> weights_socket(std::string_view name) const;
+
   /// Removes the names (socket and lock file) of holders that are gone, as NameLock::acquire would
   /// one by one, and returns them. Never waits, and leaves alone whatever might be in use.
   [[nodiscard]] std::vector<std::string> remove_stale_names() const;
@@ -96,14 +100,13 @@ class NameLock {
   /// Removes NAME (when it is a socket) and NAME.lock while the lock is still held. In a forked
   /// child: nothing.
   ~NameLock();
-  /// True when the name was stale and is gone.
+  /// True when the name was stale and is gone. Stale, too: a lock file that a process made and
+  /// died before it had locked and written it.
   static bool remove_if_stale(const std::filesystem::path& name);
-  /// Removes the stale names in a folder and returns them. alone: nobody else is in there, so that
-  /// a lock without a holder belongs to a process that died while it took it.
-  static std::vector<std::string> sweep(const std::filesystem::path& folder, bool alone);
+  /// Removes the stale names in a folder and returns them.
+  static std::vector<std::string> sweep(const std::filesystem::path& folder);
 
  private:
-  static bool remove_left(const std::filesystem::path& name, bool alone);
   NameLock(UniqueFd fd, std::filesystem::path name);
   UniqueFd fd_;
   std::filesystem::path name_;
