@@ -9,11 +9,11 @@
 #
 #   --rounds N     how often (default 3)
 #   --jobs N       measurements at a time (default: twice the processors; most of the time they wait)
-#   --preset NAME  which build (default: dev)
+#   --preset NAME  which build (default: release)
 #   --help         this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-rounds=3 jobs=$((2 * $(job_count))) preset=dev
+rounds=3 jobs=$((2 * $(job_count))) preset=release
 while (($#)); do
   case $1 in
     --help | -h) print_help && exit ;;
@@ -29,8 +29,7 @@ done
 out=$root/build/bounds
 rm -rf "$out"
 mkdir -p "$out"
-cmake --preset "$preset" > /dev/null
-cmake --build --preset "$preset" --target lease_bounds_test --parallel "$(job_count)" > "$out/build.log" ||
+build_with_tests "$preset" lease_bounds_test > "$out/build.log" ||
   die "the build failed; see build/bounds/build.log"
 cd "$root/build/$preset/tests/multiproc"
 pids=() failed=0

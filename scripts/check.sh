@@ -7,7 +7,7 @@
 # failing stage is shown and kept under build/check/. The exit code is the number of failed stages.
 #
 #   format    sources are formatted               shell     scripts pass shellcheck
-#   layering  includes and calls keep the rules   build     the dev preset builds without warnings
+#   layering  includes and calls keep the rules   build     the release preset builds without warnings
 #   labels    every test has a known label        headers   every public header compiles alone
 #   tests     scripts/test.sh                     tidy      clang-tidy over the product's sources
 #   model     scripts/model.sh: the protocols, model-checked, and their mutants
@@ -57,7 +57,7 @@ stage_model() {
 }
 
 stage_build() {
-  build_preset dev
+  build_with_tests release
 }
 
 stage_relation() {
@@ -73,14 +73,14 @@ stage_mutants() {
 }
 
 stage_soak() {
-  scripts/soak.sh --cycles 200 --preset dev &&
-    scripts/soak.sh --cycles 200 --preset dev -- --odd eintr,clock,old-kernel --forks 0.2
+  scripts/soak.sh --cycles 200 &&
+    scripts/soak.sh --cycles 200 -- --odd eintr,clock,old-kernel --forks 0.2
 }
 
 # A test without a label is run by nobody: ctest --print-labels would not tell.
 stage_labels() {
-  [[ -f build/dev/CTestTestfile.cmake ]] || build_preset dev
-  ctest --test-dir build/dev --show-only=json-v1 > build/check/tests.json
+  build_with_tests release
+  ctest --test-dir build/release --show-only=json-v1 > build/check/tests.json
   python3 - build/check/tests.json << 'END'
 import json
 import sys
@@ -108,8 +108,7 @@ END
 }
 
 stage_headers() {
-  [[ -f build/dev/CMakeCache.txt ]] || cmake --preset dev
-  cmake --build --preset dev --target all_verify_interface_header_sets --parallel "$(job_count)"
+  build_with_tests release all_verify_interface_header_sets
 }
 
 stage_tests() {
@@ -117,7 +116,6 @@ stage_tests() {
 }
 
 stage_tidy() {
-  [[ -f build/dev/CMakeCache.txt ]] || cmake --preset dev
   scripts/tidy.sh
 }
 
@@ -155,7 +153,7 @@ sanitized_suites() { # preset, labels
   export ASAN_OPTIONS=$ASAN_OPTIONS:log_path=$reports/report
   export TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports/report
   run_sanitized ctest --preset "$preset" -L "^($labels)\$" -E "$not_sanitized" \
-    --parallel "$(job_count)" | without_passed || code=$?
+    --parallel "$(test_job_count)" | without_passed || code=$?
   # A line in there may also be about a thread that ended while the leak checker looked at it.
   if grep -qE '^SUMMARY|ERROR: |WARNING: ThreadSanitizer|runtime error' "$reports"/report.* 2> /dev/null; then
     cat "$reports"/report.*

@@ -39,6 +39,11 @@ job_count() {
   nproc 2> /dev/null || echo 2
 }
 
+# Tests at a time: most of the time they wait for each other's processes.
+test_job_count() {
+  echo $((2 * $(job_count)))
+}
+
 has_gpu() {
   command -v nvidia-smi > /dev/null && nvidia-smi -L 2> /dev/null | grep -q '^GPU '
 }
@@ -58,13 +63,13 @@ source_files() {
   find "${folders[@]}" -type f \( "${names[@]:1}" \) | LC_ALL=C sort
 }
 
-# Configures and builds a preset; more arguments go to the configure step. Output only on failure
-# when KVFERRY_QUIET is set.
-build_preset() {
+# Builds targets of a preset, or all of it, with the tests and the faults that they plan. Everything that
+# runs tests builds like this: they share what is built.
+build_with_tests() { # preset, targets...
   local preset=$1
   shift
-  cmake --preset "$preset" "$@"
-  cmake --build --preset "$preset" --parallel "$(job_count)"
+  cmake --preset "$preset" -DKVFERRY_BUILD_TESTS=ON -DKVFERRY_FAULT_POINTS=ON &&
+    cmake --build --preset "$preset" --parallel "$(job_count)" ${1:+--target "$@"}
 }
 
 # "N passed, N failed, N skipped" from a JUnit file of ctest. A test whose program is missing is

@@ -13,11 +13,11 @@
 #   --only REGEX   cells whose name matches, for example attacher_import.*orphan or ^mover_mover_copy
 #   --every N      only every N-th cell of the copy jobs (default: all)
 #   --jobs N       cells at a time (default: twice the processors; most of the time they wait)
-#   --preset NAME  which build (default: dev)
+#   --preset NAME  which build (default: release)
 #   --help         this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-only='' every=1 preset=dev jobs=$((2 * $(job_count)))
+only='' every=1 preset=release jobs=$((2 * $(job_count)))
 while (($#)); do
   case $1 in
     --help | -h) print_help && exit ;;
@@ -31,7 +31,6 @@ while (($#)); do
 done
 
 out=$root/build/matrix
-cmake --preset "$preset" > /dev/null
 # Tests that make the moves that no cell does, and which of them.
 beside=(
   "lease_moves_test *"
@@ -42,8 +41,8 @@ beside=(
   "multiproc_mover_jobs_test *"
   "multiproc_mover_descriptors_test *"
 )
-cmake --build --preset "$preset" --target lease_matrix job_matrix "${beside[@]%% *}" \
-  --parallel "$(job_count)" > "$root/build/matrix-build.log" ||
+mkdir -p "$root/build"
+build_with_tests "$preset" lease_matrix job_matrix "${beside[@]%% *}" > "$root/build/matrix-build.log" ||
   die "the build failed; see build/matrix-build.log"
 rm -rf "$out"
 mkdir -p "$out"

@@ -8,11 +8,11 @@
 # and what the kernel tells. The same stories without a mistake have to break none. Fails when a mistake
 # is not caught, or by another rule than its own.
 #
-#   --preset NAME  which build (default: dev); not one that compiles sources in batches
+#   --preset NAME  which build (default: release)
 #   --help         this text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-preset=dev
+preset=release
 while (($#)); do
   case $1 in
     --help | -h) print_help && exit ;;
@@ -26,10 +26,9 @@ while (($#)); do
 done
 
 out=$root/build/mutants
-cmake --preset "$preset" > /dev/null
 rm -rf "$out"
 mkdir -p "$out"
-cmake --build --preset "$preset" --target lease_mutants_test job_mutants --parallel "$(job_count)" > "$out/build.log" ||
+build_with_tests "$preset" lease_mutants_test job_mutants > "$out/build.log" ||
   die "the build failed; see build/mutants/build.log"
 cd "$root/build/$preset/tests/multiproc"
 # Most of the time they wait.

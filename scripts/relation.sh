@@ -15,7 +15,7 @@
 #
 #   --seeds N      random runs of each kind (default: 20)
 #   --jobs N       processes at a time (default: the processors, at most 2)
-#   --preset NAME  the build of the checker (default: dev)
+#   --preset NAME  the build of the checker (default: release)
 #   --help         this text
 #
 # Runs are kept under build/relation/, one line for each transition.
@@ -212,7 +212,7 @@ check_mutants() {
   return "$wrong"
 }
 
-seeds=20 preset=dev jobs=$(job_count)
+seeds=20 preset=release jobs=$(job_count)
 ((jobs <= 2)) || jobs=2
 while (($#)); do
   case $1 in
@@ -243,8 +243,7 @@ while (($#)); do
 done
 
 find_tool spin > /dev/null
-cmake --preset "$preset" > /dev/null
-cmake --build --preset "$preset" --target kvferry_model_steps --parallel "$(job_count)" > /dev/null
+build_with_tests "$preset" kvferry_model_steps > /dev/null
 steps=$root/build/$preset/tests/relation/kvferry_model_steps
 rm -rf "$out"
 mkdir -p "$out/searches" "$out/runs"

@@ -48,8 +48,7 @@ esac
 
 if [[ -z $bin ]]; then
   mkdir -p build
-  cmake --preset "$preset" -DKVFERRY_BUILD_TESTS=ON > build/soak-build.log
-  cmake --build --preset "$preset" --target kvferry kvferry_soak --parallel "$(job_count)" >> build/soak-build.log ||
+  build_with_tests "$preset" kvferry kvferry_soak > build/soak-build.log ||
     die "the build failed; see build/soak-build.log"
   soak=$(find "build/$preset" -name kvferry_soak -type f) program=$(find "build/$preset" -name kvferry -type f)
 else

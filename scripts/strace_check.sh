@@ -19,7 +19,7 @@
 # Everything else (poll, epoll, futex, wait4, locks of files, reads and writes of sockets, pipes and
 # eventfds that block, …) without a limit is printed as BREACH and fails the check. A table is last.
 #
-#   --program FILE  another kvferry (default: build/dev's, which is built first)
+#   --program FILE  another kvferry (default: build/release's, which is built first)
 #   --requests N    of each run (default 60)
 #   --read LOG      judges logs of strace -f -Y -y -ttt -T instead of running anything
 #   --help          this text
@@ -54,11 +54,10 @@ fi
 command -v strace > /dev/null || die "strace is not installed; run scripts/setup.sh"
 strace -o /dev/null true || die "strace cannot trace here; a container needs the capability SYS_PTRACE"
 if [[ -z $program ]]; then
-  cmake --preset dev > /dev/null
   mkdir -p build/strace
-  cmake --build --preset dev --target kvferry --parallel "$(job_count)" > build/strace/build.log ||
+  build_with_tests release kvferry > build/strace/build.log ||
     die "the build failed; see build/strace/build.log"
-  program=$root/build/dev/cli/kvferry
+  program=$root/build/release/cli/kvferry
 fi
 
 out=$root/build/strace

@@ -20,7 +20,7 @@ scripts/setup.sh --test
 log=build/test-build.log
 mkdir -p build
 echo "test: building the release preset (log: $root/$log)"
-build_preset release -DKVFERRY_BUILD_TESTS=ON -DKVFERRY_FAULT_POINTS=ON > "$log" 2>&1 || {
+build_with_tests release > "$log" 2>&1 || {
   tail -n 60 "$log" >&2
   die "the build failed"
 }
@@ -36,7 +36,7 @@ fi
 junit=$root/build/release/junit.xml
 rm -f "$junit"
 code=0
-ctest --preset release "${selection[@]}" --parallel "$(job_count)" --timeout 120 \
+ctest --preset release "${selection[@]}" --parallel "$(test_job_count)" --timeout 120 \
   --output-junit "$junit" "$@" || code=$?
 [[ -s $junit ]] || die "ctest wrote no report (exit code $code)"
 summary=$(summarize_junit "$junit")
