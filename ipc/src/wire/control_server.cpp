@@ -258,6 +258,7 @@ class ControlServer::Impl {
   }
 
   void deliver(RegisteredPeer& entry, Envelope envelope) {
+    entry.spoken = true;
     const RequestId request = envelope.request;
     if (request.value != 0 && !envelope.is_reply) {
       const ReplyCache::Lookup lookup = entry.outbox.begin(request);

@@ -137,13 +137,20 @@ void RegisteredPeers::on_registry(const IncarnationId& id) {
   entry.timer = loop_.after(kSilenceTime, [this, id] { on_silence(id); });
 }
 
+// One that has said nothing gave up waiting for our greeting, such as of a manager that was
+// stopped, and comes back under another name: nothing of it is here that its death would have to
+// give back. But a mover was given the pool.
+bool RegisteredPeers::goes_with_its_connection(const RegisteredPeer& peer) noexcept {
+  return peer.leaving || (!peer.spoken && peer.peer.kind != ProcessKind::kMover);
+}
+
 void RegisteredPeers::on_silence(const IncarnationId& id) {
   RegisteredPeer& entry = *peers_.at(id);
   if (entry.process.has_died()) {
     on_death(id);
     return;
   }
-  if (entry.leaving) {
+  if (goes_with_its_connection(entry)) {
     const Peer left = entry.peer;
     remove(id);
     hooks_.on_left(left);

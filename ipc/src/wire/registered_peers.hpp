@@ -27,6 +27,7 @@ struct RegisteredPeer {
   ProcessRef process;
   PeerOutbox outbox;
   bool present = false;  ///< Its first message came: the handler knows it.
+  bool spoken = false;   ///< It has sent more than that.
   bool silent = false;
   bool leaving = false;  ///< Goes with its connection.
   bool dead = false;
@@ -47,7 +48,7 @@ class RegisteredPeers {
     std::function<void(const Peer&)> on_silent;
     /// The kernel proved it dead, once; the hook may remove() it.
     std::function<void(RegisteredPeer&)> on_dying;
-    /// Was leaving and has closed its connection.
+    /// Was leaving, or had said nothing yet, and has closed its connection.
     std::function<void(const Peer&)> on_left;
   };
   using Map = std::unordered_map<IncarnationId, std::unique_ptr<RegisteredPeer>>;
@@ -77,6 +78,7 @@ class RegisteredPeers {
   [[nodiscard]] const EventFd& writable() const noexcept { return *writable_; }
 
  private:
+  [[nodiscard]] static bool goes_with_its_connection(const RegisteredPeer& peer) noexcept;
   [[nodiscard]] std::optional<Error> check_duplicate(const IncarnationId& id,
                                                      const ProcessRef& process,
                                                      ReplyCache& replies);

@@ -119,6 +119,8 @@ TEST_P(ControlProcessTest, AKilledPeerHasDiedAndTheOthersAreServed) {
 TEST_P(ControlProcessTest, ASilentPeerIsToldApartFromADeadOne) {
   ServerThread server(server_options(dir_.path()));
   ChildProcess peer = start_peer("peer");
+  ASSERT_TRUE(peer.write_line("call"));
+  ASSERT_TRUE(peer.wait_line("1", soon()));
   ASSERT_TRUE(peer.write_line("close"));
   ASSERT_TRUE(peer.wait_line("closed", soon()));
   ASSERT_TRUE(server.handler.wait_for("silent peer"));

@@ -375,6 +375,7 @@ TEST_F(ControlTest, APeerThatSaidByeIsForgottenWhenItsConnectionIsClosed) {
   // The other order: what was taken for silence is told to have been a farewell.
   link = ControlLink::connect(options, soon());
   ASSERT_TRUE(link.has_value()) << link.error().to_string();
+  ASSERT_TRUE((*link)->call<StatusReply>(MessageKind::kStatus, Empty{}, soon()).has_value());
   link->reset();
   ASSERT_TRUE(server.handler.wait_for("silent peer"));
   EXPECT_TRUE(is_known(options.incarnation));
@@ -382,6 +383,34 @@ TEST_F(ControlTest, APeerThatSaidByeIsForgottenWhenItsConnectionIsClosed) {
   ASSERT_TRUE(server.handler.wait_for("left peer", 2));
   EXPECT_FALSE(is_known(options.incarnation));
   EXPECT_EQ(server.handler.count("died peer"), 0);
+}
+
+// One that waited in vain for a greeting comes back under another name, and would be kept for as
+// long as it lives. Not so a mover: it was given the pool.
+TEST_F(ControlTest, APeerThatHasSaidNothingIsForgottenWhenItsConnectionIsClosed) {
+  ServerThread server(server_options(dir_.path()));
+  const auto is_known = [&server](const IncarnationId& id) {
+    bool known = false;
+    server.call([&] { known = server.server->process(id) != nullptr; });
+    return known;
+  };
+  ControlLink::Options options = link_options(dir_.path(), "engine");
+  ASSERT_NE(options.kind, ProcessKind::kMover);
+  auto link = ControlLink::connect(options, soon());
+  ASSERT_TRUE(link.has_value()) << link.error().to_string();
+  EXPECT_TRUE(is_known(options.incarnation));
+  link->reset();
+  ASSERT_TRUE(server.handler.wait_for("left engine"));
+  EXPECT_FALSE(is_known(options.incarnation));
+  EXPECT_EQ(server.handler.count("silent engine"), 0);
+  ControlLink::Options mover = link_options(dir_.path(), "mover");
+  mover.kind = ProcessKind::kMover;
+  link = ControlLink::connect(mover, soon());
+  ASSERT_TRUE(link.has_value()) << link.error().to_string();
+  link->reset();
+  ASSERT_TRUE(server.handler.wait_for("silent mover"));
+  EXPECT_TRUE(is_known(mover.incarnation));
+  EXPECT_EQ(server.handler.count("left mover"), 0);
 }
 
 // Such as an engine that makes a client for each round of its training, and goes on for weeks: more

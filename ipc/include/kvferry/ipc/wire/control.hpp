@@ -46,8 +46,8 @@ class ControlHandler {
   virtual void on_peer_silent(const Peer& peer) = 0;
   /// The kernel proved it dead. Comes after the messages that it had sent.
   virtual void on_peer_died(const Peer& peer) = 0;
-  /// forget_when_closed() was asked for it, and its connection is closed: it is forgotten, and its
-  /// death will not be told.
+  /// Its connection is closed, and either forget_when_closed() was asked for it or it is no mover
+  /// and had sent nothing: it is forgotten, and its death will not be told.
   virtual void on_peer_left(const Peer& /*peer*/) {}
   /// A send to it was kBusy, and there is room again.
   virtual void on_peer_writable(const Peer& /*peer*/) {}
