@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <functional>
@@ -34,7 +35,7 @@ class DaemonsTest : public testing::Test {
     if (command != "manager") {
       arguments.push_back("--geometry=" + geometry_);
       arguments.push_back("--gpu-blocks=" + std::to_string(gpu_blocks_));
-      arguments.emplace_back("--device=host:d:64MiB");
+      arguments.push_back("--device=" + device());
     } else {
       arguments.push_back("--host-memory=" + host_memory_);
     }
@@ -56,11 +57,15 @@ class DaemonsTest : public testing::Test {
     }
     return false;
   }
+  [[nodiscard]] std::string device() const { return "host:" + device_name_ + ":64MiB"; }
   static bool offload_ready(const nlohmann::json& status) {
     return status["engines"].size() == 1 && status["engines"][0]["offload_ready"] == true;
   }
 
   const ShortTempDir temp_;
+  /// Not that of tests that run beside this one: a name is a device for all processes of the
+  /// machine.
+  const std::string device_name_ = "d" + std::to_string(::getpid());
   std::string geometry_ = "tiny";
   int gpu_blocks_ = 32;
   std::string host_memory_ = "16MiB";

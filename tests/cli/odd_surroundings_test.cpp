@@ -112,7 +112,7 @@ class OddDaemonsTest : public DaemonsTest {
   [[nodiscard]] std::vector<std::string> rank_command(const std::string& role) const {
     std::vector<std::string> command = common(role);
     command.insert(command.begin(), KVFERRY_PROGRAM);
-    command.insert(command.end(), {"--geometry=tiny", "--gpu-blocks=32", "--device=host:d:64MiB"});
+    command.insert(command.end(), {"--geometry=tiny", "--gpu-blocks=32", "--device=" + device()});
     return command;
   }
   static bool has(const std::vector<std::string>& namespaces) {

@@ -382,8 +382,8 @@ class Peer {
       say("closed " + name);
     } else if (verb == "open") {
       in >> name;
+      say("opened " + name);  // Before what that lets happen says its own.
       user_.open_gate(name);
-      say("opened " + name);
     } else if (verb == "fail") {
       in >> name >> ms;
       user_.fail_next(name, ms);
