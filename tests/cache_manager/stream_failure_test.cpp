@@ -46,6 +46,11 @@ class BreakingStream final : public ipc::Stream {
   Status zero(DevicePtr target, std::uint64_t size_bytes) override {
     return real_->zero(target, size_bytes);
   }
+  Status copy_within(ipc::DevicePtr source,
+                     ipc::DevicePtr target,
+                     std::uint64_t size_bytes) override {
+    return real_->copy_within(source, target, size_bytes);
+  }
   Status gather(const ipc::RegionTable& table,
                 std::span<const std::uint32_t> ids,
                 DevicePtr packed,

@@ -45,6 +45,11 @@ class LateStream final : public ipc::Stream {
   [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
     return stream_->zero(target, size_bytes);
   }
+  [[nodiscard]] Status copy_within(ipc::DevicePtr source,
+                                   ipc::DevicePtr target,
+                                   std::uint64_t size_bytes) override {
+    return stream_->copy_within(source, target, size_bytes);
+  }
   [[nodiscard]] Status gather(const ipc::RegionTable& table,
                               std::span<const std::uint32_t> ids,
                               ipc::DevicePtr packed,

@@ -39,6 +39,11 @@ class TroubledStream final : public ipc::Stream {
     if (trouble_.zeroes_left-- == 0) return KVFERRY_ERROR(kCuda, "zero was told to fail");
     return stream_->zero(target, size_bytes);
   }
+  [[nodiscard]] Status copy_within(ipc::DevicePtr source,
+                                   ipc::DevicePtr target,
+                                   std::uint64_t size_bytes) override {
+    return stream_->copy_within(source, target, size_bytes);
+  }
   [[nodiscard]] Status notify(int event_fd) override {
     if (!trouble_.notifies) return KVFERRY_ERROR(kCuda, "notify was told to fail");
     return stream_->notify(event_fd);

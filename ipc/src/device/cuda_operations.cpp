@@ -70,6 +70,15 @@ Status CudaOperations::zero(DevicePtr target, std::uint64_t size_bytes) {
   return ok();
 }
 
+Status CudaOperations::copy_within(DevicePtr source, DevicePtr target, std::uint64_t size_bytes) {
+  KVFERRY_TRY(check_copy(device_name(), source, target, size_bytes));
+  if (size_bytes == 0) return ok();
+  const DeviceGuard guard(*context_);
+  KVFERRY_CUDA_TRY(
+      cudaMemcpyAsync(target.raw(), source.raw(), size_bytes, cudaMemcpyDeviceToDevice, stream_));
+  return ok();
+}
+
 Status CudaOperations::gather(const RegionTable& table,
                               std::span<const std::uint32_t> ids,
                               DevicePtr packed,

@@ -50,6 +50,11 @@ Status HostOperations::zero(DevicePtr target, std::uint64_t size_bytes) {
   return take(host_work::Zero{target, size_bytes});
 }
 
+Status HostOperations::copy_within(DevicePtr source, DevicePtr target, std::uint64_t size_bytes) {
+  KVFERRY_TRY(check_copy(device_name_, source, target, size_bytes));
+  return take(host_work::CopyWithin{source, target, size_bytes});
+}
+
 Status HostOperations::take_pack(bool gathers,
                                  const RegionTable& table,
                                  std::span<const std::uint32_t> ids,

@@ -20,6 +20,9 @@ class HostOperations : public Stream {
                             std::span<const CopyOp> ops,
                             CopyMode mode) override;
   [[nodiscard]] Status zero(DevicePtr target, std::uint64_t size_bytes) override;
+  [[nodiscard]] Status copy_within(DevicePtr source,
+                                   DevicePtr target,
+                                   std::uint64_t size_bytes) override;
   [[nodiscard]] Status gather(const RegionTable& table,
                               std::span<const std::uint32_t> ids,
                               DevicePtr packed,

@@ -41,6 +41,8 @@ void Copy::run() const {
 
 void Zero::run() const { std::memset(target.raw(), 0, size_bytes); }
 
+void CopyWithin::run() const { std::memcpy(target.raw(), source.raw(), size_bytes); }
+
 void Pack::run() const {
   in_launches(ids, kernels::kMaxBlocksPerLaunch, [&](auto part, std::size_t first) {
     const kernels::PackedBlocks layout{

@@ -29,6 +29,13 @@ struct Zero {
   void run() const;
 };
 
+struct CopyWithin {
+  DevicePtr source;
+  DevicePtr target;
+  std::uint64_t size_bytes = 0;
+  void run() const;
+};
+
 struct Pack {
   bool gathers;
   Regions regions;
@@ -87,8 +94,8 @@ struct Launch {
   void run() const;
 };
 
-using Item =
-    std::variant<Copy, Zero, Pack, Pattern, Checksum, Decode, Fold, Expand, Notify, Launch>;
+using Item = std::
+    variant<Copy, Zero, CopyWithin, Pack, Pattern, Checksum, Decode, Fold, Expand, Notify, Launch>;
 
 struct List {
   std::vector<Item> items;

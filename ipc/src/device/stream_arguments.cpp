@@ -63,6 +63,19 @@ Status check_fold(std::string_view device,
   return ok();
 }
 
+Status check_copy(std::string_view device,
+                  DevicePtr source,
+                  DevicePtr target,
+                  std::uint64_t size_bytes) {
+  if (valid_range(source.address, size_bytes) && valid_range(target.address, size_bytes) &&
+      !overlap(source, size_bytes, target, size_bytes)) {
+    return ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "{}: copy {} bytes at {:#x} to {:#x}; needs a target apart from them",
+                       device, size_bytes, source.address, target.address);
+}
+
 Status check_expand(std::string_view device,
                     DevicePtr source,
                     std::uint64_t source_bytes,

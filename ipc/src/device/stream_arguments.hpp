@@ -20,6 +20,10 @@ namespace kvferry::ipc {
                                 std::uint64_t size_bytes,
                                 DevicePtr sums);
 
+[[nodiscard]] Status check_copy(std::string_view device,
+                                DevicePtr source,
+                                DevicePtr target,
+                                std::uint64_t size_bytes);
 [[nodiscard]] Status check_expand(std::string_view device,
                                   DevicePtr source,
                                   std::uint64_t source_bytes,

@@ -182,6 +182,11 @@ class Stream {
                                     std::span<const CopyOp> ops,
                                     CopyMode mode) = 0;
   [[nodiscard]] virtual Status zero(DevicePtr target, std::uint64_t size_bytes) = 0;
+  /// From device memory to device memory, without overlap; both may start anywhere, also in memory
+  /// that was imported.
+  [[nodiscard]] virtual Status copy_within(DevicePtr source,
+                                           DevicePtr target,
+                                           std::uint64_t size_bytes) = 0;
 
   /// Kernels. Only for the worker's process: a kernel from another process stops its compute.
   /// packed: device address of the packed blocks.
