@@ -132,6 +132,9 @@ int worker_command(const Arguments& arguments) {
       ->type_name("FILE");
   std::optional<ipc::Digest> weights_id;
   add_weights_id(*app, weights_id);
+  add_seconds(*app, "--idle-trim", config.idle_trim,
+              "Without a step for so long, what the allocator caches goes back to the driver; "
+              "0: never");
   app->add_flag("--serve", config.serve,
                 "Take requests: rank 0 also runs the scheduler of an engine of reference workers "
                 "[the engine has a scheduler of its own]");

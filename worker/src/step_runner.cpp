@@ -3,6 +3,7 @@
 #include "step_runner.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
 #include "make_stream.hpp"
 
 #include <algorithm>
@@ -21,9 +22,6 @@ namespace {
 
 /// Split-KV attention keeps partial results per block that it reads; the workspace of a step.
 constexpr std::uint64_t kWorkspaceBytesPerRead = 16ULL << 10;
-/// Failures other than out-of-memory empty the cache no more often than this, so that bad requests
-/// cannot force one synchronisation after the other.
-constexpr auto kEmptyPeriod = 1s;
 /// Zeroing a few KiB, once.
 constexpr auto kTablesTime = 5s;
 
@@ -32,6 +30,7 @@ constexpr auto kTablesTime = 5s;
 StepRunner::StepRunner(ipc::EventLoop& loop,
                        const ipc::RuntimeDir& dir,
                        const ipc::RankConfig& config,
+                       ipc::Duration idle_trim,
                        ipc::Device& device,
                        Enter enter,
                        CachingAllocator& allocator,
@@ -48,7 +47,8 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       completions_(loop,
                    make_stream(device, ipc::StreamPriority::kNormal),
                    "compute",
-                   std::move(on_device_failed)) {
+                   std::move(on_device_failed)),
+      idle_trim_(loop, idle_trim, [this] { empty_when_idle(); }) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.rank_socket(config.engine, config.rank.value, "step");
   options.control_path =
@@ -165,12 +165,14 @@ void StepRunner::start(Request request) {
     return;
   }
   in_flight_.emplace_back();
+  idle_trim_.on_busy();
   const auto work = std::prev(in_flight_.end());
   work->peer = request.peer;
   work->envelope = std::move(request.envelope);
   work->use = std::move(use).value();
-  auto launched =
-      std::visit([&](const auto& wanted) { return launch(wanted, *work); }, request.work);
+  auto launched = guard_step([&] {
+    return std::visit([&](const auto& wanted) { return launch(wanted, *work); }, request.work);
+  });
   if (!launched) {
     // What was launched before the error still runs: the answer waits for it like any other.
     work->error = std::move(launched).error();
@@ -276,6 +278,7 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
              !sent) {
     ipc::log_warn("steps: no answer delivered: {}", sent.error().to_string());
   }
+  if (in_flight_.empty()) idle_trim_.on_idle();
   start_queued();
 }
 
@@ -293,9 +296,7 @@ void StepRunner::fail(const ipc::IncarnationId& peer, const Envelope& envelope, 
 void StepRunner::empty_after_failure(Error& error) {
   const bool out_of_memory = error.code == ErrorCode::kNoDeviceMemory;
   ipc::log_error("steps: a step failed: {}", error.to_string());
-  const ipc::TimePoint now = ipc::MonotonicClock::now();
-  if (!out_of_memory && emptied_at_ && now - *emptied_at_ < kEmptyPeriod) return;
-  emptied_at_ = now;
+  if (!failure_rule_.empties(error)) return;
   const EmptiedCache emptied = allocator_.empty_cache(EmptyReason::kFailure);
   if (out_of_memory) {
     error.message += fmt::format(
@@ -303,6 +304,12 @@ void StepRunner::empty_after_failure(Error& error) {
         "happens again, lower the number of GPU blocks or the batch",
         emptied.freed());
   }
+}
+
+void StepRunner::empty_when_idle() {
+  const EmptiedCache emptied = allocator_.empty_cache(EmptyReason::kIdle);
+  ipc::log_info("idle: reserved {} -> {} (freed {})", ipc::format_size(emptied.reserved_before),
+                ipc::format_size(emptied.reserved_after), ipc::format_size(emptied.freed()));
 }
 
 }  // namespace kvferry::worker

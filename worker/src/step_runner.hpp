@@ -4,12 +4,14 @@
 
 #include "decode_graph.hpp"
 #include "decode_launch.hpp"
+#include "idle_trim.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/arena_use.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
+#include "kvferry/worker/step_guard.hpp"
 #include "model_tables.hpp"
 #include "pinned_pool.hpp"
 #include "step_plan.hpp"
@@ -39,10 +41,12 @@ class StepRunner final : public ipc::ControlHandler {
   /// Permission to work on an epoch of the arena: RegisteredWorker::enter().
   using Enter = std::function<ipc::Result<ArenaUse>(const ipc::SessionId&, ipc::Epoch)>;
 
+  /// idle_trim: without a step for so long, the allocator is emptied; zero for never.
   /// Throws Exception: the names are taken by a living worker, or the device refuses a stream.
   StepRunner(ipc::EventLoop& loop,
              const ipc::RuntimeDir& dir,
              const ipc::RankConfig& config,
+             ipc::Duration idle_trim,
              ipc::Device& device,
              Enter enter,
              CachingAllocator& allocator,
@@ -100,6 +104,7 @@ class StepRunner final : public ipc::ControlHandler {
   void finish(std::list<InFlight>::iterator work, const ipc::Status& status);
   void fail(const ipc::IncarnationId& peer, const ipc::Envelope& envelope, ipc::Error error);
   void empty_after_failure(ipc::Error& error);
+  void empty_when_idle();
 
   ipc::Device& device_;
   const Enter enter_;
@@ -112,7 +117,8 @@ class StepRunner final : public ipc::ControlHandler {
   DecodeGraph graph_;              ///< And so does it.
   StreamCompletions completions_;
   std::deque<Request> queue_;
-  std::optional<ipc::TimePoint> emptied_at_;
+  FailureRule failure_rule_;
+  IdleTrim idle_trim_;
   std::unique_ptr<ipc::ControlServer> server_;
 };
 

@@ -63,9 +63,9 @@ class Worker {
     // Steps can come as soon as the arena is there, so their server stands before it starts.
     runner_.emplace(
         "kvf-steps",
-        [this](ipc::EventLoop& loop) {
+        [this, idle_trim = config.idle_trim](ipc::EventLoop& loop) {
           return std::make_unique<StepRunner>(
-              loop, dir_, config_, *device_,
+              loop, dir_, config_, idle_trim, *device_,
               [this](const ipc::SessionId& session, ipc::Epoch epoch) {
                 return registered_->enter(session, epoch);
               },

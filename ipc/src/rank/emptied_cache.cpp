@@ -12,6 +12,7 @@ std::string_view to_string(EmptyReason reason) noexcept {
     case EmptyReason::kUpdate: return "update";
     case EmptyReason::kComponent: return "component";
     case EmptyReason::kFailure: return "failure";
+    case EmptyReason::kIdle: return "idle";
   }
   return "invalid";
 }

@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
 
 #include <atomic>
-#include <cstdint>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -16,13 +17,15 @@
 namespace kvferry::ipc {
 
 /// The arena's user, and the allocator beside it: emptied when the regions are gone and before
-/// anybody is told, whoever asked for the clear. Counts, so that nobody empties it twice.
+/// anybody is told, whoever asked for the clear. Remembers, so that nobody empties it twice for
+/// one.
 class EmptyingUser final : public ArenaUser {
  public:
   EmptyingUser(ArenaUser& user, EmptyAllocator empty_allocator)
       : user_(user), empty_allocator_(std::move(empty_allocator)) {}
 
   Status on_mapped(SessionId session, Arena& arena, ArenaContents contents) override {
+    freed_at_ = TimePoint();  // What went before is no part of a clear of this one.
     return user_.on_mapped(session, arena, contents);
   }
   Status quiesce(Epoch epoch, Deadline deadline) override { return user_.quiesce(epoch, deadline); }
@@ -30,10 +33,16 @@ class EmptyingUser final : public ArenaUser {
   void on_freed(Epoch epoch) override {
     user_.on_freed(epoch);
     empty_for_clear();
+    freed_at_ = MonotonicClock::now();
   }
 
-  void empty_for_clear() {
-    ++times_;
+  /// Whether the regions went, and it was emptied for that, during the clear whose order is being
+  /// obeyed. Their owner may have been told first: then its revocation is here before the order.
+  /// Once.
+  [[nodiscard]] bool take_emptied_for_clear() {
+    return MonotonicClock::now() - freed_at_.exchange(TimePoint()) < kSameClear;
+  }
+  void empty_for_clear() const {
     if (const auto emptied = empty(EmptyReason::kClear); !emptied) {
       log_error("the allocator was not emptied for a clear: {}", emptied.error().to_string());
     }
@@ -52,13 +61,15 @@ class EmptyingUser final : public ArenaUser {
                            error.what());
     }
   }
-  [[nodiscard]] std::uint64_t times() const noexcept { return times_; }
   [[nodiscard]] bool has_allocator() const noexcept { return empty_allocator_ != nullptr; }
 
  private:
+  /// What went longer ago went for another reason, such as the owner's death.
+  static constexpr Duration kSameClear = std::chrono::seconds(5);
+
   ArenaUser& user_;
   const EmptyAllocator empty_allocator_;
-  std::atomic<std::uint64_t> times_{0};
+  std::atomic<TimePoint> freed_at_{TimePoint()};
 };
 
 }  // namespace kvferry::ipc

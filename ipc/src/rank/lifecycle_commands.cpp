@@ -41,10 +41,9 @@ LifecycleCommands::Answer LifecycleCommands::run(const Envelope& request) {
 Result<RankClearReply> LifecycleCommands::clear(const Envelope& request,
                                                 std::optional<MemoryInfo>& memory) {
   KVFERRY_ASSIGN(const auto command, decode<RankClear>(request.body, "RankClear"));
-  const std::uint64_t emptied = user_.times();
   auto outcome = lease_.clear(command);
   // Also where no region went: a clear that could not free them, or found none, frees what it can.
-  if (user_.times() == emptied) user_.empty_for_clear();
+  if (!user_.take_emptied_for_clear()) user_.empty_for_clear();
   if (!outcome) return std::move(outcome).error();
   RankClearReply reply;
   reply.kind = outcome->kind;

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/rank/rank_config.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct WorkerConfig {
   /// Whether this engine of reference workers takes requests (GenerationChannel): rank 0 runs its
   /// scheduler, a client of the manager. Engines with a scheduler of their own leave it.
   bool serve = false;
+  /// Without a step for so long, what the allocator caches goes back to the driver, once until the
+  /// next step; zero for never.
+  std::chrono::milliseconds idle_trim{0};
 };
 
 /// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,

@@ -19,13 +19,14 @@ enum class EmptyReason : std::uint8_t {
   kContinue,   ///< A pause ends.
   kUpdate,     ///< Weights were updated, and the caller asks for it.
   kComponent,  ///< A large component gave its device memory up.
-  kFailure     ///< A step failed.
+  kFailure,    ///< A step failed.
+  kIdle        ///< No step has run for a while.
 };
-inline constexpr std::size_t kEmptyReasons = 6;
+inline constexpr std::size_t kEmptyReasons = 7;
 constexpr std::uint64_t wire_max(EmptyReason) {
-  return static_cast<std::uint64_t>(EmptyReason::kFailure);
+  return static_cast<std::uint64_t>(EmptyReason::kIdle);
 }
-/// "clear", "flush", "continue", "update", "component", "failure".
+/// "clear", "flush", "continue", "update", "component", "failure", "idle".
 [[nodiscard]] std::string_view to_string(EmptyReason reason) noexcept;
 
 /// A caching allocator around an emptying.
