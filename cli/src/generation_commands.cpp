@@ -172,7 +172,7 @@ namespace {
 /// has sent is forgotten when it ends.
 ipc::Result<Outcome<ipc::UpdateWeightsReply>> ask_for_update(const CommonOptions& common,
                                                              ipc::UpdateWeightsRequest& request) {
-  if (request.source.from == ipc::WeightsFrom::kDisk) {
+  if (request.source.from != ipc::WeightsFrom::kTensors) {
     return ask_outcome<ipc::UpdateWeightsReply>(common, ipc::MessageKind::kUpdateWeights, request,
                                                 request.deadline + kCommitTime);
   }
@@ -204,6 +204,24 @@ ipc::Result<Outcome<ipc::UpdateWeightsReply>> ask_for_update(const CommonOptions
   return outcome;
 }
 
+/// A file, or who lends them: one of both, as the source needs it.
+ipc::Status locate_source(ipc::WeightsSource& source, const std::string& lender) {
+  const bool lent = source.from == ipc::WeightsFrom::kIpc;
+  if (lent ? lender.empty() || !source.location.empty()
+           : source.location.empty() || !lender.empty()) {
+    return KVFERRY_ERROR(kInvalidArgument, "--from {} needs {}, and no {}", to_string(source.from),
+                         lent ? "--source" : "--file", lent ? "--file" : "--source");
+  }
+  if (lent) {
+    source.location = lender;
+    return ipc::ok();
+  }
+  std::error_code error;
+  const auto file = std::filesystem::absolute(source.location, error);
+  if (!error) source.location = file.string();
+  return ipc::ok();
+}
+
 }  // namespace
 
 int update_weights_command(const Arguments& arguments) {
@@ -225,13 +243,21 @@ int update_weights_command(const Arguments& arguments) {
       common);
   add_choice<ipc::WeightsFrom>(
       *app, "--from", request.source.from,
-      {{"disk", ipc::WeightsFrom::kDisk}, {"tensor", ipc::WeightsFrom::kTensors}},
-      "Where they come from: every rank reads a file, or this command "
-      "sends it to every rank");
+      {{"disk", ipc::WeightsFrom::kDisk},
+       {"tensor", ipc::WeightsFrom::kTensors},
+       {"distributed", ipc::WeightsFrom::kDistributed},
+       {"ipc", ipc::WeightsFrom::kIpc}},
+      "Where they come from: every rank reads a file, this command sends it to every rank, rank 0 "
+      "reads it for all, or another process lends them in device memory");
+  std::string lender;
   app->add_option("--file", request.source.location,
-                  "A safetensors file; with --from disk, one that every worker can read")
-      ->type_name("FILE")
-      ->required();
+                  "A safetensors file; with --from disk, one that every worker can read, with "
+                  "--from distributed, that of rank 0")
+      ->type_name("FILE");
+  app->add_option("--source", lender,
+                  "With --from ipc, the name that 'kvferry export-weights' or a WeightsExporter "
+                  "has; {rank} stands for the rank's number")
+      ->type_name("NAME");
   app->add_flag("--no-flush-cache", keep, "Leave device blocks to the requests that hold them");
   app->add_flag("--empty-cache", request.empty_cache,
                 "Also give what the workers' allocators cache back to the driver");
@@ -239,11 +265,11 @@ int update_weights_command(const Arguments& arguments) {
   add_engine(*app, request.engine);
   add_milliseconds(*app, "--deadline", request.deadline, "How long reading may take");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
+  if (const auto fits = locate_source(request.source, lender); !fits) {
+    return usage_error(*app, fits.error());
+  }
   ipc::init_logging("kvferry update-weights", common.log_level);
   request.flush_cache = !keep;
-  std::error_code error;
-  const auto file = std::filesystem::absolute(request.source.location, error);
-  if (!error) request.source.location = file.string();
   const auto outcome = ask_for_update(common, request);
   if (!outcome) return failure("update-weights", outcome.error());
   const ipc::UpdateWeightsReply& reply = outcome->reply;

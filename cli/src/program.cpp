@@ -29,6 +29,8 @@ constexpr std::array kCommands = {
             continue_command},
     Command{"flush", "forget what an idle engine's cache holds", flush_command},
     Command{"update-weights", "give an engine's workers new weights", update_weights_command},
+    Command{"export-weights", "lend weights in device memory to an engine's workers",
+            export_weights_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};

@@ -60,6 +60,7 @@ void add_loop_options(CLI::App& app, RlOptions& options) {
   add_choice<UpdateKind>(app, "--update", config.update,
                          {{to_string(UpdateKind::kDisk), UpdateKind::kDisk},
                           {to_string(UpdateKind::kTensor), UpdateKind::kTensor},
+                          {to_string(UpdateKind::kDistributed), UpdateKind::kDistributed},
                           {to_string(UpdateKind::kNone), UpdateKind::kNone}},
                          "How new weights get to the ranks");
   app.add_flag("--no-empty-cache", options.keep_cache,

@@ -115,7 +115,7 @@ TEST_P(RlLoopModeTest, UpdatesAndAnswersAndKeepsNothingAtContinues) {
 INSTANTIATE_TEST_SUITE_P(Modes,
                          RlLoopModeTest,
                          testing::Combine(testing::Values("abort", "retract", "in_place"),
-                                          testing::Values("disk", "tensor")),
+                                          testing::Values("disk", "tensor", "distributed")),
                          [](const auto& name) {
                            return std::string(std::get<0>(name.param)) + "_" +
                                   std::get<1>(name.param);
@@ -211,7 +211,7 @@ TEST_F(RlLoopTest, AWrongUseIsToldBeforeAnythingStarts) {
     EXPECT_THAT(done.complaints, HasSubstr(why));
   };
   refused({"--mode=gently"}, "'gently' is none of abort|retract|in_place");
-  refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|none");
+  refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|distributed|none");
   refused({"--iterations=0"}, "--iterations");
   refused({"--plot=/dev/null/m.svg"}, "/dev/null/m.svg");
   refused({"--weights-size=lots"}, "lots");

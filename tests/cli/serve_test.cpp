@@ -2,11 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engines of reference workers with their own scheduler: what they generate depends on weights and
 // on every byte of the KV cache, and on nothing else.
-#include "cli/daemons_fixture.hpp"
-#include "kvferry/ipc/os/event_loop.hpp"
-#include "kvferry/ipc/os/runtime_dir.hpp"
-#include "kvferry/worker/generation_channel.hpp"
-#include "kvferry/worker/step_channel.hpp"
+#include "cli/serve_fixture.hpp"
+#include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "support/safetensors_writer.hpp"
 
 #include <gmock/gmock.h>
@@ -19,90 +16,9 @@
 namespace kvferry::test {
 namespace {
 
-using ipc::Generate;
-using ipc::GenerateEnd;
-using ipc::GenerateReply;
 using testing::Each;
 using testing::HasSubstr;
 using testing::SizeIs;
-
-std::vector<std::uint32_t> prompt_of(std::uint32_t first, std::uint32_t length) {
-  std::vector<std::uint32_t> prompt(length);
-  std::iota(prompt.begin(), prompt.end(), first);
-  return prompt;
-}
-
-class ServeTest : public DaemonsTest {
- protected:
-  using Answer = std::optional<ipc::Result<GenerateReply>>;
-
-  void start_engine(std::uint32_t ranks,
-                    const std::vector<std::string>& workers = {},
-                    const std::vector<std::string>& both = {}) {
-    start("manager");
-    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      std::vector<std::string> options{fmt::format("--rank={}", rank),
-                                       fmt::format("--ranks={}", ranks)};
-      options.insert(options.end(), both.begin(), both.end());
-      start("mover", options);
-      options.insert(options.end(), workers.begin(), workers.end());
-      options.emplace_back("--serve");
-      start("worker", options);
-    }
-    ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
-    connect();
-  }
-  void connect() {
-    auto dir = ipc::RuntimeDir::open((temp_ / "run").string(), "chat");
-    ASSERT_TRUE(dir.has_value());
-    dir_.emplace(std::move(*dir));
-    channel_.emplace(loop_, *dir_, "default", "test", [] {});
-    ASSERT_TRUE(run_until([this] { return channel_->is_up(); }));
-  }
-  template <typename Condition> bool run_until(Condition condition) {
-    const ipc::Deadline deadline = soon();
-    while (!condition()) {
-      if (deadline.expired()) return false;
-      loop_.run_once(deadline);
-    }
-    return true;
-  }
-  /// The answer comes with a later run_until().
-  void ask_for(Answer& answer, const std::vector<std::uint32_t>& prompt, std::uint32_t tokens) {
-    const auto sent = channel_->submit(
-        Generate{prompt, tokens},
-        [&answer](ipc::Result<GenerateReply> reply) { answer.emplace(std::move(reply)); });
-    ASSERT_TRUE(sent.has_value()) << sent.error().to_string();
-  }
-  GenerateReply generate(const std::vector<std::uint32_t>& prompt, std::uint32_t tokens) {
-    Answer answer;
-    ask_for(answer, prompt, tokens);
-    if (!run_until([&answer] { return answer.has_value(); })) {
-      ADD_FAILURE() << "no answer; the worker says: " << running_.back()->stderr_text();
-      return {};
-    }
-    if (!*answer) {
-      ADD_FAILURE() << answer->error().to_string();
-      return {};
-    }
-    EXPECT_EQ((*answer)->end, GenerateEnd::kLength);
-    EXPECT_THAT((*answer)->tokens, SizeIs(tokens));
-    return **answer;
-  }
-
-  ipc::EventLoop loop_;
-  ipc::WorkerMemory memory_of(std::uint32_t rank) {
-    worker::StepChannel steps(loop_, *dir_, "default", ipc::Rank{rank}, "test", {[] {}, [] {}});
-    EXPECT_TRUE(run_until([&] { return steps.is_up(); }));
-    std::optional<ipc::Result<ipc::WorkerMemory>> memory;
-    EXPECT_TRUE(steps.ask_memory([&](ipc::Result<ipc::WorkerMemory> seen) { memory = seen; }));
-    EXPECT_TRUE(run_until([&] { return memory.has_value(); }));
-    return memory && *memory ? **memory : ipc::WorkerMemory{};
-  }
-
-  std::optional<ipc::RuntimeDir> dir_;
-  std::optional<worker::GenerationChannel> channel_;
-};
 
 class ServeGeometryTest : public ServeTest, public testing::WithParamInterface<const char*> {};
 
@@ -342,6 +258,38 @@ TEST_F(ServeTest, AKilledWorkerOfAnotherRankCostsTime) {
   ASSERT_TRUE(run_until([&] { return answer.has_value(); })) << running_.back()->stderr_text();
   ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
   EXPECT_EQ((*answer)->tokens, expected.tokens);
+}
+
+TEST_F(ServeTest, Row17AnIdleWorkerIsTrimmedOnceUntilItHasWorkedAgain) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--idle-trim=0.1"}));
+  constexpr auto kIdle = static_cast<std::size_t>(ipc::EmptyReason::kIdle) - 1;
+  const auto all_trimmed = [this](const std::vector<std::uint64_t>& times) {
+    for (std::uint32_t rank = 0; rank < times.size(); ++rank) {
+      if (memory_of(rank).empties.at(kIdle) < times[rank]) return false;
+    }
+    return true;
+  };
+  // Nothing tells of a trim: it is looked for.
+  const auto wait_trimmed = [&](const std::vector<std::uint64_t>& times) {
+    const ipc::Deadline deadline = soon();
+    while (!deadline.expired()) {
+      if (all_trimmed(times)) return true;
+    }
+    return false;
+  };
+  ASSERT_TRUE(wait_trimmed({1, 1}));
+  generate(prompt_of(30, 40), 8);
+  const std::vector<std::uint64_t> before{memory_of(0).empties.at(kIdle),
+                                          memory_of(1).empties.at(kIdle)};
+  // A rank may have been trimmed after the last step by now, or between two of them.
+  generate(prompt_of(900, 40), 8);
+  ASSERT_TRUE(wait_trimmed({before[0] + 1, before[1] + 1}));
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    const ipc::WorkerMemory memory = memory_of(rank);
+    EXPECT_EQ(std::accumulate(memory.empties.begin(), memory.empties.end(), std::uint64_t{0}),
+              memory.empties[kIdle])
+        << "rank " << rank << ": emptied for no other reason";
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/wire/generation_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "kvferry/ipc/wire/loan_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
 namespace kvferry::test {
@@ -85,6 +86,11 @@ using WireMessages = List<ipc::Envelope,
                           ipc::Decode,
                           ipc::DecodeReply,
                           ipc::WorkerMemory,
-                          ipc::WeightsPart>;
+                          ipc::WeightsPart,
+                          ipc::LoanRequest,
+                          ipc::LentAllocation,
+                          ipc::LentTensor,
+                          ipc::LoanPart,
+                          ipc::RankWeightsRead>;
 
 }  // namespace kvferry::test

@@ -173,9 +173,8 @@ TEST_F(WeightsStoreTest, AnotherModelIsRefusedByTheTensorThatDiffers) {
 
 TEST_F(WeightsStoreTest, AFirstLoadThatDoesNotFitLeavesNothing) {
   WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
-  const auto large =
-      store.prepare(disk(write(1, {{"a", "U8", {200ULL << 20}}, {"b", "U8", {100ULL << 20}}})),
-                    Deadline::after(60s));
+  const auto file = disk(write(1, {{"a", "U8", {200ULL << 20}}, {"b", "U8", {100ULL << 20}}}));
+  const auto large = store.prepare(file, Deadline::after(60s));
   ASSERT_FALSE(large.has_value());
   EXPECT_EQ(large.error().code, ErrorCode::kNoDeviceMemory);
   EXPECT_EQ(allocator_.stats().used_bytes, 0U);

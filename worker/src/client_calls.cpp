@@ -289,13 +289,22 @@ Result<Digest> Client::send_weights(std::span<const std::byte> tensors, Deadline
 }
 
 Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadline deadline) {
-  if (options.file.empty() == options.tensors.empty()) {
-    return KVFERRY_ERROR(kInvalidArgument, "an update from {}: give a file or tensors",
-                         options.file.empty() ? "nothing" : "two places");
+  const int places =
+      static_cast<int>(!options.file.empty()) + static_cast<int>(!options.tensors.empty()) +
+      static_cast<int>(!options.distributed.empty()) + static_cast<int>(!options.lender.empty());
+  if (places != 1) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "an update from {} places: give a file, tensors, a file of rank 0, or a "
+                         "lender",
+                         places);
   }
   ipc::UpdateWeightsRequest request;
   request.engine = impl_->link.options().engine;
   request.source.location = options.file;
+  if (!options.distributed.empty()) {
+    request.source = {ipc::WeightsFrom::kDistributed, options.distributed};
+  }
+  if (!options.lender.empty()) request.source = {ipc::WeightsFrom::kIpc, options.lender};
   if (!options.tensors.empty()) {
     KVFERRY_ASSIGN(const Digest upload, send_weights(options.tensors, deadline));
     request.source = {ipc::WeightsFrom::kTensors, upload.hex()};

@@ -63,7 +63,7 @@ std::optional<std::uint64_t> bytes_of(const TensorInfo& tensor, std::uint64_t bi
 
 template <typename... Args>
 ipc::Error bad(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
-  return KVFERRY_ERROR(kInvalidArgument, "tensor '{}': {}", name.substr(0, kShownChars),
+  return KVFERRY_ERROR(kInvalidArgument, "tensor '{}': {}", shown(name),
                        fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -120,6 +120,26 @@ Result<TensorInfo> parse_tensor(const std::string& name,
 
 std::string describe(const TensorInfo& tensor) {
   return fmt::format("{} [{}]", tensor.dtype, fmt::join(tensor.shape, ", "));
+}
+
+std::string_view shown(std::string_view name) { return name.substr(0, kShownChars); }
+
+Result<std::uint64_t> size_of(const TensorInfo& tensor) {
+  const auto bits = bits_of(tensor.dtype);
+  if (!bits) return bad(tensor.name, "its dtype {} is not known", shown(tensor.dtype));
+  if (tensor.shape.size() > kMaxDimensions) {
+    return bad(tensor.name, "it has {} dimensions; at most {} are known", tensor.shape.size(),
+               kMaxDimensions);
+  }
+  const auto bytes = bytes_of(tensor, *bits);
+  if (!bytes) return bad(tensor.name, "{} does not fit any memory", describe(tensor));
+  return *bytes;
+}
+
+Status check_tensor(const TensorInfo& tensor) {
+  KVFERRY_ASSIGN(const std::uint64_t bytes, size_of(tensor));
+  if (bytes == tensor.size_bytes) return ipc::ok();
+  return bad(tensor.name, "{} takes {} bytes, not {}", describe(tensor), bytes, tensor.size_bytes);
 }
 
 Result<std::vector<TensorInfo>> parse_safetensors(std::span<const std::byte> header,

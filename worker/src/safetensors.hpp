@@ -26,6 +26,12 @@ struct TensorInfo {
 
 /// "BF16 [4096, 1024]".
 [[nodiscard]] std::string describe(const TensorInfo& tensor);
+/// So much of a name as fits a message.
+[[nodiscard]] std::string_view shown(std::string_view name);
+/// kInvalidArgument unless dtype and shape are known and take size_bytes.
+[[nodiscard]] ipc::Status check_tensor(const TensorInfo& tensor);
+/// Of all of the tensor, whatever its size_bytes says; kInvalidArgument as check_tensor().
+[[nodiscard]] ipc::Result<std::uint64_t> size_of(const TensorInfo& tensor);
 
 /// The header of a safetensors file, in the order of the tensors' bytes: eight bytes of its length,
 /// JSON, then the tensors without gap or overlap

@@ -22,8 +22,6 @@ using ipc::Status;
 namespace {
 
 constexpr std::uint64_t kBounceBytes = 8ULL << 20;
-/// Between two looks at deadline and cancellation.
-constexpr std::size_t kReadBytes = 4ULL << 20;
 constexpr std::uint64_t kTransientSizes = 8;
 
 std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device) {
@@ -40,7 +38,8 @@ WeightsStore::WeightsStore(ipc::Device& device,
                            ipc::Rank rank,
                            std::uint32_t ranks,
                            bool replicated)
-    : allocator_(allocator),
+    : device_(device),
+      allocator_(allocator),
       rank_(rank),
       ranks_(ranks),
       shares_table_(replicated && ranks > 1),
@@ -51,11 +50,12 @@ WeightsStore::WeightsStore(ipc::Device& device,
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
   prepared_ = {};
   KVFERRY_TRY(let_go_of_last());
+  if (source.from == ipc::WeightsFrom::kIpc) return prepare_lent(source.location, deadline);
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
     return KVFERRY_ERROR(kInvalidArgument, "weights file {} holds no tensor", source.location);
   }
-  KVFERRY_TRY(check_same(file.tensors(), source.location));
+  KVFERRY_TRY(check_same(file.tensors(), fmt::format("weights file {}", source.location)));
   ++loads_;
   Load load;
   std::uint64_t total = 0;
@@ -80,7 +80,7 @@ Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, De
 }
 
 Status WeightsStore::check_same(const std::vector<TensorInfo>& tensors,
-                                const std::string& file) const {
+                                const std::string& place) const {
   if (tensors_.empty()) return ipc::ok();
   for (std::size_t i = 0; i < std::max(tensors.size(), tensors_.size()); ++i) {
     const std::string have =
@@ -89,22 +89,28 @@ Status WeightsStore::check_same(const std::vector<TensorInfo>& tensors,
         i < tensors.size() ? fmt::format("'{}' {}", tensors[i].name, describe(tensors[i])) : "none";
     if (have != given) {
       return KVFERRY_ERROR(kGeometryMismatch,
-                           "weights file {}: its tensor number {} is {}, the model in use has {}: "
+                           "{}: its tensor number {} is {}, the model in use has {}: "
                            "give weights of the same model",
-                           file, i, given, have);
+                           place, i, given, have);
     }
   }
   return ipc::ok();
 }
 
-Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& file,
-                                                       const TensorInfo& tensor,
-                                                       Deadline deadline) const {
-  Prepared part{tensor.name, describe(tensor), {}, {}, {}};
+WeightsStore::Share WeightsStore::share_of(const TensorInfo& tensor) const {
   const bool dealt_out =
       ranks_ > 1 && !tensor.shape.empty() && tensor.shape[0] > 0 && tensor.shape[0] % ranks_ == 0;
   const std::uint64_t size = dealt_out ? tensor.size_bytes / ranks_ : tensor.size_bytes;
-  const std::uint64_t start = tensor.offset + (dealt_out ? size * rank_.value : 0);
+  return {size, dealt_out ? size * rank_.value : 0};
+}
+
+Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& file,
+                                                       const TensorInfo& tensor,
+                                                       Deadline deadline) const {
+  const Share share = share_of(tensor);
+  const std::uint64_t size = share.size_bytes;
+  const std::uint64_t start = tensor.offset + share.start;
+  Prepared part{tensor.name, describe(tensor), {}, {}, {}, size};
   try {
     part.bytes.resize(size);
   } catch (const std::bad_alloc&) {
@@ -113,7 +119,7 @@ Result<WeightsStore::Prepared> WeightsStore::read_part(const SafetensorsFile& fi
   }
   for (std::size_t done = 0; done < part.bytes.size(); done += kReadBytes) {
     KVFERRY_TRY(check_time(tensor, done, deadline));
-    const std::size_t length = std::min(kReadBytes, part.bytes.size() - done);
+    const std::size_t length = std::min<std::size_t>(kReadBytes, part.bytes.size() - done);
     KVFERRY_TRY(file.read(start + done, std::span(part.bytes).subspan(done, length)));
   }
   return part;
@@ -133,8 +139,14 @@ Status WeightsStore::commit(Deadline deadline) {
     }
   }
   for (std::size_t i = 0; i < load.parts.size(); ++i) {
-    if (load.parts[i].bytes.empty()) continue;
-    KVFERRY_TRY(copy(load.parts[i].bytes, tensors_[i].memory.address(), deadline));
+    const Prepared& part = load.parts[i];
+    if (part.size_bytes == 0) continue;
+    if (part.bytes.empty()) {
+      KVFERRY_TRY(stream_->copy_within(part.transient.address(), tensors_[i].memory.address(),
+                                       part.size_bytes));
+    } else {
+      KVFERRY_TRY(copy(part.bytes, tensors_[i].memory.address(), deadline));
+    }
   }
   KVFERRY_TRY(pack(load, deadline));
   committing_ = {};
@@ -143,12 +155,13 @@ Status WeightsStore::commit(Deadline deadline) {
 
 // Of a commit that failed, work may still run: what it writes is not anybody else's before it ends.
 Status WeightsStore::let_go_of_last() {
-  if (committing_.parts.empty()) return ipc::ok();
+  if (committing_.parts.empty() && !loan_) return ipc::ok();
   KVFERRY_ASSIGN(const bool ended, stream_->query());
   if (!ended) {
     return KVFERRY_ERROR(
         kBusy, "rank {}: work of an earlier update still runs on the device: retry", rank_.value);
   }
+  loan_.reset();
   committing_ = {};
   return ipc::ok();
 }
@@ -163,7 +176,7 @@ Status WeightsStore::pack(const Load& load, Deadline deadline) {
   const ipc::DevicePtr read_with = tables + ModelTables::kTableBytes;
   KVFERRY_TRY(stream_->zero(tables, 2 * ModelTables::kTableBytes));
   for (std::size_t i = 0; i < load.parts.size(); ++i) {
-    const std::uint64_t size = load.parts[i].bytes.size();
+    const std::uint64_t size = load.parts[i].size_bytes;
     if (size == 0) continue;
     const ScratchBuffer& transient = load.parts[i].transient;
     KVFERRY_TRY(stream_->expand(tensors_[i].memory.address(), size, transient.address(),
@@ -226,6 +239,7 @@ Status WeightsStore::copy(std::span<const std::byte> from, ipc::DevicePtr to, De
 
 void WeightsStore::abandon() {
   prepared_ = {};
+  (void)let_go_of_last();  // What still runs keeps it until the next look.
   cancelled_.store(false);
 }
 

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
+#include "kvferry/worker/weights_import.hpp"
 #include "model_tables.hpp"
 #include "safetensors.hpp"
 
@@ -14,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,15 +64,34 @@ class WeightsStore final : public ipc::WeightsUser {
     std::vector<std::byte> bytes;
     ScratchBuffer memory;  ///< Of the first load alone; later ones go into what is there.
     ScratchBuffer transient;
+    std::uint64_t size_bytes = 0;  ///< Without bytes: so many lie at the transient's start.
+  };
+  /// What of a tensor is this rank's.
+  struct Share {
+    std::uint64_t size_bytes = 0;
+    std::uint64_t start = 0;  ///< In the tensor.
   };
   struct Load {
     std::vector<Prepared> parts;
     /// What is written depends on it, where that is to be the same on all ranks.
     std::vector<std::uint64_t> shared_table;
+    ScratchBuffer folded;  ///< Where it comes about, when it does on the device.
   };
+  /// Between two looks at deadline and cancellation.
+  static constexpr std::uint64_t kReadBytes = 4ULL << 20;
+
+  // weights_store_ipc.cpp
+  [[nodiscard]] ipc::Result<std::uint64_t> prepare_lent(const std::string& socket,
+                                                        ipc::Deadline deadline);
+  [[nodiscard]] ipc::Result<std::uint64_t> take_lent(const std::vector<TensorInfo>& tensors,
+                                                     ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status fold_lent(const std::vector<TensorInfo>& tensors,
+                                      ipc::Deadline deadline,
+                                      Load& load);
+  [[nodiscard]] Share share_of(const TensorInfo& tensor) const;
 
   [[nodiscard]] ipc::Status check_same(const std::vector<TensorInfo>& tensors,
-                                       const std::string& file) const;
+                                       const std::string& place) const;
   [[nodiscard]] ipc::Result<Prepared> read_part(const SafetensorsFile& file,
                                                 const TensorInfo& tensor,
                                                 ipc::Deadline deadline) const;
@@ -87,6 +108,7 @@ class WeightsStore final : public ipc::WeightsUser {
                                  ipc::DevicePtr to,
                                  ipc::Deadline deadline);
 
+  ipc::Device& device_;
   CachingAllocator& allocator_;
   const ipc::Rank rank_;
   const std::uint32_t ranks_;
@@ -97,6 +119,7 @@ class WeightsStore final : public ipc::WeightsUser {
   std::unique_ptr<ipc::PinnedBuffer> bounce_;
   Load prepared_;
   Load committing_;  ///< Stays until its work was seen to end: the stream writes into it.
+  std::optional<WeightsImport> loan_;  ///< As committing_: the stream reads from it.
   std::vector<LoadedTensor> tensors_;
   std::atomic<bool> cancelled_{false};
   std::unique_ptr<ipc::Stream> stream_;  ///< Last: ends before what it works on.

@@ -102,6 +102,12 @@ class GenerationOperations {
                    const Body& body,
                    RankAnswered answered,
                    std::function<void()> next);
+  template <typename Body>
+  void ask_rank(const OperationRef& operation,
+                std::uint32_t rank,
+                ipc::MessageKind kind,
+                const Body& body,
+                const RankAnswered& answered);
   void empty_workers(const OperationRef& operation,
                      ipc::EmptyReason reason,
                      std::function<void()> next);
@@ -118,6 +124,15 @@ class GenerationOperations {
   void give_up(const OperationRef& operation);
   // weights_update.cpp
   void prepare_weights(const OperationRef& operation, bool empty_cache);
+  void prepare_ranks(const OperationRef& operation, bool empty_cache);
+  // weights_distribution.cpp
+  void distribute_weights(const OperationRef& operation, std::function<void()> next);
+  void read_for_ranks(const OperationRef& operation,
+                      const ipc::RankWeightsRead& wanted,
+                      const std::function<void()>& next);
+  void hand_to_ranks(const OperationRef& operation,
+                     const ipc::WeightsPart& part,
+                     std::function<void()> next);
   void ask_for_weights(const OperationRef& operation, std::function<void()> next);
   void hold_for_commit(const OperationRef& operation, bool empty_cache);
   [[nodiscard]] static std::vector<ipc::IncarnationId> workers_of(const EngineRecord& engine);

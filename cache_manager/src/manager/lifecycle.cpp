@@ -222,10 +222,8 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   const auto message = ipc::decode<ipc::UpdateWeightsRequest>(request.body, "UpdateWeightsRequest");
   ipc::Status status =
       message ? check_time(message->deadline, "update deadline", 1) : ipc::Status(message.error());
-  constexpr std::size_t kLongestPath = 4096;
-  if (status && message->source.location.size() > kLongestPath) {
-    status = KVFERRY_ERROR(kInvalidArgument, "a path of {} bytes: at most {} are taken",
-                           message->source.location.size(), kLongestPath);
+  if (status) {
+    status = ipc::check_source(message->source);
   }
   if (status && message->weights && message->weights->is_zero()) {
     status =

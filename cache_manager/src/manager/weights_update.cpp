@@ -98,6 +98,20 @@ void GenerationOperations::prepare_weights(const OperationRef& operation, bool e
   }
   operation->workers = workers_of(*operation->engine);
   operation->prepares = true;
+  if (operation->weights.source.from == ipc::WeightsFrom::kDistributed) {
+    distribute_weights(operation,
+                       [this, operation, empty_cache] { prepare_ranks(operation, empty_cache); });
+  } else {
+    prepare_ranks(operation, empty_cache);
+  }
+}
+
+void GenerationOperations::prepare_ranks(const OperationRef& operation, bool empty_cache) {
+  if (operation->error) {
+    abandon_weights(*operation);
+    give_up(operation);
+    return;
+  }
   ask_for_weights(operation, [this, operation, empty_cache] {
     operation->prepares = false;
     if (!operation->error && operation->workers != workers_of(*operation->engine)) {

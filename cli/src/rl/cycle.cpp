@@ -80,6 +80,9 @@ void Cycle::update_weights() {
     case UpdateKind::kDisk:
       source_ = {ipc::WeightsFrom::kDisk, weights_->file.string()};
       return ask_for_update();
+    case UpdateKind::kDistributed:
+      source_ = {ipc::WeightsFrom::kDistributed, weights_->file.string()};
+      return ask_for_update();
     case UpdateKind::kTensor:
       return sender_.send(weights_->file, options_.engine,
                           [this](const ipc::Result<ipc::WeightsSource>& sent) {

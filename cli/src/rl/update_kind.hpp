@@ -9,9 +9,10 @@ namespace kvferry::cli {
 
 /// How an iteration of an RL loop gets new weights to the ranks.
 enum class UpdateKind : std::uint8_t {
-  kNone,   ///< The weights stay as they are.
-  kDisk,   ///< Every rank reads its part of a file.
-  kTensor  ///< In messages, to every rank.
+  kNone,        ///< The weights stay as they are.
+  kDisk,        ///< Every rank reads its part of a file.
+  kTensor,      ///< In messages, to every rank.
+  kDistributed  ///< Rank 0 reads a file for all.
 };
 /// What --update calls it.
 [[nodiscard]] constexpr std::string_view to_string(UpdateKind kind) noexcept {
@@ -19,6 +20,7 @@ enum class UpdateKind : std::uint8_t {
     case UpdateKind::kNone: return "none";
     case UpdateKind::kDisk: return "disk";
     case UpdateKind::kTensor: return "tensor";
+    case UpdateKind::kDistributed: return "distributed";
   }
   return "none";
 }

@@ -60,7 +60,7 @@ class RankService::Impl {
                source,
                [this](const LeaseView& view) { on_lease(view); }),
         commands_(lease_, user_, device),
-        weights_(hooks_.weights, hooks_.weights_id),
+        weights_(hooks_.weights, hooks_.weights_id, dir_, config_.rank),
         empty_(user_, device),
         first_epoch_(
             calls_, *lifecycle_, lease_, [this](const Error& error) { end_fatally(error); }) {

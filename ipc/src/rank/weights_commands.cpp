@@ -10,14 +10,6 @@
 
 namespace kvferry::ipc {
 
-std::string_view to_string(WeightsFrom from) noexcept {
-  switch (from) {
-    case WeightsFrom::kDisk: return "disk";
-    case WeightsFrom::kTensors: return "tensor";
-  }
-  return "invalid";
-}
-
 Digest WeightsCommands::id() const {
   const std::lock_guard lock(mutex_);
   return id_;
@@ -34,7 +26,7 @@ void WeightsCommands::cancel() noexcept {
 
 void WeightsCommands::abandon() {
   prepared_ = 0;
-  upload_.drop();
+  forget_images();
   if (user_ == nullptr) return;
   try {
     user_->abandon();
@@ -51,6 +43,15 @@ Envelope WeightsCommands::run(const Envelope& request) {
     } else {
       log_warn("weights: {}", taken.error().to_string());
       reply.error = std::move(taken).error();
+    }
+    return reply;
+  }
+  if (request.kind == MessageKind::kRankWeightsRead) {
+    if (auto part = read_part(request); part) {
+      reply.body = encode(*part);
+    } else {
+      log_warn("weights: {}", part.error().to_string());
+      reply.error = std::move(part).error();
     }
     return reply;
   }
@@ -73,6 +74,37 @@ Status WeightsCommands::take_part(const Envelope& request) {
   return upload_.take(part);
 }
 
+Result<WeightsPart> WeightsCommands::read_part(const Envelope& request) {
+  KVFERRY_ASSIGN(const auto wanted, decode<RankWeightsRead>(request.body, "RankWeightsRead"));
+  return whole_.read(wanted);
+}
+
+void WeightsCommands::forget_images() {
+  upload_.drop();
+  whole_.drop();
+}
+
+/// Where this rank finds what the order names.
+Result<WeightsSource> WeightsCommands::locate(const WeightsSource& ordered) const {
+  switch (ordered.from) {
+    case WeightsFrom::kDisk: return ordered;
+    case WeightsFrom::kTensors: {
+      KVFERRY_ASSIGN(std::string image, upload_.complete(ordered.location));
+      return WeightsSource{WeightsFrom::kTensors, std::move(image)};
+    }
+    case WeightsFrom::kIpc: {
+      KVFERRY_ASSIGN(const auto socket,
+                     dir_.weights_socket(lender_of(ordered.location, rank_.value)));
+      return WeightsSource{WeightsFrom::kIpc, socket.string()};
+    }
+    case WeightsFrom::kDistributed: {
+      KVFERRY_ASSIGN(std::string image, whole_.location(upload_, ordered.location));
+      return WeightsSource{WeightsFrom::kDisk, std::move(image)};
+    }
+  }
+  return KVFERRY_ERROR(kProtocol, "weights from source {}", static_cast<int>(ordered.from));
+}
+
 Result<RankWeightsReply> WeightsCommands::obey_safely(const Envelope& request) {
   try {
     return obey(request);
@@ -93,16 +125,13 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     if (std::exchange(prepared_, 0) != 0) user_->abandon();
     log_info("weights: update {} prepares from {} {}", order.update, to_string(order.source.from),
              order.source.location);
-    WeightsSource source = order.source;
-    if (source.from == WeightsFrom::kTensors) {
-      KVFERRY_ASSIGN(source.location, upload_.complete(order.source.location));
-    }
+    KVFERRY_ASSIGN(const WeightsSource source, locate(order.source));
     KVFERRY_ASSIGN(reply.bytes, user_->prepare(source, Deadline::after(order.deadline)));
     prepared_ = order.update;
   } else if (order.phase == WeightsPhase::kAbandon) {
     prepared_ = 0;
     user_->abandon();
-    upload_.drop();
+    forget_images();
   } else {
     if (prepared_ != order.update || prepared_ == 0) {
       return KVFERRY_ERROR(kStaleEpoch,
@@ -112,7 +141,7 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     prepared_ = 0;
     log_info("weights: {} take the place of {}", order.weights.hex(), id().hex());
     set_id(Digest::random());  // Half of each, should it fail: known by no name of before.
-    upload_.drop();            // What is prepared needs it no more.
+    forget_images();           // What is prepared needs it no more.
     KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
     set_id(order.weights);
   }

@@ -4,9 +4,11 @@
 
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "rank/weights_upload.hpp"
+#include "rank/weights_whole.hpp"
 
 #include <cstdint>
 #include <mutex>
@@ -17,12 +19,15 @@ namespace kvferry::ipc {
 /// @threading run(): the weights' thread; others: any.
 class WeightsCommands {
  public:
-  /// user: null for a process without weights.
-  WeightsCommands(WeightsUser* user, const Digest& initial) : user_(user), id_(initial) {}
+  /// user: null for a process without weights. dir: where those who lend weights are found; it
+  /// outlives this.
+  WeightsCommands(WeightsUser* user, const Digest& initial, const RuntimeDir& dir, Rank rank)
+      : user_(user), dir_(dir), rank_(rank), id_(initial) {}
 
   [[nodiscard]] static bool is_command(const Envelope& envelope) noexcept {
     return !envelope.is_reply && (envelope.kind == MessageKind::kRankWeights ||
-                                  envelope.kind == MessageKind::kRankWeightsPart);
+                                  envelope.kind == MessageKind::kRankWeightsPart ||
+                                  envelope.kind == MessageKind::kRankWeightsRead);
   }
   /// The identity of the weights in use; zero when there are none.
   [[nodiscard]] Digest id() const;
@@ -38,11 +43,17 @@ class WeightsCommands {
  private:
   [[nodiscard]] Result<RankWeightsReply> obey_safely(const Envelope& request);
   [[nodiscard]] Status take_part(const Envelope& request);
+  [[nodiscard]] Result<WeightsPart> read_part(const Envelope& request);
+  [[nodiscard]] Result<WeightsSource> locate(const WeightsSource& ordered) const;
+  void forget_images();
   [[nodiscard]] Result<RankWeightsReply> obey(const Envelope& request);
   void set_id(const Digest& id);
 
   WeightsUser* const user_;
+  const RuntimeDir& dir_;
+  const Rank rank_;
   WeightsUpload upload_;
+  WeightsWhole whole_;
   std::uint64_t prepared_ = 0;  ///< Number of the update that is prepared; 0 for none.
   mutable std::mutex mutex_;    ///< Guards what follows.
   Digest id_;

@@ -46,6 +46,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kWorkerMemory: return "worker_memory";
     case MessageKind::kGenerate: return "generate";
     case MessageKind::kBye: return "bye";
+    case MessageKind::kRankWeightsRead: return "rank_weights_read";
   }
   return "invalid";
 }

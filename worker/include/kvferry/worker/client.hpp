@@ -208,6 +208,11 @@ struct UpdateOptions {
   /// Instead of a file: what would be in it, sent to every rank in messages. Needs memory for a
   /// copy on every rank until the update is prepared.
   std::span<const std::byte> tensors;
+  /// Instead of a file that every rank reads: one that rank 0 alone reads, and hands to the others.
+  std::string distributed;
+  /// Instead of a file: the name of a process that lends tensors in device memory, a
+  /// WeightsExporter's; {rank} in it stands for the rank's number.
+  std::string lender;
   bool flush_cache = true;  ///< Forget what every block holds first; needs an idle engine.
   bool empty_cache = false;
   /// What the new weights are known by; fresh random bytes unless the caller knows that these very

@@ -16,12 +16,19 @@ enum class WeightsFrom : std::uint8_t {
   kDisk = 1,  ///< A file that every rank reads its part of; location: its path.
   /// Messages that hold a safetensors image piece by piece; location: in an order, the upload that
   /// they belong to; for WeightsUser, the path of a file in memory that holds all of them.
-  kTensors
+  kTensors,
+  /// Device memory that another process of this machine lends (WeightsExporter); location: in an
+  /// order, the lender's name, in which {rank} stands for the rank's number; for WeightsUser, the
+  /// path of the lender's socket (WeightsImport).
+  kIpc,
+  /// A file that rank 0 alone reads and hands to the others; location: in an order, its path; for
+  /// WeightsUser, the path of a file that holds all of it (kDisk).
+  kDistributed
 };
 constexpr std::uint64_t wire_max(WeightsFrom) {
-  return static_cast<std::uint64_t>(WeightsFrom::kTensors);
+  return static_cast<std::uint64_t>(WeightsFrom::kDistributed);
 }
-/// "disk", "tensor".
+/// "disk", "tensor", "ipc", "distributed".
 [[nodiscard]] std::string_view to_string(WeightsFrom from) noexcept;
 
 struct WeightsSource {
@@ -29,6 +36,10 @@ struct WeightsSource {
   std::string location;
   template <typename V> void visit(V& v) { v(from, location); }
 };
+/// kInvalidArgument for a location that no such source can have.
+[[nodiscard]] Status check_source(const WeightsSource& source);
+/// The lender's name for a rank: its number in place of {rank}.
+[[nodiscard]] std::string lender_of(std::string_view location, std::uint32_t rank);
 
 /// A worker's weights, as updates reach them: new ones are prepared on every rank beside those in
 /// use, and committed on every rank when all have them, or abandoned on every rank.

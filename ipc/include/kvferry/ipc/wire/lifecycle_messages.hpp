@@ -171,6 +171,15 @@ struct RankWeights {
   std::chrono::milliseconds deadline{60000};
   template <typename V> void visit(V& v) { v(phase, update, source, weights, deadline); }
 };
+/// To rank 0, of an update with WeightsFrom::kDistributed: what the others are to get of the file,
+/// answered with a WeightsPart of at most kMaxBytes. The file stays open until the update is over,
+/// and rank 0 prepares from that very one.
+struct RankWeightsRead {
+  Digest upload;  ///< What the file is known by at the other ranks.
+  std::string file;
+  std::uint64_t offset = 0;
+  template <typename V> void visit(V& v) { v(upload, file, offset); }
+};
 struct RankWeightsReply {
   Digest weights;           ///< In use now.
   std::uint64_t bytes = 0;  ///< Prepared.

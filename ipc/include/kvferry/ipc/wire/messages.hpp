@@ -106,12 +106,14 @@ enum class MessageKind : std::uint16_t {
   // user -> scheduler of reference workers (generation channel), answered
   kGenerate,
   // Either way: the peer ends in an orderly way.
-  kBye
+  kBye,
+  // manager -> worker, answered
+  kRankWeightsRead
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kBye);
+  return static_cast<std::uint64_t>(MessageKind::kRankWeightsRead);
 }
 
 struct Envelope {

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Updates of weights from every source, with real processes: what is generated afterwards is what a
+// fresh engine generates with those weights.
+#include "cli/serve_fixture.hpp"
+#include "support/safetensors_writer.hpp"
+
+#include <gmock/gmock.h>
+
+#include <csignal>
+
+namespace kvferry::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kFirstId = "0123456789abcdef0123456789abcdef";
+
+class UpdateSourcesTest : public ServeTest {
+ protected:
+  void SetUp() override {
+    write(first_, 1);
+    write(second_, 2);
+  }
+  static void write(const std::string& file, std::uint64_t seed) {
+    write_safetensors(file, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}, {"none", "U8", {0}}},
+                      seed);
+  }
+  /// Lends a file on the workers' device; says so before this returns.
+  ChildProcess& lend(const std::string& file,
+                     const std::string& name,
+                     const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = common("export-weights");
+    for (const auto& option : {"--file=" + file, "--name=" + name, "--device=" + device()}) {
+      arguments.push_back(option);
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    lenders_.push_back(std::make_unique<ChildProcess>(
+        ChildOptions{.program = KVFERRY_PROGRAM, .arguments = arguments}));
+    EXPECT_TRUE(lenders_.back()->wait_line("lends " + file + " as " + name, soon()))
+        << lenders_.back()->stderr_text();
+    return *lenders_.back();
+  }
+  [[nodiscard]] Finished update(const std::string& from,
+                                const std::vector<std::string>& more = {}) {
+    std::vector<std::string> options{"--from=" + from};
+    options.push_back(from == "ipc" ? "--source=trainer" : "--file=" + second_);
+    options.insert(options.end(), more.begin(), more.end());
+    return ask("update-weights", options);
+  }
+  [[nodiscard]] std::string identity() const {
+    return nlohmann::json::parse(ask("status", {"--json"}).output)["engines"][0]["weights"];
+  }
+  [[nodiscard]] std::uint64_t device_bytes() const {
+    return ipc::host_device_used_bytes(device_name_).value();
+  }
+  static std::uint64_t empties_of(const ipc::WorkerMemory& memory) {
+    return std::accumulate(memory.empties.begin(), memory.empties.end(), std::uint64_t{0});
+  }
+
+  const std::string first_ = (temp_ / "first").string();
+  const std::string second_ = (temp_ / "second").string();
+  std::vector<std::unique_ptr<ChildProcess>> lenders_;
+};
+
+class LifecycleUpdateTest : public UpdateSourcesTest,
+                            public testing::WithParamInterface<const char*> {};
+
+TEST_P(LifecycleUpdateTest, GivesTheTokensOfAFreshEngineAndEmptiesOnlyWhenAsked) {
+  const std::string from = GetParam();
+  const auto prompt = prompt_of(5, 40);
+  geometry_ = "tiny-mla";  // Its ranks share regions, and so a table of all of the weights.
+  ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--weights=" + second_}));
+  const GenerateReply fresh = generate(prompt, 20);
+  channel_.reset();
+  running_.clear();
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
+  const GenerateReply before = generate(prompt, 20);
+  EXPECT_NE(before.tokens, fresh.tokens);
+  if (from == "ipc") lend(second_, "trainer");
+
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  std::vector<std::uint64_t> empties{empties_of(memory_of(0)), empties_of(memory_of(1))};
+  const Finished updated = update(from);
+  ASSERT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  EXPECT_THAT(updated.output, HasSubstr("on 2 ranks, 4.04 KiB"));
+  EXPECT_NE(identity(), kFirstId);
+  for (std::uint32_t rank : {0U, 1U}) EXPECT_EQ(empties_of(memory_of(rank)), empties[rank]);
+  const Finished emptied = update(from, {"--empty-cache"});
+  ASSERT_EQ(emptied.exit, ChildExit::exited(0)) << emptied.complaints;
+  for (std::uint32_t rank : {0U, 1U}) EXPECT_EQ(empties_of(memory_of(rank)), empties[rank] + 1);
+  ASSERT_EQ(ask("continue", {"--no-empty-cache"}).exit, ChildExit::exited(0));
+  const GenerateReply after = generate(prompt, 20);
+  EXPECT_EQ(after.tokens, fresh.tokens);
+  EXPECT_EQ(after.cached_tokens, 0U) << "a prefix of other weights was served";
+}
+
+TEST_P(LifecycleUpdateTest, WhatFailsKeepsIdentityAndTokensAndFrozenRequestsAreInTheWayOfAFlush) {
+  const std::string from = GetParam();
+  gpu_blocks_ = 160;
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
+  const auto prompt = prompt_of(1000, 30);
+  const GenerateReply before = generate(prompt, 20);
+  // Another model's.
+  write_safetensors(second_, {{"w", "BF16", {64, 33}}}, 3);
+  if (from == "ipc") lend(second_, "trainer");
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  const Finished other = update(from);
+  EXPECT_EQ(other.exit, ChildExit::exited(1));
+  EXPECT_THAT(other.complaints,
+              HasSubstr("'w' BF16 [64, 33], the model in use has 'w' BF16 [64, 32]"));
+  EXPECT_EQ(identity(), kFirstId);
+  ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
+  EXPECT_EQ(generate(prompt, 20).tokens, before.tokens);
+  if (from == "ipc") {  // Nobody has its memory any more.
+    lenders_.back()->signal(SIGTERM);
+    EXPECT_EQ(lenders_.back()->wait(soon()), ChildExit::exited(0));
+  }
+
+  lenders_.clear();
+  write(second_, 2);
+  if (from == "ipc") lend(second_, "trainer");
+  Answer answer;
+  ask_for(answer, prompt, 1500);
+  const Finished paused = ask("pause", {"--mode=in_place"});
+  ASSERT_THAT(paused.output, HasSubstr("1 frozen"));
+  const Finished refused = update(from);
+  EXPECT_EQ(refused.exit, ChildExit::exited(1));
+  EXPECT_THAT(refused.complaints, HasSubstr("not_idle"));
+  EXPECT_EQ(identity(), kFirstId);
+  const Finished updated = update(from, {"--no-flush-cache"});
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
+  ASSERT_TRUE(run_until([&answer] { return answer.has_value(); }));
+  ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+  EXPECT_NE((*answer)->weights_first, (*answer)->weights_last);
+}
+
+INSTANTIATE_TEST_SUITE_P(Row,
+                         LifecycleUpdateTest,
+                         testing::Values("disk", "distributed", "tensor", "ipc"),
+                         [](const auto& from) {
+                           const std::string name = from.param;
+                           return (name == "disk"          ? "8FromDisk"
+                                   : name == "distributed" ? "9FromDistributed"
+                                   : name == "tensor"      ? "10FromTensor"
+                                                           : "11FromIpc");
+                         });
+
+class LentWeightsTest : public UpdateSourcesTest,
+                        public testing::WithParamInterface<const char*> {};
+
+TEST_P(LentWeightsTest, MemoryIsFreeAfterTheLendersEnd) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--weights=" + first_}));
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  const std::uint64_t before = device_bytes();
+  ChildProcess& lender = lend(second_, "trainer", {std::string("--handles=") + GetParam()});
+  EXPECT_GT(device_bytes(), before);
+  const Finished updated = update("ipc", {"--empty-cache"});
+  ASSERT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  lender.signal(SIGTERM);
+  EXPECT_EQ(lender.wait(soon()), ChildExit::exited(0)) << lender.stderr_text();
+  EXPECT_LE(device_bytes(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(By, LentWeightsTest, testing::Values("vmm", "legacy"));
+
+TEST_F(UpdateSourcesTest, AnUnknownOrDeadLenderIsNamedAndChangesNothing) {
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  const Finished nobody = update("ipc");
+  EXPECT_EQ(nobody.exit, ChildExit::exited(1));
+  EXPECT_THAT(nobody.complaints, HasSubstr("nobody lends weights as 'trainer'"));
+  // Stopped before it has described anything, then killed under the workers that wait for it.
+  ChildProcess& lender = lend(second_, "trainer");
+  ASSERT_TRUE(lender.stop());
+  ChildProcess asks(ChildOptions{.program = KVFERRY_PROGRAM, .arguments = [this] {
+                                   auto arguments = common("update-weights");
+                                   arguments.emplace_back("--from=ipc");
+                                   arguments.emplace_back("--source=trainer");
+                                   return arguments;
+                                 }()});
+  const ChildProcess& worker = *running_.back();
+  ASSERT_TRUE(wait_status([&worker](const nlohmann::json& /*status*/) {
+    return worker.stderr_text().find("prepares from ipc trainer") != std::string::npos;
+  }));
+  const std::string died = fmt::format("exporter 'trainer' (pid {}) died", lender.pid());
+  lender.kill();
+  EXPECT_EQ(asks.wait(soon()), ChildExit::exited(1));
+  EXPECT_THAT(asks.stderr_text(), HasSubstr(died));
+  EXPECT_EQ(identity(), kFirstId);
+  // Its name is free for the next one.
+  lend(second_, "trainer");
+  const Finished updated = update("ipc");
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+}
+
+TEST_F(UpdateSourcesTest, ARankThatTakesNoPartInADistributionIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  const Finished missing = ask("update-weights", {"--from=distributed", "--file=/nowhere"});
+  EXPECT_EQ(missing.exit, ChildExit::exited(1));
+  EXPECT_THAT(missing.complaints, HasSubstr("rank 0: weights file /nowhere"));
+  ChildProcess& last = *running_.back();
+  last.kill();
+  EXPECT_EQ(last.wait(soon()), ChildExit::killed_by(SIGKILL));
+  const Finished dead = update("distributed");
+  EXPECT_EQ(dead.exit, ChildExit::exited(1));
+  EXPECT_THAT(dead.complaints, HasSubstr("rank 1"));
+}
+
+TEST_F(UpdateSourcesTest, AWrongUseIsToldAtOnce) {
+  const auto refused = [this](const std::vector<std::string>& options, const char* why) {
+    const Finished done = ask("update-weights", options);
+    EXPECT_EQ(done.exit, ChildExit::exited(2));
+    EXPECT_THAT(done.complaints, HasSubstr(why));
+  };
+  refused({"--from=ipc"}, "--from ipc needs --source, and no --file");
+  refused({"--from=ipc", "--source=a", "--file=b"}, "needs --source, and no --file");
+  refused({"--from=disk", "--source=a"}, "--from disk needs --file, and no --source");
+  refused({"--from=nowhere"}, "'nowhere' is none of disk|tensor|distributed|ipc");
+}
+
+}  // namespace
+}  // namespace kvferry::test
