@@ -213,7 +213,7 @@ done
 
 scripts/setup.sh
 mkdir -p build/check
-failed=0
+failed=()
 for stage in "${stages[@]}"; do
   [[ " ${selected[*]} " == *" $stage "* && " ${skipped[*]} " != *" $stage "* ]] || continue
   log=build/check/$stage.log
@@ -229,7 +229,8 @@ for stage in "${stages[@]}"; do
     printf 'FAILED %-9s %4d s, exit code %d; the end of %s:\n' \
       "$stage" "$((SECONDS - started))" "$code" "$log"
     tail -n 60 "$log" | sed 's/^/    /'
-    failed=$((failed + 1))
+    failed+=("$stage")
   fi
 done
-exit "$failed"
+((${#failed[@]} == 0)) || echo "failed: ${failed[*]}"
+exit "${#failed[@]}"

@@ -131,6 +131,11 @@ for owner in ("worker", "mover"):
 print()
 for reason, count in reasons.most_common():
     print("not applicable (%d cells): %s" % (count, reason))
+# What was wrong in the first ones, then which: the end of the output is what is seen of a check that failed.
+for name in (failures + unfinished)[:4]:
+    begun = re.search(r"^\[ RUN      \] \S*/%s\n" % re.escape(name), log, re.MULTILINE)
+    lines = log[begun.end():].split("\n[ RUN ", 1)[0].splitlines()
+    print("--- %s, the end of what it said:" % name, *lines[-25:], sep="\n    ")
 for name in failures + unfinished:
     print("FAILED", name)
 print("%d cells counted, %d passed, %d failed, %d not applicable, %s s; logs in %s"

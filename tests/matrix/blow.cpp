@@ -2,9 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "matrix/blow.hpp"
 
+#include "kvferry/ipc/os/process.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 
 namespace kvferry::test {
 
@@ -18,6 +22,16 @@ const char* to_string(Blow blow) noexcept {
     case Blow::kOrphan: return "orphan";
   }
   return "unknown";
+}
+
+ipc::Status end_orphan(pid_t orphan) {
+  constexpr std::chrono::seconds kDies{20};
+  if (orphan <= 0) return KVFERRY_ERROR(kInvalidArgument, "the victim left no child");
+  KVFERRY_ASSIGN(const ipc::ProcessRef process, ipc::ProcessRef::of_pid(orphan));
+  KVFERRY_TRY(process.signal(SIGKILL));
+  if (process.wait_death(ipc::Deadline::after(kDies))) return ipc::ok();
+  return KVFERRY_ERROR(kTimeout, "process {} was killed and is not dead after {} s", orphan,
+                       kDies.count());
 }
 
 std::string plan_of(ipc::Transition point, int occurrence, Blow blow) {

@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
+
+#include <sys/types.h>
 
 #include <array>
 #include <cstdint>
@@ -16,6 +19,10 @@ enum class Blow : std::uint8_t { kKill, kStop, kStopForGood, kDelay, kFail, kOrp
 
 inline constexpr auto kBlows = std::to_array(
     {Blow::kKill, Blow::kStop, Blow::kStopForGood, Blow::kDelay, Blow::kFail, Blow::kOrphan});
+
+/// Ends the child that an orphaning victim left behind, and waits for its death: until then it
+/// shares what its parent had open, the instance's directory included.
+[[nodiscard]] ipc::Status end_orphan(pid_t orphan);
 
 /// FaultPlan::parse() takes it.
 [[nodiscard]] std::string plan_of(ipc::Transition point, int occurrence, Blow blow);

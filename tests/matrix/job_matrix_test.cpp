@@ -218,9 +218,8 @@ void JobMatrix::mend() {
     if (victim().pid() == victim_pid_) victim().signal(SIGKILL);
   }
   if (cell().blow == Blow::kOrphan) {
-    const auto orphan = static_cast<pid_t>(*blow >> kKindBits);
-    ASSERT_GT(orphan, 0);
-    EXPECT_EQ(::kill(orphan, SIGKILL), 0);
+    const ipc::Status ended = end_orphan(static_cast<pid_t>(*blow >> kKindBits));
+    EXPECT_TRUE(ended) << ended.error().to_string();
   }
 }
 

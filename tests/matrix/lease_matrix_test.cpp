@@ -219,9 +219,8 @@ void LeaseMatrix::mend() {
     attacher_side_->signal(SIGKILL);
   }
   if (cell().blow == Blow::kOrphan) {
-    const auto orphan = static_cast<pid_t>(struck().value_or(0) >> kKindBits);
-    ASSERT_GT(orphan, 0);
-    EXPECT_EQ(::kill(orphan, SIGKILL), 0);
+    const ipc::Status ended = end_orphan(static_cast<pid_t>(struck().value_or(0) >> kKindBits));
+    EXPECT_TRUE(ended) << ended.error().to_string();
   }
 }
 
