@@ -31,6 +31,9 @@ constexpr std::array kCommands = {
     Command{"update-weights", "give an engine's workers new weights", update_weights_command},
     Command{"export-weights", "lend weights in device memory to an engine's workers",
             export_weights_command},
+    Command{"release", "give an idle engine's cache, weights and scratch memory back to the driver",
+            release_command},
+    Command{"resume", "take released memory again", resume_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};

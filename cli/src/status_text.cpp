@@ -110,6 +110,19 @@ void add_rank_row(Table& table, const Json& rank, const char* kind) {
        bytes(*process, "quarantined_bytes"), text(*process, "note")});
 }
 
+/// Of a list of names.
+std::string names(const Json& object, const char* key) {
+  const Json* list = field(object, key);
+  if (list == nullptr || !list->is_array()) return {};
+  std::string joined;
+  for (const Json& name : *list) {
+    if (!name.is_string()) continue;
+    if (!joined.empty()) joined += ", ";
+    joined += name.get<std::string>();
+  }
+  return joined;
+}
+
 void describe_engine(const Json& engine, std::string& out) {
   const Json& jobs = member(engine, "jobs");
   out += fmt::format("\nengine {}: {}, generation {}, offload {}\n", text(engine, "name"),
@@ -133,6 +146,12 @@ void describe_engine(const Json& engine, std::string& out) {
        fmt::format("{}{} flushes, {} clears, {} re-inits",
                    is_paused ? fmt::format("paused ({}), ", paused->get<std::string>()) : "",
                    text(engine, "flushes"), text(engine, "clears"), text(engine, "reinits"))});
+  if (const std::string released = names(engine, "released"); !released.empty()) {
+    table.add({"released", released});
+  }
+  if (member(engine, "weights_lost") == true) {
+    table.add({"weights", "lost: released without a backup, and not updated since"});
+  }
   if (const std::string note = text(engine, "note"); note != "-" && !note.empty()) {
     table.add({"note", note});
   }

@@ -91,6 +91,14 @@ using WireMessages = List<ipc::Envelope,
                           ipc::LentAllocation,
                           ipc::LentTensor,
                           ipc::LoanPart,
-                          ipc::RankWeightsRead>;
+                          ipc::RankWeightsRead,
+                          ipc::ReleaseRequest,
+                          ipc::RankReleaseReply,
+                          ipc::RankReleased,
+                          ipc::ReleaseReply,
+                          ipc::ResumeRequest,
+                          ipc::ResumeReply,
+                          ipc::RankRelease,
+                          ipc::RankResume>;
 
 }  // namespace kvferry::test

@@ -322,6 +322,69 @@ Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadl
   return summary;
 }
 
+namespace {
+
+std::vector<ReleasedMemory> released_of(const std::vector<ipc::RankReleased>& ranks) {
+  std::vector<ReleasedMemory> released;
+  for (const ipc::RankReleased& rank : ranks) {
+    released.push_back({.rank = rank.rank.value,
+                        .weights = rank.outcome.weights_bytes,
+                        .scratch = rank.outcome.scratch_bytes});
+  }
+  return released;
+}
+
+}  // namespace
+
+Result<ReleaseSummary> Client::release_memory(const ReleaseOptions& options, Deadline deadline) {
+  ipc::ReleaseRequest request;
+  request.engine = impl_->link.options().engine;
+  request.tags = options.tags;
+  request.backup = options.backup;
+  request.host = static_cast<ipc::HostPolicy>(options.host);
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::ReleaseReply>(
+                                       MessageKind::kReleaseMemory, request, deadline));
+  ReleaseSummary summary;
+  summary.released = reply.released;
+  summary.ranks = released_of(reply.ranks);
+  summary.host_blocks_dropped = reply.host_blocks_dropped;
+  summary.took = reply.took;
+  for (const ipc::RankReleased& rank : reply.ranks) {
+    summary.free_before += rank.outcome.free_before;
+    if (reply.cleared.empty()) summary.free_after += rank.outcome.memory.free_on_device;
+  }
+  for (const ipc::RankOutcome& rank : reply.cleared) {
+    summary.quarantined |= rank.outcome.kind == ipc::ClearKind::kQuarantined;
+    if (!rank.outcome.detail.empty()) {
+      if (!summary.detail.empty()) summary.detail += "; ";
+      summary.detail += fmt::format("rank {}: {}", rank.rank.value, rank.outcome.detail);
+    }
+    if (reply.ranks.empty()) summary.free_before += rank.outcome.free_before;
+    summary.free_after += rank.outcome.free_after;
+  }
+  return summary;
+}
+
+Result<ResumeSummary> Client::resume_memory(MemoryTags tags, Deadline deadline) {
+  ipc::ResumeRequest request;
+  request.engine = impl_->link.options().engine;
+  request.tags = tags;
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::ResumeReply>(
+                                       MessageKind::kResumeMemory, request, deadline));
+  if (reply.resumed.has(MemoryTag::kKvCache)) {
+    impl_->link.acknowledge_generation(reply.generation);
+  }
+  return ResumeSummary{.resumed = reply.resumed,
+                       .released = reply.released,
+                       .weights_lost = reply.weights_lost,
+                       .ranks = released_of(reply.ranks),
+                       .generation = reply.generation,
+                       .paused = reply.paused.has_value(),
+                       .took = reply.took};
+}
+
 Result<std::string> Client::status(Deadline deadline) {
   KVFERRY_ASSIGN(auto reply,
                  impl_->link.call<ipc::StatusReply>(MessageKind::kStatus, ipc::Empty{}, deadline));

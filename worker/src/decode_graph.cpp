@@ -45,8 +45,10 @@ bool DecodeGraph::takes(const std::vector<GroupPass>& groups, std::uint32_t sequ
          });
 }
 
-bool DecodeGraph::is_bound_to(const MappedArena& arena) const {
-  if (work_ == nullptr || tables_.size() != arena.groups.size()) return false;
+bool DecodeGraph::is_bound_to(const MappedArena& arena, DevicePtr tables) const {
+  if (work_ == nullptr || bound_tables_ != tables || tables_.size() != arena.groups.size()) {
+    return false;
+  }
   for (std::size_t g = 0; g < tables_.size(); ++g) {
     const std::span<const StridedRegion> here = regions_of(arena.groups[g]);
     const std::span<const StridedRegion> bound = tables_[g]->regions();
@@ -61,9 +63,10 @@ Status DecodeGraph::make_buffers(std::size_t groups) {
   const std::uint64_t input_bytes = groups * kGroupBytes;
   if (memory_.size_bytes() == kOutputBytes + input_bytes && outputs_ != nullptr) return ipc::ok();
   work_.reset();
-  KVFERRY_ASSIGN(memory_, allocator_.allocate(kOutputBytes + input_bytes));
+  KVFERRY_ASSIGN(ScratchBuffer memory, allocator_.allocate(kOutputBytes + input_bytes));
   KVFERRY_ASSIGN(inputs_, device_.make_pinned_buffer(input_bytes));
   KVFERRY_ASSIGN(outputs_, device_.make_pinned_buffer(kOutputBytes));
+  memory_ = std::move(memory);
   return ipc::ok();
 }
 
@@ -102,10 +105,29 @@ Status DecodeGraph::record(const MappedArena& arena,
     const std::array download{ipc::CopyOp{outputs_->data(), outputs, kOutputBytes}};
     return recording.copy(ipc::CopyDirection::kDeviceToHost, download, ipc::CopyMode::kEach);
   }));
+  bound_tables_ = tables;
   ++recordings_;
   ipc::log_info("decode graph: recorded for epoch={} ({} groups), the {}. time", arena.epoch.value,
                 tables_.size(), recordings_);
   return ipc::ok();
+}
+
+std::uint64_t DecodeGraph::release() {
+  const std::uint64_t bytes = memory_.size_bytes();
+  if (bytes > 0) released_groups_ = (bytes - kOutputBytes) / kGroupBytes;
+  work_.reset();
+  tables_.clear();
+  memory_ = {};
+  inputs_.reset();
+  outputs_.reset();
+  return bytes;
+}
+
+ipc::Result<std::uint64_t> DecodeGraph::resume() {
+  if (released_groups_ == 0) return 0;
+  KVFERRY_TRY(make_buffers(released_groups_));
+  released_groups_ = 0;
+  return memory_.size_bytes();
 }
 
 void DecodeGraph::write_inputs(const std::vector<GroupPass>& groups) {
@@ -127,7 +149,7 @@ Status DecodeGraph::launch(const std::vector<GroupPass>& groups,
                            ipc::Stream& stream,
                            DevicePtr tables,
                            std::uint32_t tokens_per_block) {
-  if (!is_bound_to(arena)) KVFERRY_TRY(record(arena, stream, tables, tokens_per_block));
+  if (!is_bound_to(arena, tables)) KVFERRY_TRY(record(arena, stream, tables, tokens_per_block));
   write_inputs(groups);
   KVFERRY_TRY(stream.launch(*work_));
   ++launches_;

@@ -16,8 +16,8 @@ namespace kvferry::worker {
 
 /// Passes of ordinary size as one launch of work that was recorded once (a CUDA graph): everything
 /// that differs from pass to pass lies in buffers of its own. It is bound to the addresses of the
-/// arena, so it is launched again after a clear and a re-init that bring the arena back at the same
-/// ones, and recorded anew after others.
+/// arena and of the model's tables, so it is launched again after a clear and a re-init that bring
+/// the arena back at the same ones, and recorded anew after others.
 /// @threading one thread. @lifetime its launches were observed complete before it ends.
 class DecodeGraph {
  public:
@@ -41,11 +41,17 @@ class DecodeGraph {
   /// @pre the launch was observed complete; the next one may come
   [[nodiscard]] ipc::DecodeReply take_outputs(std::uint32_t sequences);
 
+  /// Gives its buffers and what is recorded up. Returns the bytes of device memory.
+  /// @pre no launch is under way
+  std::uint64_t release();
+  /// Takes as much as it had when it was released; the next launch records anew.
+  [[nodiscard]] ipc::Result<std::uint64_t> resume();
+
   [[nodiscard]] std::uint64_t recordings() const noexcept { return recordings_; }
   [[nodiscard]] std::uint64_t launches() const noexcept { return launches_; }
 
  private:
-  [[nodiscard]] bool is_bound_to(const MappedArena& arena) const;
+  [[nodiscard]] bool is_bound_to(const MappedArena& arena, ipc::DevicePtr tables) const;
   [[nodiscard]] ipc::Status record(const MappedArena& arena,
                                    ipc::Stream& stream,
                                    ipc::DevicePtr tables,
@@ -61,6 +67,8 @@ class DecodeGraph {
   /// Its own, with the same regions as the arena's: those end with each mapping.
   std::vector<std::unique_ptr<ipc::RegionTable>> tables_;
   std::unique_ptr<ipc::RecordedWork> work_;
+  ipc::DevicePtr bound_tables_;      ///< The model's, in what is recorded.
+  std::size_t released_groups_ = 0;  ///< For so many it had buffers.
   bool busy_ = false;
   std::uint64_t recordings_ = 0;
   std::uint64_t launches_ = 0;

@@ -11,6 +11,31 @@ namespace kvferry::worker {
 
 ipc::Result<ipc::DevicePtr> ModelTables::address(ipc::Deadline deadline) {
   const std::lock_guard lock(mutex_);
+  if (lost_) {
+    return KVFERRY_ERROR(kNotReady,
+                         "the weights were released: resume them, and update them when they were "
+                         "released without a backup");
+  }
+  return make(deadline);
+}
+
+ipc::Result<ipc::DevicePtr> ModelTables::memory(ipc::Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  return make(deadline);
+}
+
+void ModelTables::release() {
+  const std::lock_guard lock(mutex_);
+  memory_ = {};
+  lost_ = true;
+}
+
+void ModelTables::set_holds_weights() {
+  const std::lock_guard lock(mutex_);
+  lost_ = false;
+}
+
+ipc::Result<ipc::DevicePtr> ModelTables::make(ipc::Deadline deadline) {
   if (memory_.valid()) return memory_.address();
   KVFERRY_ASSIGN(ScratchBuffer memory, allocator_.allocate(2 * kTableBytes));
   ipc::EventFd zeroed;  // Before the stream, which may still signal it when it ends.

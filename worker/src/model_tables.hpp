@@ -13,7 +13,7 @@
 namespace kvferry::worker {
 
 /// The weights as the reference model computes with them: two tables in device memory, which stay
-/// where they are for the worker's life. All zero until weights are packed into them.
+/// where they are until they are released. All zero until weights are packed into them.
 /// @threading any. @lifetime device and allocator outlive it.
 class ModelTables {
  public:
@@ -24,14 +24,24 @@ class ModelTables {
   ModelTables(const ModelTables&) = delete;
   ModelTables& operator=(const ModelTables&) = delete;
 
-  /// Both, one behind the other; made by the first call. kNoDeviceMemory.
+  /// Both, one behind the other, to compute with. kNotReady while they hold no weights: released,
+  /// or resumed without a backup.
   [[nodiscard]] ipc::Result<ipc::DevicePtr> address(ipc::Deadline deadline);
+  /// To write weights into; made by the first call. kNoDeviceMemory.
+  [[nodiscard]] ipc::Result<ipc::DevicePtr> memory(ipc::Deadline deadline);
+  /// Gives the memory up, so that nothing computes until it holds weights again.
+  /// @pre no work on them is under way
+  void release();
+  void set_holds_weights();
 
  private:
   ipc::Device& device_;
   CachingAllocator& allocator_;
-  std::mutex mutex_;  ///< Guards memory_, which is set once.
+  [[nodiscard]] ipc::Result<ipc::DevicePtr> make(ipc::Deadline deadline);
+
+  std::mutex mutex_;  ///< Guards what follows.
   ScratchBuffer memory_;
+  bool lost_ = false;  ///< They hold no weights.
 };
 
 }  // namespace kvferry::worker

@@ -39,6 +39,9 @@ class PinnedPool {
     if (buffer != nullptr) free_.push_back(std::move(buffer));
   }
 
+  /// Those that nobody has taken.
+  void clear() { free_.clear(); }
+
   [[nodiscard]] static std::uint64_t word(ipc::PinnedBuffer& buffer, std::size_t index) {
     std::uint64_t value = 0;
     std::memcpy(&value, buffer.data() + index * sizeof(value), sizeof(value));

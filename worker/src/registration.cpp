@@ -94,6 +94,7 @@ class RankLink {
     hooks.weights = worker.weights;
     const bool unnamed = worker.weights != nullptr && worker.weights_id.is_zero();
     hooks.weights_id = unnamed ? ipc::Digest::random() : worker.weights_id;
+    hooks.memory = worker.memory;
     hooks.on_fatal = worker.on_fatal;
     return hooks;
   }

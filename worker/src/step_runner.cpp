@@ -57,6 +57,26 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
   server_ = std::make_unique<ipc::ControlServer>(loop, std::move(options), *this);
 }
 
+ipc::Result<std::uint64_t> StepRunner::release(ipc::MemoryTag tag) {
+  if (!in_flight_.empty()) {
+    return KVFERRY_ERROR(kBusy, "{} steps run on rank {}: pause the engine first, or retry",
+                         in_flight_.size(), rank_.value);
+  }
+  released_.add(tag);
+  if (tag != ipc::MemoryTag::kScratch) return 0;
+  pinned_.clear();
+  return graph_.release();
+}
+
+ipc::Result<std::uint64_t> StepRunner::resume(ipc::MemoryTag tag) {
+  std::uint64_t bytes = 0;
+  if (tag == ipc::MemoryTag::kScratch) {
+    KVFERRY_ASSIGN(bytes, graph_.resume());
+  }
+  released_.remove(tag);
+  return bytes;
+}
+
 void StepRunner::on_peer(const ipc::Peer& peer) {
   ipc::log_info("steps: {} connected (pid {})", peer.name, peer.pid);
 }
@@ -159,6 +179,12 @@ void StepRunner::start_queued() {
 }
 
 void StepRunner::start(Request request) {
+  if (!released_.empty()) {
+    fail(request.peer, request.envelope,
+         KVFERRY_ERROR(kNotReady, "rank {}: memory {} is released: resume it first", rank_.value,
+                       ipc::to_string(released_)));
+    return;
+  }
   auto use = enter_(request.session(), request.epoch());
   if (!use) {
     fail(request.peer, request.envelope, std::move(use).error());

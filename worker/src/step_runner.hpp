@@ -7,6 +7,7 @@
 #include "idle_trim.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/arena_use.hpp"
@@ -55,6 +56,12 @@ class StepRunner final : public ipc::ControlHandler {
 
   /// The epoch is being revoked: queued steps end as kRevoked.
   void on_revoked();
+
+  /// From now on steps are refused, until every released tag has been resumed; gives up the memory
+  /// of kScratch. Returns its bytes. kBusy while steps run.
+  [[nodiscard]] ipc::Result<std::uint64_t> release(ipc::MemoryTag tag);
+  /// Takes that memory again; after an error the tag is still released.
+  [[nodiscard]] ipc::Result<std::uint64_t> resume(ipc::MemoryTag tag);
 
   void on_peer(const ipc::Peer& peer) override;
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
@@ -117,6 +124,7 @@ class StepRunner final : public ipc::ControlHandler {
   DecodeGraph graph_;              ///< And so does it.
   StreamCompletions completions_;
   std::deque<Request> queue_;
+  ipc::MemoryTags released_;  ///< While there are any, steps are refused.
   FailureRule failure_rule_;
   IdleTrim idle_trim_;
   std::unique_ptr<ipc::ControlServer> server_;

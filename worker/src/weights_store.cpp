@@ -21,11 +21,10 @@ using ipc::Status;
 
 namespace {
 
-constexpr std::uint64_t kBounceBytes = 8ULL << 20;
 constexpr std::uint64_t kTransientSizes = 8;
 
-std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device) {
-  auto buffer = device.make_pinned_buffer(kBounceBytes);
+std::unique_ptr<ipc::PinnedBuffer> make_bounce(ipc::Device& device, std::uint64_t size_bytes) {
+  auto buffer = device.make_pinned_buffer(size_bytes);
   if (!buffer) throw ipc::Exception(std::move(buffer).error());
   return std::move(buffer).value();
 }
@@ -44,12 +43,16 @@ WeightsStore::WeightsStore(ipc::Device& device,
       ranks_(ranks),
       shares_table_(replicated && ranks > 1),
       tables_(tables),
-      bounce_(make_bounce(device)),
+      bounce_(make_bounce(device, kBounceBytes)),
       stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
   prepared_ = {};
   KVFERRY_TRY(let_go_of_last());
+  if (released_) {
+    return KVFERRY_ERROR(kNotReady, "the weights of rank {} are released: resume them first",
+                         rank_.value);
+  }
   if (source.from == ipc::WeightsFrom::kIpc) return prepare_lent(source.location, deadline);
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
@@ -71,7 +74,7 @@ Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, De
     }
     load.parts.push_back(std::move(part));
   }
-  KVFERRY_TRY(tables_.address(deadline));  // A first commit, too, fails only with the device.
+  KVFERRY_TRY(tables_.memory(deadline));  // A first commit, too, fails only with the device.
   if (shares_table_) KVFERRY_TRY(fold_whole(file, deadline, load.shared_table));
   prepared_ = std::move(load);
   ipc::log_info("weights: rank {} read {} of {} tensors from {}", rank_.value,
@@ -135,7 +138,7 @@ Status WeightsStore::commit(Deadline deadline) {
   Load& load = committing_;
   if (tensors_.empty()) {
     for (Prepared& part : load.parts) {
-      tensors_.push_back({part.name, part.shape, std::move(part.memory)});
+      tensors_.push_back({part.name, part.shape, std::move(part.memory), part.size_bytes});
     }
   }
   for (std::size_t i = 0; i < load.parts.size(); ++i) {
@@ -150,12 +153,12 @@ Status WeightsStore::commit(Deadline deadline) {
   }
   KVFERRY_TRY(pack(load, deadline));
   committing_ = {};
+  tables_.set_holds_weights();
   return ipc::ok();
 }
 
-// Of a commit that failed, work may still run: what it writes is not anybody else's before it ends.
+// Of what failed, work may still run: what it writes is not anybody else's before it ends.
 Status WeightsStore::let_go_of_last() {
-  if (committing_.parts.empty() && !loan_) return ipc::ok();
   KVFERRY_ASSIGN(const bool ended, stream_->query());
   if (!ended) {
     return KVFERRY_ERROR(
@@ -172,7 +175,7 @@ std::uint64_t WeightsStore::transient_bytes(std::size_t tensor, std::uint64_t si
 }
 
 Status WeightsStore::pack(const Load& load, Deadline deadline) {
-  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.address(deadline));
+  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.memory(deadline));
   const ipc::DevicePtr read_with = tables + ModelTables::kTableBytes;
   KVFERRY_TRY(stream_->zero(tables, 2 * ModelTables::kTableBytes));
   for (std::size_t i = 0; i < load.parts.size(); ++i) {

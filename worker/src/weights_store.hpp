@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
 #include "kvferry/worker/weights_import.hpp"
@@ -26,8 +27,9 @@ namespace kvferry::worker {
 /// all ranks, else all of it.
 struct LoadedTensor {
   std::string name;
-  std::string shape;  ///< describe() of the whole tensor.
-  ScratchBuffer memory;
+  std::string shape;     ///< describe() of the whole tensor.
+  ScratchBuffer memory;  ///< None while it is released.
+  std::uint64_t size_bytes = 0;
 };
 
 /// The reference worker's weights: the tensors of a safetensors file. An update reads its file into
@@ -55,6 +57,14 @@ class WeightsStore final : public ipc::WeightsUser {
   void abandon() override;
   void cancel() noexcept override { cancelled_.store(true); }
 
+  /// Gives the device memory of tensors and tables up; kHost: what they hold stays in host memory.
+  /// After an error everything is as it was. Returns the bytes. @pre nothing computes with them
+  [[nodiscard]] ipc::Result<std::uint64_t> release(ipc::WeightsBackup backup,
+                                                   ipc::Deadline deadline);
+  /// Takes that memory again, and fills it from the backup; without one nothing computes before the
+  /// next commit. After an error they are still released. Returns the bytes.
+  [[nodiscard]] ipc::Result<std::uint64_t> resume(ipc::Deadline deadline);
+
   [[nodiscard]] const std::vector<LoadedTensor>& tensors() const noexcept { return tensors_; }
 
  private:
@@ -77,9 +87,23 @@ class WeightsStore final : public ipc::WeightsUser {
     std::vector<std::uint64_t> shared_table;
     ScratchBuffer folded;  ///< Where it comes about, when it does on the device.
   };
+  struct Backup {
+    std::vector<std::vector<std::byte>> tensors;
+    std::vector<std::byte> tables;
+  };
+  struct Released {
+    std::optional<Backup> backup;
+  };
+  static constexpr std::uint64_t kBounceBytes = 8ULL << 20;
   /// Between two looks at deadline and cancellation.
   static constexpr std::uint64_t kReadBytes = 4ULL << 20;
 
+  // weights_store_release.cpp
+  [[nodiscard]] ipc::Result<Backup> back_up(ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status restore(const Load& load, const Backup& backup, ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status copy_out(ipc::DevicePtr from,
+                                     std::span<std::byte> to,
+                                     ipc::Deadline deadline);
   // weights_store_ipc.cpp
   [[nodiscard]] ipc::Result<std::uint64_t> prepare_lent(const std::string& socket,
                                                         ipc::Deadline deadline);
@@ -121,6 +145,7 @@ class WeightsStore final : public ipc::WeightsUser {
   Load committing_;  ///< Stays until its work was seen to end: the stream writes into it.
   std::optional<WeightsImport> loan_;  ///< As committing_: the stream reads from it.
   std::vector<LoadedTensor> tensors_;
+  std::optional<Released> released_;
   std::atomic<bool> cancelled_{false};
   std::unique_ptr<ipc::Stream> stream_;  ///< Last: ends before what it works on.
 };

@@ -69,7 +69,7 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
     KVFERRY_TRY(loan_->check_lender());
     total += share.size_bytes;
   }
-  KVFERRY_TRY(tables_.address(deadline));
+  KVFERRY_TRY(tables_.memory(deadline));
   if (shares_table_) KVFERRY_TRY(fold_lent(tensors, deadline, load));
   KVFERRY_TRY(loan_->check_lender());
   WeightsImport loan = std::move(*std::exchange(loan_, std::nullopt));

@@ -14,8 +14,10 @@
 #include "service_thread.hpp"
 #include "step_runner.hpp"
 #include "weights_store.hpp"
+#include "worker_memory.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -142,6 +144,10 @@ class Worker {
       hooks.weights = &*weights_;
       hooks.weights_id = weights_id_;
     }
+    memory_.emplace(weights_ ? &*weights_ : nullptr, [this](std::function<void(StepRunner&)> call) {
+      runner_->post(std::move(call));
+    });
+    hooks.memory = &*memory_;
     hooks.on_fatal = [this](const Error& error) { end(error); };
     return hooks;
   }
@@ -164,6 +170,7 @@ class Worker {
   ModelTables tables_;
   std::optional<WeightsStore> weights_;  ///< Only with WorkerConfig::weights.
   ipc::Digest weights_id_;
+  std::optional<WorkerMemory> memory_;
   std::optional<EngineRegions> regions_;  ///< Only with ArenaMemory::kEngine.
   bool stopped_ = false;
   std::optional<Error> fatal_;

@@ -23,14 +23,10 @@ ipc::TransitionFields ClearOperations::step_of(const Asked& asked, std::uint64_t
           .detail = detail};
 }
 
-void ClearOperations::start(const ipc::Peer& peer,
-                            const ipc::Envelope& request,
-                            const ipc::ClearRequest& message,
-                            ClearScope scope) {
+void ClearOperations::start(Order order, ClearScope scope, Done done) {
   auto clear = std::make_shared<Clear>();
-  clear->peer = peer;
-  clear->request = request;
-  clear->host = message.host;
+  clear->order = std::move(order);
+  clear->done = std::move(done);
   clear->operation = {++context_.operations.value};
   clear->start = ipc::MonotonicClock::now();
   clear->scope = std::move(scope);
@@ -38,7 +34,7 @@ void ClearOperations::start(const ipc::Peer& peer,
   clear->pending = 1;  // Held until everything is sent.
   add_unknown(*clear);
   for (EngineRecord* engine : clear->scope.engines) {
-    start_clear(clear, *engine, message.deadline);
+    start_clear(clear, *engine);
   }
   if (--clear->pending == 0) {
     finish_clear(clear);
@@ -59,13 +55,13 @@ void ClearOperations::add_unknown(Clear& clear) {
   }
 }
 
-void ClearOperations::start_clear(const ClearRef& clear,
-                                  EngineRecord& engine,
-                                  ipc::Duration deadline) {
+void ClearOperations::start_clear(const ClearRef& clear, EngineRecord& engine) {
   ipc::log_info("engine {}: clear starts, asked by {}, host tier {}", engine.name(),
-                clear->peer.name, clear->host == ipc::HostPolicy::kDrop ? "dropped" : "kept");
+                clear->order.by.name,
+                clear->order.host == ipc::HostPolicy::kDrop ? "dropped" : "kept");
   // Admission ends first; queued jobs end as revoked, what runs drains at the movers.
-  engine.begin(EngineOperation::kClear);
+  if (engine.operation() == EngineOperation::kNone) engine.begin(EngineOperation::kClear);
+  engine.begin_clear();
   context_.jobs.fail_queued(engine.id(),
                             KVFERRY_ERROR(kRevoked, "engine {} is being cleared", engine.name()));
   context_.engine_changed(engine);
@@ -105,11 +101,11 @@ void ClearOperations::start_clear(const ClearRef& clear,
       clear->ranks[index].outcome = ipc::RankClearReply{};
       clear->ranks[index].outcome->detail = "nothing was mapped";
     } else {
-      send_clear(clear, index, *owner, /*is_owner=*/true, deadline);
+      send_clear(clear, index, *owner, /*is_owner=*/true);
     }
     if (attacher != nullptr && !attacher->state.session.is_zero() &&
         attacher->state.epoch.value != 0) {
-      send_clear(clear, index, *attacher, /*is_owner=*/false, deadline);
+      send_clear(clear, index, *attacher, /*is_owner=*/false);
     }
   }
 }
@@ -117,12 +113,11 @@ void ClearOperations::start_clear(const ClearRef& clear,
 void ClearOperations::send_clear(const ClearRef& clear,
                                  std::size_t index,
                                  const RankPeer& target,
-                                 bool is_owner,
-                                 ipc::Duration deadline) {
+                                 bool is_owner) {
   ipc::RankClear message;
   message.session = target.state.session;
   message.epoch = target.state.epoch;
-  message.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
+  message.deadline = clear->order.deadline;
   const Asked asked{.peer = target.id,
                     .state = target.state,
                     .operation = clear->operation,
@@ -133,7 +128,7 @@ void ClearOperations::send_clear(const ClearRef& clear,
     clear->ranks[index].open_attacher = asked;
   }
   context_.calls.call(target.id, ipc::MessageKind::kRankClear, message,
-                      ipc::Deadline::after(deadline + margin_),
+                      ipc::Deadline::after(clear->order.deadline + margin_),
                       [this, clear, index, asked](const ipc::Result<ipc::Envelope>& answer) {
                         on_clear_answer(clear, index, asked, answer);
                       });
@@ -243,9 +238,10 @@ std::optional<ipc::Error> ClearOperations::collect_outcomes(Clear& clear, ipc::C
 
 void ClearOperations::finish_clear(const ClearRef& clear) {
   clear->answered = true;
-  ipc::ClearReply reply;
-  const std::optional<ipc::Error> first = collect_outcomes(*clear, reply);
-  if (clear->host == ipc::HostPolicy::kDrop) {
+  Outcome outcome;
+  ipc::ClearReply& reply = outcome.reply;
+  outcome.failed = collect_outcomes(*clear, reply);
+  if (clear->order.host == ipc::HostPolicy::kDrop) {
     for (const std::string& departed : clear->scope.departed) {
       const std::uint64_t dropped = context_.host.drop_departed(departed);
       reply.host_blocks_dropped += dropped;
@@ -254,46 +250,38 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
   }
   for (EngineRecord* engine : clear->scope.engines) {
     // Whatever became of the ranks: no tier is left out because another one failed.
-    if (clear->host == ipc::HostPolicy::kDrop) {
+    if (clear->order.host == ipc::HostPolicy::kDrop) {
       reply.host_blocks_dropped += context_.host.drop_prefixes(*engine);
     }
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();
     });
-    engine->end_operation(/*succeeded=*/all);
+    engine->end_clear(/*succeeded=*/all);
+    if (engine->operation() == EngineOperation::kClear) engine->end_operation(all);
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);
-  const std::vector<EngineRecord*> engines = clear->scope.engines;
-  for (EngineRecord* engine : engines) {
+  for (EngineRecord* engine : clear->scope.engines) {
     ipc::log_info("engine {}: clear ends after {} ms, {} host blocks dropped", engine->name(),
                   reply.took.count() / 1000, reply.host_blocks_dropped);
     context_.engine_changed(*engine);
   }
   std::erase(clears_, clear);
-  if (!first) {
-    context_.transitions.record(ipc::Transition::kManagerTellsCleared,
-                                {.lease = clear->operation, .peer = clear->peer.id});
-    context_.reply(clear->peer, clear->request, reply);
+  if (outcome.failed) {
+    ipc::log_warn("clear failed: {}", outcome.failed->to_string());
   } else {
-    ipc::log_warn("clear failed: {}", first->to_string());
-    if (clear->request.request.value != 0) {
-      ManagerContext::log_unsent(clear->peer, context_.server.reply_partial(
-                                                  clear->peer.id, clear->request, reply, *first));
-    }
+    context_.transitions.record(ipc::Transition::kManagerTellsCleared,
+                                {.lease = clear->operation, .peer = clear->order.by.id});
   }
-  for (EngineRecord* engine : engines) {
-    const std::string name = engine->name();
-    context_.drop_if_unused(name);
-  }
+  std::exchange(clear->done, nullptr)(outcome);
 }
 
 void ClearOperations::cancel_all(const ipc::Error& why) {
-  for (const ClearRef& clear : clears_) {
+  const std::vector<ClearRef> clears = std::exchange(clears_, {});
+  for (const ClearRef& clear : clears) {
     clear->answered = true;
-    context_.refuse(clear->peer, clear->request, why);
+    std::exchange(clear->done, nullptr)({.reply = {}, .failed = why, .cancelled = true});
   }
-  clears_.clear();
 }
 
 }  // namespace kvferry::cache_manager

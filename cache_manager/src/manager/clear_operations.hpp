@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,10 +16,24 @@
 namespace kvferry::cache_manager {
 
 /// The clears that run: each tells every rank's owner and attacher, waits for every answer (or its
-/// death, or its deadline), drops the host tier if asked, and answers once with an outcome per
+/// death, or its deadline), drops the host tier if asked, and is done once with an outcome per
 /// rank. @threading the loop's thread.
 class ClearOperations {
  public:
+  struct Order {
+    ipc::Peer by;
+    ipc::HostPolicy host = ipc::HostPolicy::kDrop;
+    std::chrono::milliseconds deadline{};
+  };
+  /// failed: the first rank's error, which says how many more there are; or why it was cancelled,
+  /// with nothing in the reply.
+  struct Outcome {
+    ipc::ClearReply reply;
+    std::optional<ipc::Error> failed;
+    bool cancelled = false;
+  };
+  using Done = std::function<void(const Outcome& outcome)>;
+
   /// margin: what a rank may take beyond a clear's deadline.
   ClearOperations(ManagerContext& context, std::chrono::milliseconds margin)
       : context_(context), margin_(margin) {}
@@ -26,12 +41,10 @@ class ClearOperations {
   ClearOperations& operator=(const ClearOperations&) = delete;
   ~ClearOperations() = default;
 
-  /// Its engines run no other operation.
-  void start(const ipc::Peer& peer,
-             const ipc::Envelope& request,
-             const ipc::ClearRequest& message,
-             ClearScope scope);
-  /// Answers those that run; what the ranks still say is not waited for.
+  /// Its engines run no other operation than this one, or the one that this is a part of: that
+  /// goes on after it.
+  void start(Order order, ClearScope scope, Done done);
+  /// Ends those that run; what the ranks still say is not waited for.
   void cancel_all(const ipc::Error& why);
 
  private:
@@ -56,9 +69,8 @@ class ClearOperations {
     bool again = false;  ///< There was nothing left to clear.
   };
   struct Clear {
-    ipc::Peer peer;
-    ipc::Envelope request;
-    ipc::HostPolicy host = ipc::HostPolicy::kDrop;
+    Order order;
+    Done done;
     ipc::LeaseId operation;
     ipc::TimePoint start;
     ClearScope scope;  ///< Operations keep their engines alive.
@@ -71,12 +83,8 @@ class ClearOperations {
   [[nodiscard]] static ipc::TransitionFields step_of(const Asked& asked, std::uint64_t detail = 0);
   /// Memory that nobody here can reach is told, never passed over.
   static void add_unknown(Clear& clear);
-  void start_clear(const ClearRef& clear, EngineRecord& engine, ipc::Duration deadline);
-  void send_clear(const ClearRef& clear,
-                  std::size_t index,
-                  const RankPeer& target,
-                  bool is_owner,
-                  ipc::Duration deadline);
+  void start_clear(const ClearRef& clear, EngineRecord& engine);
+  void send_clear(const ClearRef& clear, std::size_t index, const RankPeer& target, bool is_owner);
   void on_clear_answer(const ClearRef& clear,
                        std::size_t index,
                        const Asked& asked,

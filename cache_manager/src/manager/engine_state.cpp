@@ -249,12 +249,14 @@ bool EngineRecord::waits_for_worker() const {
   return true;
 }
 
+void EngineRecord::end_clear(bool succeeded) {
+  clearing_ = false;
+  if (!succeeded) return;
+  clears_ += cleared_ ? 0U : 1U;  // A cache that was clear already was not cleared again.
+  cleared_ = true;
+}
+
 void EngineRecord::end_operation(bool succeeded) {
-  if (succeeded && operation_ == EngineOperation::kClear) {
-    clears_ += cleared_ ? 0U : 1U;  // A cache that was clear already was not cleared again.
-    cleared_ = true;
-  }
-  reinits_ += succeeded && operation_ == EngineOperation::kReinit ? 1U : 0U;
   updates_ += succeeded && operation_ == EngineOperation::kUpdateWeights ? 1U : 0U;
   flushes_ += succeeded && operation_ == EngineOperation::kFlush ? 1U : 0U;
   operation_ = EngineOperation::kNone;
@@ -317,11 +319,12 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
   if (other_contents || generation_ == 0) {
     generation_ = next_generation++;
   }
-  if (operation_ == EngineOperation::kClear) {
+  if (clearing_) {
     phase_ = ipc::CachePhase::kClearing;
   } else if (ready) {
     phase_ = ipc::CachePhase::kReady;
     cleared_ = false;
+    cache_released_ = false;
     note_.clear();
   } else {
     // Also what another manager, or a clear that failed elsewhere, has left: nothing but a re-init
@@ -362,6 +365,27 @@ ipc::Digest EngineRecord::weights_of_ranks() const {
     part = part.is_zero() ? ipc::Digest::hash("none", 4) : part;
   }
   return ipc::combine_weights(parts);
+}
+
+ipc::MemoryTags EngineRecord::held_back() const {
+  ipc::MemoryTags tags;
+  for (const RankRecord& rank : ranks_) {
+    if (rank.worker) tags = tags | rank.worker->state.released;
+  }
+  if (cache_released_) tags.add(ipc::MemoryTag::kKvCache);
+  return tags;
+}
+
+ipc::MemoryTags EngineRecord::released() const {
+  ipc::MemoryTags tags = held_back();
+  if (phase_ == ipc::CachePhase::kCleared) tags.add(ipc::MemoryTag::kKvCache);
+  return tags;
+}
+
+bool EngineRecord::weights_lost() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankRecord& rank) {
+    return rank.worker && rank.worker->state.weights_lost;
+  });
 }
 
 ipc::EngineState EngineRecord::view() const {
@@ -412,6 +436,8 @@ std::string_view to_string(EngineOperation operation) noexcept {
     case EngineOperation::kContinue: return "continue";
     case EngineOperation::kFlush: return "flush";
     case EngineOperation::kUpdateWeights: return "update_weights";
+    case EngineOperation::kRelease: return "release";
+    case EngineOperation::kResume: return "resume";
   }
   return "invalid";
 }

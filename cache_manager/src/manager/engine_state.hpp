@@ -61,18 +61,22 @@ enum class EngineOperation : std::uint8_t {
   kPause,
   kContinue,
   kFlush,
-  kUpdateWeights
+  kUpdateWeights,
+  kRelease,
+  kResume
 };
 [[nodiscard]] std::string_view to_string(EngineOperation operation) noexcept;
-/// Nothing of the arena changes in it.
+/// Nothing of the arena changes in it until it commits.
 [[nodiscard]] constexpr bool is_generation_operation(EngineOperation operation) noexcept {
   return operation == EngineOperation::kPause || operation == EngineOperation::kContinue ||
-         operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights;
+         operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights ||
+         operation == EngineOperation::kRelease || operation == EngineOperation::kResume;
 }
 
 /// Its schedulers are held until it is over.
 [[nodiscard]] constexpr bool holds_while_it_runs(EngineOperation operation) noexcept {
-  return operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights;
+  return operation == EngineOperation::kFlush || operation == EngineOperation::kUpdateWeights ||
+         operation == EngineOperation::kRelease;
 }
 
 /// One engine: its ranks' processes, and what follows from their reports. @threading one thread.
@@ -122,7 +126,14 @@ class EngineRecord {
   void set_paused(std::optional<ipc::PauseMode> mode) {
     paused_ = mode;
     pause_is_known_ = true;
+    paused_by_release_ = false;
   }
+  /// A release holds what an idle engine would start; its last resume lets it run again.
+  void pause_for_release() {
+    set_paused(ipc::PauseMode::kRetract);
+    paused_by_release_ = true;
+  }
+  [[nodiscard]] bool paused_by_release() const noexcept { return paused_by_release_; }
   /// A scheduler has come with a pause that an earlier manager ordered: it holds unless this
   /// manager has been told otherwise since.
   void adopt_pause(std::optional<ipc::PauseMode> mode) {
@@ -138,9 +149,21 @@ class EngineRecord {
   [[nodiscard]] const std::optional<ipc::Error>& mixed_weights() const noexcept { return mixed_; }
   void set_mixed_weights(std::optional<ipc::Error> why) { mixed_ = std::move(why); }
 
+  /// Released on any rank. The cache: by a release, or cleared.
+  [[nodiscard]] ipc::MemoryTags released() const;
+  /// Of that, what nothing can be computed without.
+  [[nodiscard]] ipc::MemoryTags held_back() const;
+  /// A rank's weights were released without a backup, and not updated since.
+  [[nodiscard]] bool weights_lost() const;
+  void note_cache_released() { cache_released_ = true; }
+
   void begin(EngineOperation operation) { operation_ = operation; }
   /// succeeded: on every rank; a failed operation leaves what the ranks report.
   void end_operation(bool succeeded);
+  /// A clear, alone or as a part of the operation that runs.
+  void begin_clear() { clearing_ = true; }
+  void end_clear(bool succeeded);
+  void count_reinit() { ++reinits_; }
   [[nodiscard]] std::uint64_t clears() const noexcept { return clears_; }
   [[nodiscard]] std::uint64_t reinits() const noexcept { return reinits_; }
   [[nodiscard]] std::uint64_t flushes() const noexcept { return flushes_; }
@@ -197,6 +220,9 @@ class EngineRecord {
   std::uint64_t flushes_ = 0;    ///< Those that were done.
   std::uint64_t clears_ = 0;     ///< Clears of all ranks that had something to clear.
   std::uint64_t reinits_ = 0;    ///< Re-inits that made the cache ready.
+  bool paused_by_release_ = false;
+  bool cache_released_ = false;  ///< And not re-created since.
+  bool clearing_ = false;
   bool cleared_ = false;
   std::uint64_t generation_ = 0;
   ipc::CachePhase phase_ = ipc::CachePhase::kDetached;

@@ -84,20 +84,24 @@ void GenerationOperations::resume(const ipc::Peer& peer,
       finish(operation);  // Still paused: it can be asked for again.
       return;
     }
-    ask_schedulers(operation, {.order = ipc::ScheduleOrder::kRun}, [this, operation] {
-      // One that did not answer may be held: the engine stays paused, so that it can be repeated.
-      if (!operation->error) {
-        operation->engine->set_paused(std::nullopt);
-        order_back(*operation->engine);  // One that came meanwhile was told that it is paused.
-      }
-      finish(operation);
-    });
+    let_run(operation);
   };
   if (message.empty_cache) {
     empty_workers(operation, ipc::EmptyReason::kContinue, run);
   } else {
     run();
   }
+}
+
+void GenerationOperations::let_run(const OperationRef& operation) {
+  ask_schedulers(operation, {.order = ipc::ScheduleOrder::kRun}, [this, operation] {
+    // One that did not answer may be held: the engine stays paused, so that it can be repeated.
+    if (!operation->error) {
+      operation->engine->set_paused(std::nullopt);
+      order_back(*operation->engine);  // One that came meanwhile was told that it is paused.
+    }
+    finish(operation);
+  });
 }
 
 void GenerationOperations::flush(const ipc::Peer& peer,
@@ -299,6 +303,7 @@ void GenerationOperations::end_round(const OperationRef& operation) {
     }
   };
   note_first_of(operation->updates);
+  note_first_of(operation->memory);
   note_first_of(operation->ranks);
   std::exchange(operation->next, nullptr)();
 }

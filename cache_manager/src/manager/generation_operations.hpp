@@ -3,7 +3,9 @@
 #pragma once
 
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "manager/clear_operations.hpp"
 #include "manager/context.hpp"
+#include "manager/reinit_operations.hpp"
 
 #include <chrono>
 #include <functional>
@@ -14,12 +16,15 @@
 
 namespace kvferry::cache_manager {
 
-/// The pauses, continues and flushes that run: each asks the engine's schedulers and workers in a
-/// few rounds, waits in each for every answer (or its death, or the deadline), and answers once.
+/// The pauses, continues, flushes, updates, releases and resumes that run: each asks the engine's
+/// schedulers and workers in a few rounds, waits in each for every answer (or its death, or the
+/// deadline), and answers once.
 /// @threading the loop's thread.
 class GenerationOperations {
  public:
-  explicit GenerationOperations(ManagerContext& context) : context_(context) {}
+  /// clears, reinits: for the cache's memory, in a release and a resume.
+  GenerationOperations(ManagerContext& context, ClearOperations& clears, ReinitOperations& reinits)
+      : context_(context), clears_(clears), reinits_(reinits) {}
   GenerationOperations(const GenerationOperations&) = delete;
   GenerationOperations& operator=(const GenerationOperations&) = delete;
   ~GenerationOperations() = default;
@@ -42,6 +47,19 @@ class GenerationOperations {
                       const ipc::Envelope& request,
                       const ipc::UpdateWeightsRequest& message,
                       EngineRecord& engine);
+
+  /// The engine has passed check_release().
+  void release(const ipc::Peer& peer,
+               const ipc::Envelope& request,
+               const ipc::ReleaseRequest& message,
+               EngineRecord& engine);
+  /// Something of it is released.
+  void take_back(const ipc::Peer& peer,
+                 const ipc::Envelope& request,
+                 const ipc::ResumeRequest& message,
+                 EngineRecord& engine);
+  /// Whether every rank has whom a release of these tags needs.
+  [[nodiscard]] static ipc::Status check_release(const EngineRecord& engine, ipc::MemoryTags tags);
 
   /// A scheduler has come, with a pause in force or none: it is told what holds for its engine.
   void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused);
@@ -77,7 +95,13 @@ class GenerationOperations {
     std::vector<ipc::RankUpdate> updates;
     std::vector<ipc::IncarnationId> workers;  ///< Those that prepare.
     bool prepares = false;
-    bool commits = false;  ///< From the commit to the end: not to be taken for not done.
+    /// Of a release or a resume.
+    ipc::MemoryTags tags;
+    std::vector<ipc::RankReleased> memory;
+    std::vector<ipc::RankOutcome> cleared;
+    /// From the commit, or what a release and a resume do on the ranks, to the end: not to be taken
+    /// for not done.
+    bool commits = false;
     ipc::TimerId timer = 0;
     bool answered = false;
   };
@@ -118,6 +142,8 @@ class GenerationOperations {
                  std::function<void()> then);
   void idle_times_out(const OperationRef& operation);
   void flush_held(const OperationRef& operation, const ipc::FlushRequest& message);
+  /// The end of a pause: the last round.
+  void let_run(const OperationRef& operation);
   /// The last round: schedulers that were held for a while do again what they are to do.
   void run_again(const OperationRef& operation);
   /// It has failed while they were held.
@@ -125,6 +151,18 @@ class GenerationOperations {
   // weights_update.cpp
   void prepare_weights(const OperationRef& operation, bool empty_cache);
   void prepare_ranks(const OperationRef& operation, bool empty_cache);
+  // memory_release.cpp
+  void release_held(const OperationRef& operation, const ipc::ReleaseRequest& message);
+  void release_ranks(const OperationRef& operation, const ipc::ReleaseRequest& message);
+  void release_cache(const OperationRef& operation, const ipc::ReleaseRequest& message);
+  template <typename Order>
+  void ask_for_memory(const OperationRef& operation,
+                      ipc::MessageKind kind,
+                      const Order& order,
+                      std::function<void()> next);
+  void end_release(const OperationRef& operation);
+  void take_cache_back(const OperationRef& operation, std::chrono::milliseconds deadline);
+  void end_resume(const OperationRef& operation);
   // weights_distribution.cpp
   void distribute_weights(const OperationRef& operation, std::function<void()> next);
   void read_for_ranks(const OperationRef& operation,
@@ -153,6 +191,8 @@ class GenerationOperations {
   [[nodiscard]] static std::chrono::microseconds took(const Operation& operation);
 
   ManagerContext& context_;
+  ClearOperations& clears_;
+  ReinitOperations& reinits_;
   std::vector<OperationRef> operations_;
   std::uint64_t last_update_ = 0;  ///< Of weights.
 };

@@ -59,7 +59,30 @@ void Lifecycle::clear(const ipc::Peer& peer, const ipc::Envelope& request) {
     context_.refuse(peer, request, scope.error());
     return;
   }
-  clears_.start(peer, request, *message, std::move(scope).value());
+  const std::vector<EngineRecord*> engines = scope->engines;
+  clears_.start({.by = peer, .host = message->host, .deadline = message->deadline},
+                std::move(scope).value(),
+                [this, peer, request, engines](const ClearOperations::Outcome& outcome) {
+                  answer_clear(peer, request, outcome);
+                  if (outcome.cancelled) return;
+                  for (const EngineRecord* engine : engines) {
+                    const std::string name = engine->name();
+                    context_.drop_if_unused(name);
+                  }
+                });
+}
+
+void Lifecycle::answer_clear(const ipc::Peer& peer,
+                             const ipc::Envelope& request,
+                             const ClearOperations::Outcome& outcome) const {
+  if (!outcome.failed) {
+    context_.reply(peer, request, outcome.reply);
+  } else if (outcome.cancelled) {
+    context_.refuse(peer, request, *outcome.failed);
+  } else if (request.request.value != 0) {
+    ManagerContext::log_unsent(
+        peer, context_.server.reply_partial(peer.id, request, outcome.reply, *outcome.failed));
+  }
 }
 
 void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
@@ -88,7 +111,18 @@ void Lifecycle::reinit(const ipc::Peer& peer, const ipc::Envelope& request) {
     context_.refuse(peer, request, status.error());
     return;
   }
-  reinits_.start(peer, request, *message, *scope->engines.front());
+  EngineRecord& engine = *scope->engines.front();
+  reinits_.start({.by = peer, .gpu_blocks = message->gpu_blocks, .deadline = message->deadline},
+                 engine,
+                 [this, peer, request, &engine](const ipc::Result<ipc::ReinitReply>& outcome) {
+                   if (outcome) {
+                     context_.reply(peer, request, *outcome);
+                     return;
+                   }
+                   context_.refuse(peer, request, outcome.error());
+                   const std::string name = engine.name();
+                   context_.drop_if_unused(name);
+                 });
 }
 
 // A clear needs nothing, so that nothing may keep it waiting.
@@ -141,6 +175,76 @@ ipc::Status Lifecycle::check_schedulers(const EngineRecord& engine) const {
   return ipc::ok();
 }
 
+ipc::Status Lifecycle::check_known(const EngineRecord& engine) const {
+  if (engine.pause_is_known() || !context_.directory.clients_of(engine).empty()) {
+    return ipc::ok();
+  }
+  return KVFERRY_ERROR(kNotReady,
+                       "engine {}: no scheduler has connected to this manager yet, so that it "
+                       "is not known whether anything runs: retry when one has, or pause it",
+                       engine.name());
+}
+
+void Lifecycle::release_memory(const ipc::Peer& peer, const ipc::Envelope& request) {
+  auto message = ipc::decode<ipc::ReleaseRequest>(request.body, "ReleaseRequest");
+  ipc::Status status =
+      message ? check_time(message->deadline, "release deadline", 1) : ipc::Status(message.error());
+  if (status) {
+    status = message->tags.check();
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  if (message->tags.empty()) {
+    message->tags = ipc::MemoryTags::all();
+  }
+  const auto engine = idle_engine(peer, message->engine, "release");
+  status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
+  if (status) {
+    status = check_known(**engine);
+  }
+  if (status) {
+    status = GenerationOperations::check_release(**engine, message->tags);
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.release(peer, request, *message, **engine);
+}
+
+void Lifecycle::resume_memory(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::ResumeRequest>(request.body, "ResumeRequest");
+  ipc::Status status =
+      message ? check_time(message->deadline, "resume deadline", 1) : ipc::Status(message.error());
+  if (status) {
+    status = message->tags.check();
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto engine = idle_engine(peer, message->engine, "resume");
+  status = engine ? ipc::ok() : ipc::Status(engine.error());
+  if (status) {
+    const ipc::MemoryTags released = (*engine)->released();
+    const ipc::MemoryTags not_released = message->tags - released;
+    if (message->tags.empty() ? released.empty() : !not_released.empty()) {
+      status = KVFERRY_ERROR(
+          kNotReleased, "engine {}: {} is not released ({} is): nothing to resume",
+          (*engine)->name(),
+          message->tags.empty() ? std::string("its memory") : ipc::to_string(not_released),
+          ipc::to_string(released));
+    }
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  generations_.take_back(peer, request, *message, **engine);
+}
+
 void Lifecycle::pause(const ipc::Peer& peer, const ipc::Envelope& request) {
   const auto message = ipc::decode<ipc::PauseRequest>(request.body, "PauseRequest");
   ipc::Status status =
@@ -178,6 +282,14 @@ void Lifecycle::resume(const ipc::Peer& peer, const ipc::Envelope& request) {
   } else if (status && !(*engine)->paused()) {
     status = KVFERRY_ERROR(kNotPaused, "engine {} is not paused: nothing to continue",
                            (*engine)->name());
+  } else if (status && !(*engine)->held_back().empty()) {
+    status = KVFERRY_ERROR(kNotReady, "engine {}: its {} is released: resume it first",
+                           (*engine)->name(), ipc::to_string((*engine)->held_back()));
+  } else if (status && (*engine)->weights_lost()) {
+    status = KVFERRY_ERROR(
+        kNotReady,
+        "engine {}: its weights were released without a backup: update them, then continue",
+        (*engine)->name());
   } else if (status && (*engine)->mixed_weights()) {
     status =
         KVFERRY_ERROR(kNotReady,
@@ -235,10 +347,12 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   }
   const auto engine = idle_engine(peer, message->engine, "update");
   status = engine ? check_schedulers(**engine) : ipc::Status(engine.error());
-  if (status && !(*engine)->pause_is_known() && context_.directory.clients_of(**engine).empty()) {
+  if (status) {
+    status = check_known(**engine);
+  }
+  if (status && (*engine)->held_back().has(ipc::MemoryTag::kWeights)) {
     status = KVFERRY_ERROR(kNotReady,
-                           "engine {}: no scheduler has connected to this manager yet, so that it "
-                           "is not known whether anything runs: retry when one has, or pause it",
+                           "engine {}: its weights are released: resume them, then update them",
                            (*engine)->name());
   }
   if (status && (*engine)->ranks().empty()) {

@@ -21,9 +21,9 @@ namespace kvferry::cache_manager {
 /// and to prove that its memory is back.
 [[nodiscard]] std::chrono::milliseconds clear_margin(std::uint64_t pool_bytes);
 
-/// Clear, re-init, pause, continue, flush and updates of weights, as operators and engines ask for
-/// them: checks what is asked, finds the engines that it is for and starts it. One operation per
-/// engine at a time; a clear takes the place of a pause, continue or flush that runs.
+/// Clear, re-init, pause, continue, flush, updates of weights, release and resume, as operators and
+/// engines ask for them: checks what is asked, finds the engines that it is for and starts it. One
+/// operation per engine at a time; a clear takes the place of a pause, continue or flush that runs.
 /// @threading the loop's thread.
 class Lifecycle {
  public:
@@ -31,7 +31,7 @@ class Lifecycle {
       : context_(context),
         clears_(context, clear_margin(context.pool.stats().bytes)),
         reinits_(context, clear_margin(context.pool.stats().bytes)),
-        generations_(context),
+        generations_(context, clears_, reinits_),
         uploads_(context) {}
   Lifecycle(const Lifecycle&) = delete;
   Lifecycle& operator=(const Lifecycle&) = delete;
@@ -43,6 +43,8 @@ class Lifecycle {
   void resume(const ipc::Peer& peer, const ipc::Envelope& request);
   void flush(const ipc::Peer& peer, const ipc::Envelope& request);
   void update_weights(const ipc::Peer& peer, const ipc::Envelope& request);
+  void release_memory(const ipc::Peer& peer, const ipc::Envelope& request);
+  void resume_memory(const ipc::Peer& peer, const ipc::Envelope& request);
   void weights_part(const ipc::Peer& peer, const ipc::Envelope& request);
   /// A client has come; paused: the pause that it obeys.
   void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused) {
@@ -63,11 +65,16 @@ class Lifecycle {
  private:
   /// find_scope, and none of its engines runs an operation.
   [[nodiscard]] ipc::Result<ClearScope> idle_scope(const ipc::Peer& peer, const std::string& name);
+  void answer_clear(const ipc::Peer& peer,
+                    const ipc::Envelope& request,
+                    const ClearOperations::Outcome& outcome) const;
   void end_generation_operations(const ipc::Peer& peer, const std::string& name);
   /// The one engine that a peer means, which runs no operation.
   [[nodiscard]] ipc::Result<EngineRecord*> idle_engine(const ipc::Peer& peer,
                                                        const std::string& name,
                                                        std::string_view command);
+  /// It is known whether anything runs: from this manager's own orders, or a scheduler.
+  [[nodiscard]] ipc::Status check_known(const EngineRecord& engine) const;
   /// Every client of the engine has a scheduler to be ordered about.
   [[nodiscard]] ipc::Status check_schedulers(const EngineRecord& engine) const;
 

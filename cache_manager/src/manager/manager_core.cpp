@@ -241,6 +241,8 @@ bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& env
     case Kind::kPause: lifecycle_.pause(peer, envelope); return true;
     case Kind::kContinue: lifecycle_.resume(peer, envelope); return true;
     case Kind::kFlush: lifecycle_.flush(peer, envelope); return true;
+    case Kind::kReleaseMemory: lifecycle_.release_memory(peer, envelope); return true;
+    case Kind::kResumeMemory: lifecycle_.resume_memory(peer, envelope); return true;
     case Kind::kUpdateWeights: lifecycle_.update_weights(peer, envelope); return true;
     case Kind::kWeightsPart: lifecycle_.weights_part(peer, envelope); return true;
     case Kind::kStatus:

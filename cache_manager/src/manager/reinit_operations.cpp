@@ -56,20 +56,17 @@ ipc::Status ReinitOperations::check(const EngineRecord& engine) const {
   return ipc::ok();
 }
 
-void ReinitOperations::start(const ipc::Peer& peer,
-                             const ipc::Envelope& request,
-                             const ipc::ReinitRequest& message,
-                             EngineRecord& engine) {
-  ipc::log_info("engine {}: reinit starts, asked by {}", engine.name(), peer.name);
+void ReinitOperations::start(const Order& wanted, EngineRecord& engine, Done done) {
+  ipc::log_info("engine {}: reinit starts, asked by {}", engine.name(), wanted.by.name);
   auto reinit = std::make_shared<Reinit>();
-  reinit->peer = peer;
-  reinit->request = request;
+  reinit->by = wanted.by;
+  reinit->done = std::move(done);
   reinit->operation = {++context_.operations.value};
   reinit->start = ipc::MonotonicClock::now();
-  reinit->give_up = reinit->start + message.deadline + margin_;
+  reinit->give_up = reinit->start + wanted.deadline + margin_;
   reinit->engine = &engine;
   reinits_.push_back(reinit);
-  engine.begin(EngineOperation::kReinit);
+  if (engine.operation() == EngineOperation::kNone) engine.begin(EngineOperation::kReinit);
   reinit->pending = 1;  // Held until everything is sent.
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
     if (engine.rank_ready(rank)) {
@@ -80,8 +77,8 @@ void ReinitOperations::start(const ipc::Peer& peer,
     ipc::RankReinit order;
     order.session = owner.state.session;
     order.epoch = ipc::Epoch{owner.state.epoch.value + (allocated ? 0U : 1U)};
-    order.gpu_blocks = message.gpu_blocks;
-    order.deadline = message.deadline;
+    order.gpu_blocks = wanted.gpu_blocks;
+    order.deadline = wanted.deadline;
     if (allocated) {
       reinit_attacher(reinit, rank, order);
     } else {
@@ -182,34 +179,34 @@ void ReinitOperations::finish_reinit(const ReinitRef& reinit) {
   reinit->answered = true;
   context_.loop.cancel(reinit->timer);
   std::erase(reinits_, reinit);
-  engine.end_operation(/*succeeded=*/!reinit->error);
+  if (!reinit->error) engine.count_reinit();
+  if (engine.operation() == EngineOperation::kReinit) engine.end_operation(!reinit->error);
+  const Done done = std::exchange(reinit->done, nullptr);
   if (reinit->error) {
     ipc::log_warn("engine {}: reinit failed: {}", engine.name(), reinit->error->to_string());
     engine.set_note(reinit->error->message);
     context_.engine_changed(engine);
-    context_.refuse(reinit->peer, reinit->request, *reinit->error);
-    const std::string name = engine.name();
-    context_.drop_if_unused(name);
+    done(*reinit->error);
     return;
   }
   context_.transitions.record(ipc::Transition::kManagerTellsReady,
-                              {.lease = reinit->operation, .peer = reinit->peer.id});
+                              {.lease = reinit->operation, .peer = reinit->by.id});
   ipc::ReinitReply reply;
   reply.generation = engine.generation();
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      reinit->start);
   ipc::log_info("engine {}: reinit ends after {} ms, generation {}", engine.name(),
                 reply.took.count() / 1000, reply.generation);
-  context_.reply(reinit->peer, reinit->request, reply);
+  done(reply);
 }
 
 void ReinitOperations::cancel_all(const ipc::Error& why) {
-  for (const ReinitRef& reinit : reinits_) {
+  const std::vector<ReinitRef> reinits = std::exchange(reinits_, {});
+  for (const ReinitRef& reinit : reinits) {
     reinit->answered = true;
     context_.loop.cancel(reinit->timer);
-    context_.refuse(reinit->peer, reinit->request, why);
+    std::exchange(reinit->done, nullptr)(why);
   }
-  reinits_.clear();
 }
 
 }  // namespace kvferry::cache_manager

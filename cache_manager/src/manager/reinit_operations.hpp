@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,10 +14,17 @@
 namespace kvferry::cache_manager {
 
 /// The re-inits that run: each tells every rank that is not mapped, its owner first, waits for
-/// every answer and for the state reports that say so, and answers once. @threading the loop's
+/// every answer and for the state reports that say so, and is done once. @threading the loop's
 /// thread.
 class ReinitOperations {
  public:
+  struct Order {
+    ipc::Peer by;
+    std::uint32_t gpu_blocks = 0;  ///< 0: as before.
+    std::chrono::milliseconds deadline{};
+  };
+  using Done = std::function<void(const ipc::Result<ipc::ReinitReply>& outcome)>;
+
   /// margin: what a rank may take beyond a re-init's deadline.
   ReinitOperations(ManagerContext& context, std::chrono::milliseconds margin)
       : context_(context), margin_(margin) {}
@@ -26,20 +34,18 @@ class ReinitOperations {
 
   /// Whether the engine's processes are all there and something is left to do.
   [[nodiscard]] ipc::Status check(const EngineRecord& engine) const;
-  /// The engine has passed check() and runs no other operation.
-  void start(const ipc::Peer& peer,
-             const ipc::Envelope& request,
-             const ipc::ReinitRequest& message,
-             EngineRecord& engine);
+  /// The engine has passed check() and runs no other operation than this one, or the one that this
+  /// is a part of: that goes on after it.
+  void start(const Order& order, EngineRecord& engine, Done done);
   /// A re-init that has all answers waits for the ranks' state reports.
   void on_engine_changed(const EngineRecord& engine);
-  /// Answers those that run; what the ranks still say is not waited for.
+  /// Ends those that run; what the ranks still say is not waited for.
   void cancel_all(const ipc::Error& why);
 
  private:
   struct Reinit {
-    ipc::Peer peer;
-    ipc::Envelope request;
+    ipc::Peer by;
+    Done done;
     ipc::LeaseId operation;
     ipc::TimePoint start;
     ipc::TimePoint give_up;

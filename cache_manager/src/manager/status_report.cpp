@@ -12,6 +12,14 @@ namespace {
 
 using nlohmann::json;
 
+json tags_json(ipc::MemoryTags tags) {
+  json names = json::array();
+  for (const ipc::MemoryTag tag : ipc::kMemoryTags) {
+    if (tags.has(tag)) names.push_back(std::string(ipc::to_string(tag)));
+  }
+  return names;
+}
+
 json rank_peer_json(const std::optional<RankPeer>& peer) {
   if (!peer) {
     return nullptr;
@@ -26,6 +34,8 @@ json rank_peer_json(const std::optional<RankPeer>& peer) {
           {"mapped", state.mapped},
           {"prepared_by", state.prepared_by.value},
           {"living_leases", state.lease_holders.size()},
+          {"released", tags_json(state.released)},
+          {"weights_lost", state.weights_lost},
           {"quarantined_bytes", state.quarantined_bytes},
           {"device_free", state.device_free_bytes},
           {"device_total", state.device_total_bytes},
@@ -65,6 +75,8 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
       {"reinits", engine.reinits()},
       {"flushes", engine.flushes()},
       {"updates", engine.updates()},
+      {"released", tags_json(engine.released())},
+      {"weights_lost", engine.weights_lost()},
       {"weights", engine.weights().is_zero() ? json(nullptr) : json(engine.weights().hex())},
       {"paused",
        engine.paused() ? json(std::string(ipc::to_string(*engine.paused()))) : json(nullptr)},

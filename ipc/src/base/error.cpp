@@ -35,6 +35,7 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::kCuda: return "cuda";
     case ErrorCode::kNotIdle: return "not_idle";
     case ErrorCode::kNotPaused: return "not_paused";
+    case ErrorCode::kNotReleased: return "not_released";
   }
   return "invalid";
 }

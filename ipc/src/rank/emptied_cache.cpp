@@ -13,6 +13,7 @@ std::string_view to_string(EmptyReason reason) noexcept {
     case EmptyReason::kComponent: return "component";
     case EmptyReason::kFailure: return "failure";
     case EmptyReason::kIdle: return "idle";
+    case EmptyReason::kRelease: return "release";
   }
   return "invalid";
 }

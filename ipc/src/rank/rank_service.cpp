@@ -10,6 +10,7 @@
 #include "rank/lifecycle_thread.hpp"
 #include "rank/loop_calls.hpp"
 #include "rank/manager_connection.hpp"
+#include "rank/memory_commands.hpp"
 #include "rank/rank_lease.hpp"
 #include "rank/refusal.hpp"
 #include "rank/reply_to.hpp"
@@ -62,6 +63,7 @@ class RankService::Impl {
         commands_(lease_, user_, device),
         weights_(hooks_.weights, hooks_.weights_id, dir_, config_.rank),
         empty_(user_, device),
+        memory_(hooks_.memory, user_, weights_, device),
         first_epoch_(
             calls_, *lifecycle_, lease_, [this](const Error& error) { end_fatally(error); }) {
     if (lease_.is_owner()) first_epoch_.start();
@@ -134,6 +136,10 @@ class RankService::Impl {
       upkeep_->post([this, request = std::move(envelope)] {
         calls_.post([this, answer = empty_.run(request)] { send_answer(answer); });
       });
+    } else if (MemoryCommands::is_command(envelope)) {
+      upkeep_->post([this, request = std::move(envelope)] {
+        calls_.post([this, answer = memory_.run(request)] { send_answer(answer); });
+      });
     } else if (hooks_.on_message) {
       hooks_.on_message(std::move(envelope));
     }
@@ -149,7 +155,7 @@ class RankService::Impl {
     if (!connection_.is_connected()) return;
     Envelope envelope;
     envelope.kind = MessageKind::kRankState;
-    envelope.body = encode(report_.make(view, weights_.id()));
+    envelope.body = encode(report_.make(view, weights_.id(), memory_.released(), weights_.lost()));
     send_logged(envelope);
   }
 
@@ -181,6 +187,7 @@ class RankService::Impl {
   LifecycleCommands commands_;
   WeightsCommands weights_;
   EmptyCommand empty_;
+  MemoryCommands memory_;
   FirstEpoch first_epoch_;
 };
 

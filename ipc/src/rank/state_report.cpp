@@ -4,7 +4,10 @@
 
 namespace kvferry::ipc {
 
-RankState StateReport::make(const LeaseView& view, const Digest& weights) {
+RankState StateReport::make(const LeaseView& view,
+                            const Digest& weights,
+                            MemoryTags released,
+                            bool weights_lost) {
   RankState state;
   state.session = view.session;
   state.epoch = view.epoch;
@@ -16,6 +19,8 @@ RankState StateReport::make(const LeaseView& view, const Digest& weights) {
   state.quarantined_bytes = view.quarantined_bytes;
   state.note = view.note;
   state.weights = weights;
+  state.released = released;
+  state.weights_lost = weights_lost;
   look_at_memory(view);
   if (memory_) {
     state.device_free_bytes = memory_->free_bytes;

@@ -17,7 +17,10 @@ class StateReport {
  public:
   explicit StateReport(Device& device) : device_(device) {}
 
-  [[nodiscard]] RankState make(const LeaseView& view, const Digest& weights);
+  [[nodiscard]] RankState make(const LeaseView& view,
+                               const Digest& weights,
+                               MemoryTags released,
+                               bool weights_lost);
   /// Somebody else looked just now.
   void set_memory(const MemoryInfo& memory) { memory_ = memory; }
   /// The next report looks again: it goes to another manager.

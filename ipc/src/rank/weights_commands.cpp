@@ -144,6 +144,7 @@ Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
     forget_images();           // What is prepared needs it no more.
     KVFERRY_TRY(user_->commit(Deadline::after(order.deadline)));
     set_id(order.weights);
+    lost_.store(false);
   }
   reply.weights = id();
   return reply;

@@ -10,6 +10,7 @@
 #include "rank/weights_upload.hpp"
 #include "rank/weights_whole.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -31,6 +32,9 @@ class WeightsCommands {
   }
   /// The identity of the weights in use; zero when there are none.
   [[nodiscard]] Digest id() const;
+  /// They are gone, without a backup: until the next commit.
+  void lose() { lost_.store(true); }
+  [[nodiscard]] bool lost() const noexcept { return lost_.load(); }
   /// A command that is about to be posted may end the one that runs.
   void interrupt(const Envelope& request) noexcept;
   void cancel() noexcept;
@@ -54,6 +58,7 @@ class WeightsCommands {
   const Rank rank_;
   WeightsUpload upload_;
   WeightsWhole whole_;
+  std::atomic<bool> lost_{false};
   std::uint64_t prepared_ = 0;  ///< Number of the update that is prepared; 0 for none.
   mutable std::mutex mutex_;    ///< Guards what follows.
   Digest id_;

@@ -47,6 +47,10 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kGenerate: return "generate";
     case MessageKind::kBye: return "bye";
     case MessageKind::kRankWeightsRead: return "rank_weights_read";
+    case MessageKind::kReleaseMemory: return "release_memory";
+    case MessageKind::kResumeMemory: return "resume_memory";
+    case MessageKind::kRankRelease: return "rank_release";
+    case MessageKind::kRankResume: return "rank_resume";
   }
   return "invalid";
 }

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/worker/scheduler_control.hpp"
 
 #include <chrono>
@@ -230,6 +231,40 @@ struct UpdateSummary {
   std::chrono::microseconds took{};
 };
 
+using ipc::MemoryTag;
+using ipc::MemoryTags;
+using ipc::WeightsBackup;
+struct ReleaseOptions {
+  MemoryTags tags = MemoryTags::all();
+  WeightsBackup backup = WeightsBackup::kHost;
+  HostPolicy host = HostPolicy::kDrop;  ///< With MemoryTag::kKvCache.
+};
+/// What a rank's worker gave up or took back beside the cache, in bytes.
+struct ReleasedMemory {
+  std::uint32_t rank = 0;
+  std::uint64_t weights = 0;
+  std::uint64_t scratch = 0;
+};
+struct ReleaseSummary {
+  MemoryTags released;                ///< Of the engine, now.
+  std::vector<ReleasedMemory> ranks;  ///< Nothing when the cache alone was released.
+  bool quarantined = false;           ///< Some memory of the cache waits for a peer; see detail.
+  std::string detail;
+  std::uint64_t free_before = 0;  ///< Driver's view, summed over ranks.
+  std::uint64_t free_after = 0;
+  std::uint64_t host_blocks_dropped = 0;
+  std::chrono::microseconds took{};
+};
+struct ResumeSummary {
+  MemoryTags resumed;
+  MemoryTags released;                ///< Of the engine, still.
+  bool weights_lost = false;          ///< Released without a backup: update them, then continue.
+  std::vector<ReleasedMemory> ranks;  ///< Nothing when the cache alone was resumed.
+  std::uint64_t generation = 0;       ///< Acknowledged, with the cache.
+  bool paused = false;                ///< Still: by a pause, or by what is not back.
+  std::chrono::microseconds took{};
+};
+
 struct ClientStats {
   std::uint64_t jobs_submitted = 0;
   std::uint64_t jobs_completed = 0;
@@ -354,8 +389,9 @@ class Client {
   /// place. kTimeout: it stays ordered, and takes effect when it can. kInvalidArgument: a client of
   /// the engine has no scheduler.
   [[nodiscard]] Result<PauseSummary> pause(PauseMode mode, Deadline deadline);
-  /// kNotPaused. Empties the caching allocator of every rank's worker first, unless told not to;
-  /// when that fails on some rank, the engine stays paused and the error names it.
+  /// kNotPaused; kNotReady while memory is released, or its weights were lost. Empties the caching
+  /// allocator of every rank's worker first, unless told not to; when that fails on some rank, the
+  /// engine stays paused and the error names it.
   [[nodiscard]] Result<ContinueSummary> continue_generation(bool empty_cache, Deadline deadline);
   /// Forgets what every block holds, on the device and (HostPolicy) in host memory; device memory
   /// stays mapped and is not zeroed. kNotIdle, with what is left to do, when requests hold blocks
@@ -371,6 +407,21 @@ class Client {
   /// succeeds.
   [[nodiscard]] Result<UpdateSummary> update_weights(const UpdateOptions& options,
                                                      Deadline deadline);
+
+  /// Gives device memory of an idle engine back to the driver, and holds its requests until all of
+  /// it is resumed: the cache as clear() does (by the handshake, its generation ends), weights and
+  /// scratch memory as the workers' WorkerHooks::memory does. Of what is released already: nothing,
+  /// and no error. kNotIdle as flush(); kNotReady without a worker or owner on some rank;
+  /// kInvalidArgument for weights or scratch memory of workers without that hook. After any error
+  /// the rank it names has all that the error is about; what else was released stays so, and can be
+  /// released again, or resumed.
+  [[nodiscard]] Result<ReleaseSummary> release_memory(const ReleaseOptions& options,
+                                                      Deadline deadline);
+  /// Takes it again, on all ranks; tags empty: all that is released. The weights hold what they
+  /// held, the cache is empty, in a new generation. An engine that was not paused before the
+  /// release runs again when everything is back. kNotReleased for a tag that is not;
+  /// kNoDeviceMemory, kQuarantined: that stays released, and can be resumed later.
+  [[nodiscard]] Result<ResumeSummary> resume_memory(MemoryTags tags, Deadline deadline);
 
   /// JSON of docs/operations.md.
   [[nodiscard]] Result<std::string> status(Deadline deadline);

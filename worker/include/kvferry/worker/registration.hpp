@@ -7,6 +7,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/arena_use.hpp"
@@ -33,6 +34,9 @@ struct WorkerHooks {
   /// unless it is known that another life had the very same. It is part of the key of every block.
   ipc::WeightsUser* weights = nullptr;
   ipc::Digest weights_id{};
+  /// The device memory beside the arena that `kvferry release` gives up and `kvferry resume` takes
+  /// back; null for none: then the cache alone can be released.
+  ipc::MemoryUser* memory = nullptr;
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
   /// version), or its device failed. Its process should end. Any thread.
   std::function<void(const ipc::Error&)> on_fatal;

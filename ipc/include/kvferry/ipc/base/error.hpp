@@ -34,6 +34,7 @@ enum class ErrorCode : std::uint8_t {
   kCuda,                 ///< A CUDA call failed; native_code is the CUDA error.
   kNotIdle,              ///< Requests hold blocks or copies run; end or retract them, or wait.
   kNotPaused,            ///< Only a paused engine can be continued.
+  kNotReleased,          ///< Only memory that was released can be resumed.
 };
 
 /// Stable lower-case name such as "stale_epoch": used in logs, JSON and on the wire.

@@ -20,13 +20,15 @@ enum class EmptyReason : std::uint8_t {
   kUpdate,     ///< Weights were updated, and the caller asks for it.
   kComponent,  ///< A large component gave its device memory up.
   kFailure,    ///< A step failed.
-  kIdle        ///< No step has run for a while.
+  kIdle,       ///< No step has run for a while.
+  kRelease     ///< Weights or scratch memory were released, without the cache.
 };
-inline constexpr std::size_t kEmptyReasons = 7;
+inline constexpr std::size_t kEmptyReasons = 8;
 constexpr std::uint64_t wire_max(EmptyReason) {
-  return static_cast<std::uint64_t>(EmptyReason::kIdle);
+  return static_cast<std::uint64_t>(EmptyReason::kRelease);
 }
-/// "clear", "flush", "continue", "update", "component", "failure", "idle".
+/// "clear", "flush", "continue", "update", "component", "failure", "idle",
+/// "release".
 [[nodiscard]] std::string_view to_string(EmptyReason reason) noexcept;
 
 /// A caching allocator around an emptying.

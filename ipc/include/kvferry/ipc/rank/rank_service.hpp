@@ -7,6 +7,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
@@ -52,6 +53,8 @@ class RankService {
     /// A worker's weights and what they are known by; null and zero for none.
     WeightsUser* weights = nullptr;
     Digest weights_id{};
+    /// What a worker releases and resumes beside the arena; null for nothing.
+    MemoryUser* memory = nullptr;
     /// A refusal that no retry can mend (role, geometry, version, a living process of the same kind
     /// on the same rank that does not end within seconds), or no device memory for the first epoch
     /// in time: the process should end.

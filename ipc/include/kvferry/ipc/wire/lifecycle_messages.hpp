@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/rank/emptied_cache.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
@@ -128,6 +129,60 @@ struct UpdateWeightsReply {  ///< The envelope's error names the first failing r
   template <typename V> void visit(V& v) { v(weights, updates, ranks, took); }
 };
 
+/// Engine and operator: give device memory back to the driver until a resume.
+struct ReleaseRequest {
+  std::string engine;  ///< Empty: the only one.
+  MemoryTags tags;     ///< Empty: all.
+  WeightsBackup backup = WeightsBackup::kHost;
+  HostPolicy host = HostPolicy::kDrop;  ///< With kKvCache.
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) { v(engine, tags, backup, host, deadline); }
+};
+/// What a rank's worker gave up or took back, beside the cache.
+struct RankReleaseReply {
+  MemoryTags released;              ///< Now, without the cache.
+  std::uint64_t weights_bytes = 0;  ///< Given up, or taken back, by this command.
+  std::uint64_t scratch_bytes = 0;
+  std::uint64_t free_before = 0;  ///< On the device, in the driver's view.
+  AllocatorMemory memory;         ///< reserved and used: where it was emptied.
+  template <typename V> void visit(V& v) {
+    v(released, weights_bytes, scratch_bytes, free_before, memory);
+  }
+};
+struct RankReleased {
+  Rank rank;
+  RankReleaseReply outcome;
+  std::optional<Error> error;
+  template <typename V> void visit(V& v) { v(rank, outcome, error); }
+};
+struct ReleaseReply {                ///< The envelope's error names the first failing rank.
+  MemoryTags released;               ///< Of the engine, now.
+  std::vector<RankReleased> ranks;   ///< Empty when the cache alone was asked for.
+  std::vector<RankOutcome> cleared;  ///< Empty without kKvCache.
+  std::uint64_t host_blocks_dropped = 0;
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) { v(released, ranks, cleared, host_blocks_dropped, took); }
+};
+
+struct ResumeRequest {
+  std::string engine;  ///< Empty: the only one.
+  MemoryTags tags;     ///< Empty: all that are released.
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) { v(engine, tags, deadline); }
+};
+struct ResumeReply {                ///< The envelope's error names the first failing rank.
+  MemoryTags resumed;               ///< As asked for.
+  MemoryTags released;              ///< Of the engine, still.
+  bool weights_lost = false;        ///< Released without a backup: update them.
+  std::vector<RankReleased> ranks;  ///< Empty when the cache alone was asked for.
+  std::uint64_t generation = 0;
+  std::optional<PauseMode> paused;  ///< In force now.
+  std::chrono::microseconds took{};
+  template <typename V> void visit(V& v) {
+    v(resumed, released, weights_lost, ranks, generation, paused, took);
+  }
+};
+
 // ---- manager -> engine, answered ----
 
 /// What a scheduler is told to do from now on.
@@ -184,6 +239,21 @@ struct RankWeightsReply {
   Digest weights;           ///< In use now.
   std::uint64_t bytes = 0;  ///< Prepared.
   template <typename V> void visit(V& v) { v(weights, bytes); }
+};
+
+// ---- manager -> worker, answered with a RankReleaseReply ----
+
+struct RankRelease {  ///< Of what is released already: nothing, and no error.
+  MemoryTags tags;    ///< Without the cache, whose memory goes with a RankClear.
+  WeightsBackup backup = WeightsBackup::kHost;
+  bool empty = true;  ///< Then empty the caching allocator.
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) { v(tags, backup, empty, deadline); }
+};
+struct RankResume {  ///< Of what is not released: nothing, and no error.
+  MemoryTags tags;
+  std::chrono::milliseconds deadline{60000};
+  template <typename V> void visit(V& v) { v(tags, deadline); }
 };
 
 }  // namespace kvferry::ipc

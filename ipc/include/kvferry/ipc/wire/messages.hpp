@@ -7,6 +7,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 
 #include <chrono>
@@ -20,7 +21,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 6;
+inline constexpr std::uint32_t kWireVersion = 7;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -52,7 +53,7 @@ constexpr std::uint64_t wire_max(CopyDirection) {
   return static_cast<std::uint64_t>(CopyDirection::kHostToDevice);
 }
 constexpr std::uint64_t wire_max(ErrorCode) {
-  return static_cast<std::uint64_t>(ErrorCode::kNotPaused);
+  return static_cast<std::uint64_t>(ErrorCode::kNotReleased);
 }
 
 /// What an Envelope carries. Requests are answered by an envelope of the same kind and request id
@@ -108,12 +109,18 @@ enum class MessageKind : std::uint16_t {
   // Either way: the peer ends in an orderly way.
   kBye,
   // manager -> worker, answered
-  kRankWeightsRead
+  kRankWeightsRead,
+  // engine and operator -> manager, answered
+  kReleaseMemory,
+  kResumeMemory,
+  // manager -> worker, answered
+  kRankRelease,
+  kRankResume
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kRankWeightsRead);
+  return static_cast<std::uint64_t>(MessageKind::kRankResume);
 }
 
 struct Envelope {
@@ -173,10 +180,12 @@ struct RankState {
   std::uint64_t device_free_bytes = 0;
   std::uint64_t device_total_bytes = 0;
   Digest weights;  ///< Identity of those that a worker computes with; zero: not kvferry's matter.
+  MemoryTags released;        ///< A worker's, without the cache.
+  bool weights_lost = false;  ///< Released without a backup, and not updated since.
   std::string note;
   template <typename V> void visit(V& v) {
     v(session, epoch, phase, mapped, prepared_by, group_blocks, lease_holders, quarantined_bytes,
-      device_free_bytes, device_total_bytes, weights, note);
+      device_free_bytes, device_total_bytes, weights, released, weights_lost, note);
   }
 };
 
