@@ -66,6 +66,9 @@ void add_loop_options(CLI::App& app, RlOptions& options) {
   app.add_flag("--no-empty-cache", options.keep_cache,
                "Leave what the workers' allocators cache with them");
   app.add_flag("--clear", config.clear, "Also clear and re-init the cache in every iteration");
+  app.add_flag("--release", config.release,
+               "Also release and resume all device memory in every iteration; not with in_place, "
+               "whose requests hold blocks");
   app.add_option("--requests-per-iteration", config.requests_per_iteration,
                  "Prompts to be answered in each")
       ->type_name("N")
@@ -119,6 +122,11 @@ int rl_loop_command(const Arguments& arguments) {
   config.devices = std::move(*devices);
   if (const auto fits = check_arena_memory(config.arena_memory, config.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
+  }
+  if (config.release && config.mode == ipc::PauseMode::kInPlace) {
+    return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
+                                           "--release with --mode in_place: frozen requests hold "
+                                           "blocks; choose abort or retract"));
   }
   config.geometry_name =
       options.geometry.empty() ? default_geometry(config.devices.kind) : options.geometry;

@@ -121,6 +121,25 @@ INSTANTIATE_TEST_SUITE_P(Modes,
                                   std::get<1>(name.param);
                          });
 
+// The trainer has the device meanwhile: nothing of it is the engine's, and every answer stays
+// right.
+TEST_F(RlLoopTest, EverythingIsReleasedAndResumedEachTime) {
+  const json report = loop({"--release", "--mode=abort"});
+  std::uint64_t most_free = 0;
+  for (const json& iteration : report["iterations"]) {
+    EXPECT_TRUE(iteration["done"]);
+    EXPECT_GT(iteration["release_ms"], 0);
+    EXPECT_GT(iteration["resume_ms"], 0);
+    EXPECT_GT(iteration["free_while_released"], iteration["free_on_device_least"]);
+    most_free = std::max(most_free, iteration["free_while_released"].get<std::uint64_t>());
+  }
+  EXPECT_EQ(report["iterations"].back()["free_while_released"], most_free) << "it shrinks";
+  EXPECT_THAT(empties(report, "clear"), testing::Each(kIterations)) << "once for each release";
+  EXPECT_THAT(empties(report, "release"), testing::Each(0));
+  EXPECT_THAT(empties(report, "continue"), testing::Each(kIterations));
+  EXPECT_GT(report["verified"], 0);
+}
+
 TEST_F(RlLoopTest, WithoutEmptyingNothingIsGivenBack) {
   const json report = loop({"--no-empty-cache"});
   EXPECT_THAT(empties(report, "continue"), testing::Each(0));
@@ -212,6 +231,7 @@ TEST_F(RlLoopTest, AWrongUseIsToldBeforeAnythingStarts) {
   };
   refused({"--mode=gently"}, "'gently' is none of abort|retract|in_place");
   refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|distributed|none");
+  refused({"--release", "--mode=in_place"}, "frozen requests hold blocks");
   refused({"--iterations=0"}, "--iterations");
   refused({"--plot=/dev/null/m.svg"}, "/dev/null/m.svg");
   refused({"--weights-size=lots"}, "lots");

@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <csignal>
 
 namespace kvferry::test {
@@ -183,11 +184,13 @@ TEST_F(UpdateSourcesTest, AnUnknownOrDeadLenderIsNamedAndChangesNothing) {
                                    arguments.emplace_back("--source=trainer");
                                    return arguments;
                                  }()});
-  const ChildProcess& worker = *running_.back();
-  ASSERT_TRUE(wait_status([&worker](const nlohmann::json& /*status*/) {
-    return worker.stderr_text().find("prepares from ipc trainer") != std::string::npos;
+  const std::string name = fmt::format("exporter 'trainer' (pid {})", lender.pid());
+  ASSERT_TRUE(wait_status([this, &name](const nlohmann::json& /*status*/) {
+    return std::count_if(running_.begin(), running_.end(), [&name](const auto& process) {
+             return process->stderr_text().find(name + " is asked") != std::string::npos;
+           }) == 2;
   }));
-  const std::string died = fmt::format("exporter 'trainer' (pid {}) died", lender.pid());
+  const std::string died = name + " died";
   lender.kill();
   EXPECT_EQ(asks.wait(soon()), ChildExit::exited(1));
   EXPECT_THAT(asks.stderr_text(), HasSubstr(died));

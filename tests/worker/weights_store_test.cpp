@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -124,6 +126,68 @@ TEST_F(WeightsStoreTest, RanksThatShareRegionsWriteThemWithTheSameTable) {
   WeightsStore other(*device_, allocator_, tables_, ipc::Rank{0}, 2, true);
   ASSERT_NO_FATAL_FAILURE(load(other, write(2)));
   EXPECT_FALSE(std::equal(of_ranks[0].begin(), of_ranks[0].begin() + half, tables().begin()));
+}
+
+TEST_F(WeightsStoreTest, ReleasedWeightsComeBackBitForBitAtWhateverAddress) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{1}, 2, true);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  const std::vector<std::uint64_t> before = tables();
+  const std::uint64_t used = allocator_.stats().used_bytes;
+  const auto released = store.release(ipc::WeightsBackup::kHost, Deadline::after(20s));
+  ASSERT_TRUE(released.has_value()) << released.error().to_string();
+  // Its rows, and the tables.
+  EXPECT_EQ(*released, 500U * 64 * 2 + 3 * 10 * 4 + 7 * 4 + 2 * ModelTables::kTableBytes);
+  EXPECT_EQ(allocator_.stats().used_bytes, 0U);
+  (void)allocator_.empty_cache(ipc::EmptyReason::kRelease);
+  EXPECT_EQ(allocator_.stats().reserved_bytes, 0U);
+  EXPECT_EQ(tables_.address(Deadline::after(1s)).error().code, ErrorCode::kNotReady);
+  EXPECT_EQ(store.prepare(disk(write(2)), Deadline::after(20s)).error().code, ErrorCode::kNotReady);
+  EXPECT_EQ(store.release(ipc::WeightsBackup::kNone, Deadline::after(20s)).value(), 0U) << "again";
+  // Somebody else writes where they were.
+  auto other = allocator_.allocate(4 << 20);
+  ASSERT_TRUE(other.has_value());
+  std::memset(reinterpret_cast<void*>(other->address().address), 0x5A, other->size_bytes());
+  const auto resumed = store.resume(Deadline::after(20s));
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(*resumed, *released);
+  *other = {};
+  EXPECT_EQ(allocator_.stats().used_bytes, used);
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 1, 2));
+  EXPECT_EQ(tables(), before);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 1, 2));
+  EXPECT_EQ(store.resume(Deadline::after(20s)).value(), 0U) << "again";
+}
+
+TEST_F(WeightsStoreTest, ReleasedWithoutABackupNothingComputesUntilTheNextCommit) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  ASSERT_TRUE(store.release(ipc::WeightsBackup::kNone, Deadline::after(20s)).has_value());
+  ASSERT_TRUE(store.resume(Deadline::after(20s)).has_value());
+  EXPECT_EQ(tables_.address(Deadline::after(1s)).error().code, ErrorCode::kNotReady);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 0, 1));
+  EXPECT_TRUE(tables_.address(Deadline::after(1s)).has_value());
+}
+
+TEST_F(WeightsStoreTest, WhatARefusedReleaseOrResumeLeavesIsWhole) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  const std::vector<std::uint64_t> before = tables();
+  ASSERT_TRUE(store.release(ipc::WeightsBackup::kHost, Deadline::after(20s)).has_value());
+  (void)allocator_.empty_cache(ipc::EmptyReason::kRelease);
+  std::vector<std::unique_ptr<ipc::DeviceMemory>> taken;
+  for (std::uint64_t size = 64 << 20; size >= 64 << 10; size /= 2) {
+    while (auto piece = device_->allocate(size, ipc::HandleKind::kLegacy, nullptr)) {
+      taken.push_back(std::move(*piece));
+    }
+  }
+  EXPECT_EQ(store.resume(Deadline::after(20s)).error().code, ErrorCode::kNoDeviceMemory);
+  EXPECT_EQ(allocator_.stats().used_bytes, 0U);
+  taken.clear();
+  ASSERT_TRUE(store.resume(Deadline::after(20s)).has_value());
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 1, 0, 1));
+  EXPECT_EQ(tables(), before);
 }
 
 TEST_F(WeightsStoreTest, WhatUpdatesLeaveInTheAllocatorGoesBackWhenItIsEmptied) {

@@ -263,6 +263,7 @@ Result<WeightsImport> WeightsImport::open(const std::filesystem::path& socket,
   if (!connected) return connected.error();
   KVFERRY_ASSIGN(ipc::ProcessRef lender, connected->peer());
   auto impl = std::make_unique<Impl>(name, std::move(connected).value(), std::move(lender));
+  ipc::log_info("weights: {} is asked for what it lends", impl->lender());
   KVFERRY_TRY(impl->take(deadline, cancelled));
   return WeightsImport(std::move(impl));
 }

@@ -33,7 +33,7 @@ Result<std::uint64_t> WorkerMemory::on_runner(const Call& call, Deadline deadlin
   post_([handover, call](StepRunner& runner) {
     if (!handover->taken.exchange(true)) handover->done.set_value(call(runner));
   });
-  // wait: the runner's thread to take the call, which it does between two steps; the deadline of
+  // wait: the runner's thread to take the call, which it does between two steps; deadline, of
   // the release or resume; its end breaks the promise
   const bool in_time = done.wait_for(deadline.remaining()) == std::future_status::ready;
   if (!in_time && !handover->taken.exchange(true)) {

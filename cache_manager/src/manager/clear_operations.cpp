@@ -60,8 +60,11 @@ void ClearOperations::start_clear(const ClearRef& clear, EngineRecord& engine) {
                 clear->order.by.name,
                 clear->order.host == ipc::HostPolicy::kDrop ? "dropped" : "kept");
   // Admission ends first; queued jobs end as revoked, what runs drains at the movers.
-  if (engine.operation() == EngineOperation::kNone) engine.begin(EngineOperation::kClear);
-  engine.begin_clear();
+  if (engine.operation() == EngineOperation::kNone) {
+    engine.begin(EngineOperation::kClear);
+  } else {
+    engine.begin_clear();
+  }
   context_.jobs.fail_queued(engine.id(),
                             KVFERRY_ERROR(kRevoked, "engine {} is being cleared", engine.name()));
   context_.engine_changed(engine);
@@ -256,8 +259,11 @@ void ClearOperations::finish_clear(const ClearRef& clear) {
     const bool all = std::none_of(clear->ranks.begin(), clear->ranks.end(), [&](const auto& rank) {
       return rank.engine == engine->name() && rank.error.has_value();
     });
-    engine->end_clear(/*succeeded=*/all);
-    if (engine->operation() == EngineOperation::kClear) engine->end_operation(all);
+    if (engine->operation() == EngineOperation::kClear) {
+      engine->end_operation(/*succeeded=*/all);
+    } else {
+      engine->end_clear(/*succeeded=*/all);
+    }
   }
   reply.took = std::chrono::duration_cast<std::chrono::microseconds>(ipc::MonotonicClock::now() -
                                                                      clear->start);

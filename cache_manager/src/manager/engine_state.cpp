@@ -257,6 +257,8 @@ void EngineRecord::end_clear(bool succeeded) {
 }
 
 void EngineRecord::end_operation(bool succeeded) {
+  if (operation_ == EngineOperation::kClear) end_clear(succeeded);
+  if (succeeded && operation_ == EngineOperation::kReinit) count_reinit();
   updates_ += succeeded && operation_ == EngineOperation::kUpdateWeights ? 1U : 0U;
   flushes_ += succeeded && operation_ == EngineOperation::kFlush ? 1U : 0U;
   operation_ = EngineOperation::kNone;

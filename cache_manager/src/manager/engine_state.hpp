@@ -157,10 +157,13 @@ class EngineRecord {
   [[nodiscard]] bool weights_lost() const;
   void note_cache_released() { cache_released_ = true; }
 
-  void begin(EngineOperation operation) { operation_ = operation; }
+  void begin(EngineOperation operation) {
+    operation_ = operation;
+    clearing_ = operation == EngineOperation::kClear;
+  }
   /// succeeded: on every rank; a failed operation leaves what the ranks report.
   void end_operation(bool succeeded);
-  /// A clear, alone or as a part of the operation that runs.
+  /// A clear, or a re-init that was done, as a part of the operation that runs.
   void begin_clear() { clearing_ = true; }
   void end_clear(bool succeeded);
   void count_reinit() { ++reinits_; }

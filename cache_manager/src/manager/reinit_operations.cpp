@@ -179,8 +179,11 @@ void ReinitOperations::finish_reinit(const ReinitRef& reinit) {
   reinit->answered = true;
   context_.loop.cancel(reinit->timer);
   std::erase(reinits_, reinit);
-  if (!reinit->error) engine.count_reinit();
-  if (engine.operation() == EngineOperation::kReinit) engine.end_operation(!reinit->error);
+  if (engine.operation() == EngineOperation::kReinit) {
+    engine.end_operation(/*succeeded=*/!reinit->error);
+  } else if (!reinit->error) {
+    engine.count_reinit();
+  }
   const Done done = std::exchange(reinit->done, nullptr);
   if (reinit->error) {
     ipc::log_warn("engine {}: reinit failed: {}", engine.name(), reinit->error->to_string());

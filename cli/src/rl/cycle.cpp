@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rl/cycle.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 namespace kvferry::cli {
@@ -67,9 +69,46 @@ void Cycle::pause_engine() {
           return fail(KVFERRY_ERROR(
               kNotReady, "no scheduler of engine {} is connected to the manager", options_.engine));
         }
-        update_by_ = ipc::MonotonicClock::now() + kTransfersEnd;
-        update_weights();
+        idle_by_ = ipc::MonotonicClock::now() + kTransfersEnd;
+        step_ = "release";
+        asked_at_ = ipc::MonotonicClock::now();
+        release_memory();
       });
+}
+
+void Cycle::release_memory() {
+  if (!options_.release) return update_weights();
+  ipc::ReleaseRequest request;
+  request.engine = options_.engine;
+  request.host = ipc::HostPolicy::kKeep;
+  const auto answered = [this](const ipc::Result<ipc::Envelope>& answer) {
+    if (!answer) return fail(answer.error());
+    if (answer->error) return on_refused(*answer->error, &Cycle::release_memory);
+    const auto reply = ipc::decode<ipc::ReleaseReply>(answer->body, "ReleaseReply");
+    if (!reply) return fail(reply.error());
+    record_->release_ms = ms_since_asked();
+    std::uint64_t least = UINT64_MAX;
+    for (const ipc::RankOutcome& rank : reply->cleared) {
+      if (rank.outcome.kind == ipc::ClearKind::kQuarantined) ++quarantined_;
+      least = std::min(least, rank.outcome.free_after);
+    }
+    record_->free_while_released = reply->cleared.empty() ? 0 : least;
+    resume_memory();
+  };
+  const auto sent = calls_.ask(ipc::MessageKind::kReleaseMemory, ipc::encode(request),
+                               request.deadline + kAnswerMargin, answered);
+  if (!sent) fail(sent.error());
+}
+
+// As if the trainer had used the device meanwhile.
+void Cycle::resume_memory() {
+  ipc::ResumeRequest request;
+  request.engine = options_.engine;
+  ask<ipc::ResumeReply>(ipc::MessageKind::kResumeMemory, "resume", request, kAnswerMargin,
+                        [this](const ipc::ResumeReply& /*reply*/) {
+                          record_->resume_ms = ms_since_asked();
+                          update_weights();
+                        });
 }
 
 void Cycle::update_weights() {
@@ -102,7 +141,7 @@ void Cycle::ask_for_update() {
   request.weights = weights_->id;
   const auto answered = [this](const ipc::Result<ipc::Envelope>& answer) {
     if (!answer) return fail(answer.error());
-    if (answer->error) return on_update_refused(*answer->error);
+    if (answer->error) return on_refused(*answer->error, &Cycle::ask_for_update);
     const auto reply = ipc::decode<ipc::UpdateWeightsReply>(answer->body, "UpdateWeightsReply");
     if (!reply) return fail(reply.error());
     on_updated(*reply);
@@ -112,10 +151,10 @@ void Cycle::ask_for_update() {
   if (!sent) fail(sent.error());
 }
 
-void Cycle::on_update_refused(const ipc::Error& why) {
+void Cycle::on_refused(const ipc::Error& why, void (Cycle::*again)()) {
   const bool for_now = why.code == ipc::ErrorCode::kNotIdle || why.code == ipc::ErrorCode::kBusy;
-  if (!for_now || ipc::MonotonicClock::now() >= update_by_) return fail(why);
-  timer_ = loop_.after(kRefusedAgain, [this] { ask_for_update(); });
+  if (!for_now || ipc::MonotonicClock::now() >= idle_by_) return fail(why);
+  timer_ = loop_.after(kRefusedAgain, [this, again] { (this->*again)(); });
 }
 
 void Cycle::on_updated(const ipc::UpdateWeightsReply& reply) {

@@ -19,9 +19,9 @@
 
 namespace kvferry::cli {
 
-/// What an iteration does to the engine between its rollouts: pause, update, clear and re-init when
-/// asked for, look, continue, look again. Everything is asked of the manager as an operator would,
-/// and nothing here waits on the loop's thread.
+/// What an iteration does to the engine between its rollouts: pause, release and resume when asked
+/// for, update, clear and re-init when asked for, look, continue, look again. Everything is asked
+/// of the manager as an operator would, and nothing here waits on the loop's thread.
 /// @threading the loop's thread.
 class Cycle {
  public:
@@ -31,6 +31,7 @@ class Cycle {
     UpdateKind update = UpdateKind::kDisk;
     bool empty_cache = true;
     bool clear = false;
+    bool release = false;  ///< Not with frozen requests.
   };
   /// ok: the record has everything but its requests. Else what went wrong, and in which step.
   using Done = std::function<void(const ipc::Status&)>;
@@ -63,9 +64,12 @@ class Cycle {
            ipc::Duration more,
            Then then);
   void pause_engine();
+  void release_memory();
+  void resume_memory();
   void update_weights();
   void ask_for_update();
-  void on_update_refused(const ipc::Error& why);
+  /// The engine may not be idle yet: asks again for a while.
+  void on_refused(const ipc::Error& why, void (Cycle::*again)());
   void on_updated(const ipc::UpdateWeightsReply& reply);
   void clear_cache();
   void on_cleared(const ipc::Result<ipc::Envelope>& answer);
@@ -89,7 +93,7 @@ class Cycle {
   Done done_;
   std::string_view step_ = "nothing";
   ipc::TimePoint asked_at_{};
-  ipc::TimePoint update_by_{};  ///< A refusal as busy or not idle is not final before.
+  ipc::TimePoint idle_by_{};  ///< A refusal as busy or not idle is not final before.
   ipc::TimerId timer_ = 0;
   std::uint64_t emptied_continues_ = 0;
   std::uint64_t quarantined_ = 0;

@@ -28,6 +28,9 @@ struct IterationRecord {
   std::vector<RankReserve> ranks;
   double seconds = 0;  ///< From its first request until it was looked at for the last time.
   double pause_ms = 0;
+  std::optional<double> release_ms;
+  std::optional<double> resume_ms;
+  std::uint64_t free_while_released = 0;  ///< On the device that has the least, by the driver.
   std::optional<double> update_ms;
   std::optional<double> clear_ms;
   std::optional<double> reinit_ms;

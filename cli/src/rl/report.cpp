@@ -44,6 +44,9 @@ Json iteration_to_json(const IterationRecord& iteration, const RlSettings& setti
   json["weights_id"] = iteration.weights.hex();
   json["seconds"] = iteration.seconds;
   json["pause_ms"] = iteration.pause_ms;
+  json["release_ms"] = ms_to_json(iteration.release_ms);
+  json["resume_ms"] = ms_to_json(iteration.resume_ms);
+  json["free_while_released"] = iteration.free_while_released;
   json["update_ms"] = ms_to_json(iteration.update_ms);
   json["clear_ms"] = ms_to_json(iteration.clear_ms);
   json["reinit_ms"] = ms_to_json(iteration.reinit_ms);
@@ -64,6 +67,7 @@ Json settings_to_json(const RlSettings& settings) {
               {"update", to_string(settings.update)},
               {"empty_cache", settings.empty_cache},
               {"clear", settings.clear},
+              {"release", settings.release},
               {"requests_per_iteration", settings.requests_per_iteration},
               {"weights_bytes", settings.weights_bytes},
               {"weights_versions", kWeightsVersions},
@@ -148,12 +152,13 @@ bool all_done(const RlReport& report) {
 }  // namespace
 
 std::string describe(const RlSettings& settings) {
-  return fmt::format("{}, {}, {}{}, {} rank{} of {} on {}", to_string(settings.mode),
+  return fmt::format("{}, {}, {}{}{}, {} rank{} of {} on {}", to_string(settings.mode),
                      settings.update == UpdateKind::kNone
                          ? "no updates"
                          : fmt::format("update from {}", to_string(settings.update)),
                      settings.empty_cache ? "emptied at every continue" : "never emptied",
-                     settings.clear ? ", cleared every time" : "", settings.ranks,
+                     settings.clear ? ", cleared every time" : "",
+                     settings.release ? ", released every time" : "", settings.ranks,
                      settings.ranks == 1 ? "" : "s", settings.geometry, settings.device);
 }
 

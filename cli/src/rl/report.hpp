@@ -23,6 +23,7 @@ struct RlSettings {
   UpdateKind update = UpdateKind::kDisk;
   bool empty_cache = true;
   bool clear = false;
+  bool release = false;
   std::uint32_t requests_per_iteration = 0;
   std::uint64_t weights_bytes = 0;
   std::uint64_t seed = 0;

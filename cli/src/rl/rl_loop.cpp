@@ -87,8 +87,8 @@ void RlRun::start_driver() {
   options.instance = config_.instance;
   options.ranks = config_.geometry.ranks;
   options.iterations = config_.iterations;
-  options.cycle = {set_up_.plan.engine, config_.mode, config_.update, config_.empty_cache,
-                   config_.clear};
+  options.cycle = {set_up_.plan.engine, config_.mode,  config_.update,
+                   config_.empty_cache, config_.clear, config_.release};
   options.patience = config_.stall_timeout;
   options.start_limit = start_limit(config_.stall_timeout, set_up_.plan.host_bytes);
   LoopDriver::Hooks hooks;

@@ -32,7 +32,8 @@ struct RlConfig {
   ipc::PauseMode mode = ipc::PauseMode::kRetract;
   UpdateKind update = UpdateKind::kDisk;
   bool empty_cache = true;
-  bool clear = false;  ///< Also clears and re-inits in every iteration.
+  bool clear = false;    ///< Also clears and re-inits in every iteration.
+  bool release = false;  ///< Also releases and resumes all device memory in every iteration.
   std::uint64_t weights_bytes = 64ULL << 20;
   std::uint64_t seed = 0;
   std::string report_file;  ///< Empty: none.

@@ -44,6 +44,7 @@ RlSettings settings_of(const RlConfig& config, const InstancePlan& plan) {
   settings.update = config.update;
   settings.empty_cache = config.empty_cache;
   settings.clear = config.clear;
+  settings.release = config.release;
   settings.requests_per_iteration = config.requests_per_iteration;
   settings.weights_bytes = config.weights_bytes;
   settings.seed = config.seed;

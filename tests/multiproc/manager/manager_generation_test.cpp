@@ -1,105 +1,19 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 // Pause, continue and flush: a real manager between scripted schedulers, workers and operators.
-#include "kvferry/ipc/wire/lifecycle_messages.hpp"
-#include "multiproc/manager/manager_fixture.hpp"
-
-#include <gmock/gmock.h>
+#include "multiproc/manager/manager_generation_fixture.hpp"
 
 #include <csignal>
-#include <utility>
 
 namespace kvferry::test {
 namespace {
 
 using ipc::BlockId;
-using ipc::BlockPresence;
 using ipc::CachePhase;
-using ipc::EmptyReason;
-using ipc::ErrorCode;
 using ipc::GroupId;
-using ipc::MessageKind;
-using ipc::PauseMode;
-using ipc::ProcessKind;
-using ipc::ScheduleOrder;
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using testing::HasSubstr;
-
-/// A request that a peer got and has not answered.
-struct Order {
-  ipc::Envelope request;
-  ipc::Schedule schedule;
-};
-
-class ManagerGenerationTest : public ManagerTest {
- protected:
-  /// The engine, whose client obeys orders.
-  void start_scheduling() {
-    ASSERT_NO_FATAL_FAILURE(start_engine());
-    ASSERT_NO_FATAL_FAILURE(say_hello(*client_));
-  }
-  static void say_hello(ScriptedPeer& client, std::optional<PauseMode> paused = {}) {
-    ipc::EngineHello hello = client_hello();
-    hello.schedules = true;
-    hello.paused = paused;
-    const auto state = client.call<ipc::EngineState>(MessageKind::kEngineHello, hello);
-    ASSERT_TRUE(state.has_value()) << state.error().to_string();
-  }
-  [[nodiscard]] static Order next_order(ScriptedPeer& client) {
-    Order order;
-    auto request = client.next(MessageKind::kSchedule);
-    if (!request) {
-      ADD_FAILURE() << "no order came";
-      return order;
-    }
-    const auto schedule = ipc::decode<ipc::Schedule>(request->body, "Schedule");
-    EXPECT_TRUE(schedule.has_value());
-    if (schedule) order.schedule = *schedule;
-    order.request = std::move(*request);
-    return order;
-  }
-  void obey(ScheduleOrder expected, ipc::SchedulerLoad load = {}) {
-    const Order order = next_order(*client_);
-    EXPECT_EQ(order.schedule.order, expected);
-    client_->reply(order.request, load);
-  }
-  /// Every worker answers the next emptying; rank 1 fails when told to.
-  void empty(EmptyReason reason, bool fail = false) {
-    for (const std::uint32_t rank : {0U, 1U}) {
-      const auto request = workers_[rank]->next(MessageKind::kRankEmpty);
-      ASSERT_TRUE(request.has_value()) << "rank " << rank << " was not asked";
-      const auto empty = ipc::decode<ipc::RankEmpty>(request->body, "RankEmpty");
-      ASSERT_TRUE(empty.has_value());
-      EXPECT_EQ(empty->reason, reason);
-      if (fail && rank == 1) {
-        workers_[rank]->reply_error(*request, KVFERRY_ERROR(kCuda, "the device is gone"));
-      } else {
-        workers_[rank]->reply(*request, ipc::AllocatorMemory{100 + rank, 60, 50, 7});
-      }
-    }
-  }
-  void pause(PauseMode mode, ScheduleOrder order) {
-    operator_->ask(MessageKind::kPause, ipc::PauseRequest{"chat", mode});
-    ASSERT_NO_FATAL_FAILURE(obey(order));
-    const auto reply = operator_->next_body<ipc::PauseReply>(MessageKind::kPause);
-    ASSERT_TRUE(reply.has_value());
-  }
-  [[nodiscard]] ErrorCode refusal(MessageKind kind) {
-    const auto reply = operator_->next(kind);
-    if (!reply || !reply->error) {
-      ADD_FAILURE() << "not refused";
-      return ErrorCode::kSystem;
-    }
-    refusal_ = reply->error->message;
-    return reply->error->code;
-  }
-  [[nodiscard]] BlockPresence presence_of(std::uint64_t key) {
-    return static_cast<BlockPresence>(lookup({key}).presence.at(0));
-  }
-
-  std::string refusal_;
-};
 
 TEST_F(ManagerGenerationTest, APauseIsAnsweredWhenItIsInEffect) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
@@ -495,78 +409,6 @@ TEST_F(ManagerGenerationTest, APauseThatTakesTooLongStaysOrdered) {
   ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
   EXPECT_TRUE(operator_->next_body<ipc::ContinueReply>(MessageKind::kContinue).has_value());
 }
-
-/// The command that runs, the one that comes meanwhile from somebody else.
-using Pair = std::pair<MessageKind, MessageKind>;
-
-class ManagerPairsTest : public ManagerGenerationTest, public testing::WithParamInterface<Pair> {
- protected:
-  static ipc::RequestId ask(ScriptedPeer& from, MessageKind kind) {
-    switch (kind) {
-      case MessageKind::kPause:
-        return from.ask(kind, ipc::PauseRequest{"chat", PauseMode::kRetract});
-      case MessageKind::kContinue: return from.ask(kind, ipc::ContinueRequest{"chat"});
-      case MessageKind::kFlush: return from.ask(kind, ipc::FlushRequest{"chat"});
-      case MessageKind::kUpdateWeights: {
-        ipc::UpdateWeightsRequest update;
-        update.engine = "chat";
-        return from.ask(kind, update);
-      }
-      case MessageKind::kClear: return from.ask(kind, ipc::ClearRequest{"chat"});
-      default: return from.ask(kind, ipc::ReinitRequest{"chat"});
-    }
-  }
-};
-
-TEST_P(ManagerPairsTest, HaveOneOutcome) {
-  const auto [running, coming] = GetParam();
-  ASSERT_NO_FATAL_FAILURE(start_scheduling());
-  if (running == MessageKind::kContinue) {
-    ASSERT_NO_FATAL_FAILURE(pause(PauseMode::kRetract, ScheduleOrder::kRetract));
-  }
-  ask(*operator_, running);
-  // It has begun when it has asked somebody.
-  const MessageKind begun = running == MessageKind::kClear      ? MessageKind::kRankClear
-                            : running == MessageKind::kContinue ? MessageKind::kRankEmpty
-                                                                : MessageKind::kSchedule;
-  ScriptedPeer& asked = begun == MessageKind::kSchedule ? *client_ : *workers_[0];
-  ASSERT_TRUE(asked.next(begun).has_value());
-  auto second = peer(ProcessKind::kOperator, "second");
-  ask(*second, coming);
-  if (coming == MessageKind::kClear && running != MessageKind::kClear) {
-    EXPECT_EQ(refusal(running), ErrorCode::kCancelled);
-    EXPECT_THAT(refusal_, HasSubstr("cleared instead"));
-    EXPECT_TRUE(workers_[0]->next(MessageKind::kRankClear).has_value());
-    if (running == MessageKind::kFlush || running == MessageKind::kUpdateWeights) {
-      ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
-    }
-    return;
-  }
-  const auto refused = second->next(coming);
-  ASSERT_TRUE(refused && refused->error);
-  EXPECT_EQ(refused->error->code, ErrorCode::kBusy) << refused->error->to_string();
-  EXPECT_THAT(refused->error->message, HasSubstr(std::string(to_string(running))));
-  EXPECT_FALSE(operator_->has(running)) << "the one that runs goes on";
-}
-
-constexpr auto kRunning = {MessageKind::kPause, MessageKind::kContinue, MessageKind::kFlush,
-                           MessageKind::kUpdateWeights, MessageKind::kClear};
-constexpr auto kComing = {MessageKind::kPause, MessageKind::kContinue,
-                          MessageKind::kFlush, MessageKind::kUpdateWeights,
-                          MessageKind::kClear, MessageKind::kReinit};
-
-std::vector<Pair> all_pairs() {
-  std::vector<Pair> pairs;
-  for (const MessageKind running : kRunning) {
-    for (const MessageKind coming : kComing) pairs.emplace_back(running, coming);
-  }
-  return pairs;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    OfCommands, ManagerPairsTest, testing::ValuesIn(all_pairs()), [](const auto& pair) {
-      return fmt::format("{}_while_{}", to_string(pair.param.second), to_string(pair.param.first));
-    });
 
 }  // namespace
 }  // namespace kvferry::test

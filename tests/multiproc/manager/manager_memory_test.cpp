@@ -1,0 +1,219 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Releases and resumes of memory that go wrong: a real manager between scripted schedulers, workers
+// and operators.
+#include "multiproc/manager/manager_generation_fixture.hpp"
+
+namespace kvferry::test {
+namespace {
+
+using ipc::MemoryTag;
+using ipc::MemoryTags;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr MemoryTags kBeside{MemoryTag::kWeights, MemoryTag::kScratch};
+
+class ManagerMemoryTest : public ManagerGenerationTest {
+ protected:
+  void ask_release(MemoryTags tags = kBeside) {
+    ipc::ReleaseRequest request;
+    request.engine = "chat";
+    request.tags = tags;
+    operator_->ask(MessageKind::kReleaseMemory, request);
+  }
+  void ask_resume(MemoryTags tags = {}) {
+    ipc::ResumeRequest request;
+    request.engine = "chat";
+    request.tags = tags;
+    operator_->ask(MessageKind::kResumeMemory, request);
+  }
+  /// Up to the orders to the ranks.
+  void hold() {
+    ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+    ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  }
+  /// The rank's worker reports and answers; or it fails.
+  void answer(std::uint32_t rank, MessageKind kind, MemoryTags now, bool fails = false) {
+    const auto request = workers_[rank]->next(kind);
+    ASSERT_TRUE(request.has_value()) << "rank " << rank << " was not asked";
+    report_released(rank, now);
+    if (fails) {
+      workers_[rank]->reply_error(*request, KVFERRY_ERROR(kNoDeviceMemory, "there is none"));
+    } else {
+      ipc::RankReleaseReply reply;
+      reply.released = now;
+      reply.weights_bytes = 100 + rank;
+      workers_[rank]->reply(*request, reply);
+    }
+  }
+  template <typename Reply> std::pair<ipc::Error, Reply> failed(MessageKind kind) {
+    const auto answer = operator_->next(kind);
+    if (!answer || !answer->error) {
+      ADD_FAILURE() << "it did not fail";
+      return {};
+    }
+    return {*answer->error, ipc::decode<Reply>(answer->body, "reply").value_or(Reply{})};
+  }
+  /// Rank 1's, as the manager sees it.
+  void lose_worker() {
+    workers_[1].reset();
+    const ipc::Deadline deadline = soon();
+    while (engine()["ranks"][1]["worker"]["connected"] == true) {
+      ASSERT_FALSE(deadline.expired()) << engine().dump();
+    }
+  }
+  [[nodiscard]] nlohmann::json engine() { return status()["engines"][0]; }
+};
+
+TEST_F(ManagerMemoryTest, IsAnsweredWhenEveryRankHasReleasedAndHoldsTheEngine) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(hold());
+  ASSERT_NO_FATAL_FAILURE(answer(0, MessageKind::kRankRelease, kBeside));
+  EXPECT_FALSE(operator_->has(MessageKind::kReleaseMemory)) << "rank 1 has not";
+  ASSERT_NO_FATAL_FAILURE(answer(1, MessageKind::kRankRelease, kBeside));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  const auto reply = operator_->next_body<ipc::ReleaseReply>(MessageKind::kReleaseMemory);
+  ASSERT_TRUE(reply.has_value()) << reply.error().to_string();
+  EXPECT_EQ(reply->released, kBeside);
+  ASSERT_EQ(reply->ranks.size(), 2U);
+  EXPECT_EQ(reply->ranks[1].outcome.weights_bytes, 101U);
+  EXPECT_TRUE(reply->cleared.empty());
+  EXPECT_EQ(engine()["paused"], "retract");
+  EXPECT_EQ(engine()["phase"], "ready") << "the cache was not asked for";
+  // One by one, and then it runs again by itself.
+  ask_resume({MemoryTag::kScratch});
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {MemoryTag::kWeights}));
+  }
+  auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(resumed->released, MemoryTags{MemoryTag::kWeights});
+  EXPECT_TRUE(resumed->paused.has_value());
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_FALSE(resumed->paused.has_value());
+  EXPECT_EQ(engine()["paused"], nullptr);
+}
+
+TEST_F(ManagerMemoryTest, ARankThatFailsIsNamedAndTheOthersStayReleased) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(hold());
+  ASSERT_NO_FATAL_FAILURE(answer(0, MessageKind::kRankRelease, kBeside));
+  ASSERT_NO_FATAL_FAILURE(answer(1, MessageKind::kRankRelease, {}, /*fails=*/true));
+  const auto [error, reply] = failed<ipc::ReleaseReply>(MessageKind::kReleaseMemory);
+  EXPECT_THAT(error.message, HasSubstr("engine chat rank 1: there is none"));
+  ASSERT_EQ(reply.ranks.size(), 2U);
+  EXPECT_FALSE(reply.ranks[0].error.has_value());
+  EXPECT_TRUE(reply.ranks[1].error.has_value());
+  EXPECT_EQ(reply.released, kBeside);
+  EXPECT_EQ(engine()["paused"], "retract") << "rank 0 could not compute";
+  operator_->ask(MessageKind::kContinue, ipc::ContinueRequest{"chat"});
+  EXPECT_EQ(refusal(MessageKind::kContinue), ErrorCode::kNotReady);
+  EXPECT_THAT(refusal_, HasSubstr("weights, scratch is released"));
+  operator_->ask(MessageKind::kUpdateWeights, ipc::UpdateWeightsRequest{});
+  EXPECT_EQ(refusal(MessageKind::kUpdateWeights), ErrorCode::kNotReady);
+}
+
+TEST_F(ManagerMemoryTest, WhenNothingWasReleasedTheEngineRunsOn) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(hold());
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankRelease, {}, /*fails=*/true));
+  }
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kNoDeviceMemory);
+  EXPECT_EQ(engine()["paused"], nullptr);
+}
+
+TEST_F(ManagerMemoryTest, AfterAFailureTheCacheStaysAndWhatWasReleasedIsGivenBack) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release(MemoryTags::all());
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  ASSERT_NO_FATAL_FAILURE(answer(0, MessageKind::kRankRelease, kBeside));
+  ASSERT_NO_FATAL_FAILURE(answer(1, MessageKind::kRankRelease, {}, /*fails=*/true));
+  ASSERT_NO_FATAL_FAILURE(empty(EmptyReason::kRelease));
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kNoDeviceMemory);
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankClear));
+  EXPECT_EQ(engine()["phase"], "ready");
+}
+
+TEST_F(ManagerMemoryTest, ARankThatDiesInTheMiddleIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ASSERT_NO_FATAL_FAILURE(lose_worker());  // For a process that can be killed.
+  auto worker = peer_child("worker", 1);
+  ASSERT_TRUE(worker.wait_line("ready", soon()));
+  ASSERT_EQ(engine()["ranks"][1]["worker"]["pid"], worker.pid());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(hold());
+  ASSERT_NO_FATAL_FAILURE(answer(0, MessageKind::kRankRelease, kBeside));
+  worker.kill();
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kPeerDied);
+  EXPECT_THAT(refusal_, HasSubstr("rank 1"));
+  EXPECT_EQ(engine()["paused"], "retract");
+}
+
+TEST_F(ManagerMemoryTest, AClearTakesItsPlaceUntilTheRanksHaveBegun) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(hold());
+  ASSERT_TRUE(workers_[0]->next(MessageKind::kRankRelease).has_value());
+  auto second = peer(ProcessKind::kOperator, "second");
+  second->ask(MessageKind::kClear, ipc::ClearRequest{"chat"});
+  const auto busy = second->next(MessageKind::kClear);
+  ASSERT_TRUE(busy && busy->error);
+  EXPECT_EQ(busy->error->code, ErrorCode::kBusy);
+  EXPECT_FALSE(operator_->has(MessageKind::kReleaseMemory)) << "it goes on";
+}
+
+TEST_F(ManagerMemoryTest, WhatCannotBeReleasedOrResumedIsRefusedBeforeAnythingIsAsked) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_resume();
+  EXPECT_EQ(refusal(MessageKind::kResumeMemory), ErrorCode::kNotReleased);
+  report_released({MemoryTag::kScratch});
+  ask_resume({MemoryTag::kWeights});
+  EXPECT_EQ(refusal(MessageKind::kResumeMemory), ErrorCode::kNotReleased);
+  EXPECT_THAT(refusal_, HasSubstr("weights is not released (scratch is)"));
+  // Bits that this version does not know.
+  ipc::ResumeRequest strange;
+  std::uint8_t bits = 0x80;
+  strange.tags = ipc::decode<MemoryTags>(ipc::encode(ipc::CancelJob{ipc::JobId{bits}}), "tags")
+                     .value_or(MemoryTags{});
+  operator_->ask(MessageKind::kResumeMemory, strange);
+  EXPECT_EQ(refusal(MessageKind::kResumeMemory), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refusal_, HasSubstr("memory tags 0x80"));
+  ASSERT_NO_FATAL_FAILURE(lose_worker());
+  ask_release();
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kNotReady);
+  EXPECT_THAT(refusal_, HasSubstr("rank 1: its worker is not there"));
+}
+
+TEST_F(ManagerMemoryTest, AnotherManagerLearnsOfItFromTheRanks) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  report_released({MemoryTag::kWeights});
+  EXPECT_THAT(engine()["released"].get<std::vector<std::string>>(), ElementsAre("weights"));
+  // Unless its scheduler says so, it is not known whether anything runs.
+  ASSERT_NO_FATAL_FAILURE(say_hello(*client_, PauseMode::kRetract));
+  operator_->ask(MessageKind::kContinue, ipc::ContinueRequest{"chat"});
+  EXPECT_EQ(refusal(MessageKind::kContinue), ErrorCode::kNotReady);
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(resumed->paused, PauseMode::kRetract) << "whose pause it is, nobody knows any more";
+}
+
+}  // namespace
+}  // namespace kvferry::test
