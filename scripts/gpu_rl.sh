@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
 # RL loops on a GPU, from a folder of built binaries: the model against its CPU twin, every mode with and
-# without emptying against the driver's free memory, and clears of a large arena with the first decode graph
-# replayed after each. Works on a machine that has only a driver.
+# without emptying against the driver's free memory, releases and resumes of everything, weights that another
+# process lends, and clears of a large arena with the first decode graph replayed after each. Works on a
+# machine that has only a driver.
 set -euo pipefail
 
 usage() {
@@ -62,13 +63,18 @@ for mode in abort retract in_place; do
   loop "rl-$mode" --mode "$mode" --iterations "$iterations" --weights-size 512MiB
   loop "rl-$mode-never-emptied" --mode "$mode" --iterations "$iterations" --weights-size 512MiB --no-empty-cache
 done
+loop rl-release --release --iterations "$iterations" --weights-size 512MiB
+loop rl-distributed --update distributed --ranks 2 --iterations 20 --weights-size 512MiB
 loop rl-clear-large --clear --iterations "$large_cycles" --gpu-blocks "$large_blocks" --weights-size 64MiB
+
+run lent-weights bash "$(dirname "$0")/gpu_lent_weights.sh" --bin "$bin"
+[[ ! -e $out/lent-weights.log ]] || cat "$out/lent-weights.log"
 
 python3 - "$out" <<'PY'
 import glob, json, os, sys
 MIB = 1 << 20
-columns = ["iter", "failed", "corrupt", "verified", "leaked", "reserved before", "after", "used", "free least", "pause", "update", "clear", "reinit", "continue", "graph"]
-print("%-24s %4s %6s %7s %8s %6s %21s %15s %9s %21s %6s %6s %6s %6s %8s  %s" % ("run (MiB, median ms)", *columns))
+columns = ["iter", "failed", "corrupt", "verified", "leaked", "reserved before", "after", "used", "free least", "pause", "update", "clear", "reinit", "release", "resume", "continue", "graph"]
+print("%-24s %4s %6s %7s %8s %6s %21s %15s %9s %21s %6s %6s %6s %6s %7s %6s %8s  %s" % ("run (MiB, median ms)", *columns))
 def middle(values):
     values = sorted(v for v in values if v is not None)
     return "%.1f" % values[len(values) // 2] if values else "-"
@@ -85,10 +91,10 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
         print("%-24s %s" % (os.path.basename(path)[:-5], report["failures"]))
         continue
     column = lambda name: [i[name] for i in done]
-    print("%-24s %4d %6d %7d %8d %6d %21s %15s %9s %21s %6s %6s %6s %6s %8s  %s" % (
+    print("%-24s %4d %6d %7d %8d %6d %21s %15s %9s %21s %6s %6s %6s %6s %7s %6s %8s  %s" % (
         os.path.basename(path)[:-5], len(report["iterations"]), len(report["failures"]), report["corrupt"], report["verified"],
         report["leaked_device_bytes"], span(column("reserved_before")), span(column("reserved_after")), span(column("used_after")),
-        span(column("free_on_device_least")), *(middle(column(c + "_ms")) for c in ("pause", "update", "clear", "reinit", "continue")),
+        span(column("free_on_device_least")), *(middle(column(c + "_ms")) for c in ("pause", "update", "clear", "reinit", "release", "resume", "continue")),
         ", ".join("%d/%d" % (g["recordings"], g["launches"]) for g in report["graphs"])))
     for failure in report["failures"][:3]:
         print("    " + failure)

@@ -117,6 +117,44 @@ TEST_F(ServeTest, WhatAPauseFrozeIsNotInTheWayOfAClearedEngine) {
   EXPECT_EQ((*answer)->admissions, 2U);
 }
 
+// What a request found of its prompt and has not computed anything from is of the weights that were
+// in use when it was let in: its answer is of both.
+TEST_F(ServeTest, APrefixThatWasLoadedBeforeAnUpdateIsOfTheEarlierWeights) {
+  const std::string first = (temp_ / "first").string();
+  const std::string second = (temp_ / "second").string();
+  write_safetensors(first, {{"w", "BF16", {64, 32}}}, 1);
+  write_safetensors(second, {{"w", "BF16", {64, 32}}}, 2);
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--weights=" + first}));
+  const auto prompt = prompt_of(1000, 100);
+  const GenerateReply before = generate(prompt, 4);
+  ASSERT_EQ(ask("flush", {"--host=keep"}).exit, ChildExit::exited(0));
+  // The load of its prefix is on its way for as long as the mover is stopped.
+  ChildProcess& mover = *running_[1];
+  ASSERT_TRUE(mover.stop());
+  Answer answer;
+  ask_for(answer, prompt, 4);
+  ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
+    const auto& jobs = status["engines"][0]["jobs"];
+    return jobs["queued"].get<int>() + jobs["running"].get<int>() > 0;
+  }));
+  std::vector<std::string> pause = common("pause");
+  pause.emplace_back("--mode=in_place");
+  ChildProcess pauses(ChildOptions{.program = KVFERRY_PROGRAM, .arguments = pause});
+  ASSERT_TRUE(wait_status(
+      [](const nlohmann::json& status) { return status["engines"][0]["paused"] == "in_place"; }));
+  mover.signal(SIGCONT);
+  EXPECT_THAT(pauses.read_line(soon()).value_or(""), HasSubstr("1 frozen"));
+  ASSERT_EQ(pauses.wait(soon()), ChildExit::exited(0));
+  const Finished updated = ask("update-weights", {"--file=" + second, "--no-flush-cache"});
+  ASSERT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
+  ASSERT_TRUE(run_until([&answer] { return answer.has_value(); }));
+  ASSERT_TRUE(answer->has_value()) << answer->error().to_string();
+  EXPECT_GT((*answer)->cached_tokens, 0U);
+  EXPECT_EQ((*answer)->weights_first, before.weights_last);
+  EXPECT_NE((*answer)->weights_last, before.weights_last);
+}
+
 TEST_F(ServeTest, AWorkerThatIsReplacedWhileTheManagerIsAwayWaitsForIt) {
   ASSERT_NO_FATAL_FAILURE(start_engine(2));
   const auto prompt = prompt_of(60, 40);

@@ -326,6 +326,7 @@ namespace {
 
 std::vector<ReleasedMemory> released_of(const std::vector<ipc::RankReleased>& ranks) {
   std::vector<ReleasedMemory> released;
+  released.reserve(ranks.size());
   for (const ipc::RankReleased& rank : ranks) {
     released.push_back({.rank = rank.rank.value,
                         .weights = rank.outcome.weights_bytes,

@@ -36,7 +36,7 @@ class ReinitOperations {
   [[nodiscard]] ipc::Status check(const EngineRecord& engine) const;
   /// The engine has passed check() and runs no other operation than this one, or the one that this
   /// is a part of: that goes on after it.
-  void start(const Order& order, EngineRecord& engine, Done done);
+  void start(const Order& wanted, EngineRecord& engine, Done done);
   /// A re-init that has all answers waits for the ranks' state reports.
   void on_engine_changed(const EngineRecord& engine);
   /// Ends those that run; what the ranks still say is not waited for.

@@ -74,6 +74,8 @@ bool Scheduler::try_admit(Sequence& sequence) {
   sequence.device_only = false;
   admitted_.insert(sequence.number);
   if (sequence.admissions++ == 0) sequence.cached_tokens = sequence.computed;
+  // What it finds of its prompt was computed with these.
+  if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
   if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
   return true;

@@ -137,7 +137,6 @@ void Scheduler::advance(Sequence& sequence, std::uint64_t output) {
   if (sequence.computed < sequence.length()) return;
   cache_.trim(sequence);
   const std::uint32_t token = next_token(output);
-  if (!sequence.weights_first) sequence.weights_first = weights_;
   sequence.weights_last = weights_;
   sequence.inputs.push_back(model_input(sequence.inputs.back(), token));
   sequence.tokens.push_back(token);
@@ -151,7 +150,7 @@ void Scheduler::answer(const Sequence& sequence, ipc::GenerateEnd how) {
   ipc::GenerateReply reply;
   reply.end = how;
   reply.tokens.assign(sequence.tokens.begin() + sequence.prompt_tokens, sequence.tokens.end());
-  reply.weights_first = sequence.weights_first.value_or(ipc::Digest{});
+  if (sequence.generated() > 0) reply.weights_first = sequence.weights_first;
   reply.weights_last = sequence.weights_last;
   reply.cached_tokens = sequence.cached_tokens;
   reply.admissions = sequence.admissions;

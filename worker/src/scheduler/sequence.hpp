@@ -61,8 +61,8 @@ struct Sequence {
   std::uint32_t load_tries = 0;
   bool device_only = false;  ///< A load failed: it computes what host memory has.
 
-  std::optional<ipc::Digest> weights_first;
-  ipc::Digest weights_last;
+  ipc::Digest weights_first;  ///< In use when it was let in, to compute its first token.
+  ipc::Digest weights_last;   ///< In use when its latest one was computed.
   std::uint32_t cached_tokens = 0;
   std::uint32_t admissions = 0;
 

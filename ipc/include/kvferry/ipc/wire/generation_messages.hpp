@@ -30,8 +30,10 @@ constexpr std::uint64_t wire_max(GenerateEnd) {
 struct GenerateReply {
   GenerateEnd end = GenerateEnd::kLength;
   std::vector<std::uint32_t> tokens;
-  Digest weights_first;  ///< CacheState::weights when the first of its tokens was computed.
-  Digest weights_last;   ///< And the last.
+  /// CacheState::weights when it was let in to compute its first token: those that what it found of
+  /// its prompt was computed with.
+  Digest weights_first;
+  Digest weights_last;              ///< And the last.
   std::uint32_t cached_tokens = 0;  ///< Of the prompt, found in the cache when it was first let in.
   std::uint32_t admissions = 0;     ///< How often it got blocks: once more for each retraction.
   template <typename V> void visit(V& v) {
