@@ -59,8 +59,7 @@ class WeightsStore final : public ipc::WeightsUser {
 
   /// Gives the device memory of tensors and tables up; kHost: what they hold stays in host memory.
   /// After an error everything is as it was. Returns the bytes. @pre nothing computes with them
-  [[nodiscard]] ipc::Result<std::uint64_t> release(ipc::WeightsBackup kind,
-                                                   ipc::Deadline deadline);
+  [[nodiscard]] ipc::Result<std::uint64_t> release(ipc::WeightsBackup kind, ipc::Deadline deadline);
   /// Takes that memory again, and fills it from the backup; without one nothing computes before the
   /// next commit. After an error they are still released. Returns the bytes.
   [[nodiscard]] ipc::Result<std::uint64_t> resume(ipc::Deadline deadline);

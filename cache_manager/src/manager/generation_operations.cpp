@@ -409,17 +409,21 @@ void GenerationOperations::cancel(EngineRecord& engine, const ipc::Error& why) {
     abandon_weights(*operation);
   }
   const bool may_hold = holds_while_it_runs(engine.operation());
-  operation->error = why;
-  operation->answered = true;
-  operation->next = nullptr;
-  context_.loop.cancel(std::exchange(operation->timer, 0));
-  engine.end_operation(false);
-  std::erase(operations_, operation);
-  context_.refuse(operation->peer, operation->request, why);
-  context_.loop.post(context_.operation_ended);
+  end_early(operation, why);
   if (may_hold) {
     order_back(engine);
   }
+}
+
+void GenerationOperations::end_early(const OperationRef& operation, const ipc::Error& why) {
+  operation->error = why;
+  operation->answered = true;
+  operation->next = nullptr;  // It holds the operation.
+  context_.loop.cancel(std::exchange(operation->timer, 0));
+  operation->engine->end_operation(false);
+  std::erase(operations_, operation);
+  context_.refuse(operation->peer, operation->request, why);
+  context_.loop.post(context_.operation_ended);
 }
 
 void GenerationOperations::on_peer_gone(const ipc::IncarnationId& peer) {
@@ -436,6 +440,10 @@ void GenerationOperations::cancel_all(const ipc::Error& why) {
   const std::vector<OperationRef> operations = operations_;
   for (const OperationRef& operation : operations) {
     cancel(*operation->engine, why);
+    // What the ranks have begun they finish: only this manager does not wait for it.
+    if (!operation->answered) {
+      end_early(operation, why);
+    }
   }
 }
 

@@ -70,6 +70,7 @@ class GenerationOperations {
   /// Answers the operation that runs on the engine; schedulers that it holds for a while run again.
   /// Weights that are being committed are not left half-way: that goes on.
   void cancel(EngineRecord& engine, const ipc::Error& why);
+  /// The manager ends: answers all of them.
   void cancel_all(const ipc::Error& why);
 
  private:
@@ -186,6 +187,7 @@ class GenerationOperations {
             ipc::Deadline deadline);
   void tell_again(const ipc::IncarnationId& scheduler, ipc::Deadline deadline);
   void finish(const OperationRef& operation);
+  void end_early(const OperationRef& operation, const ipc::Error& why);
   template <typename Reply> void answer(const Operation& operation, const Reply& reply) const;
   [[nodiscard]] OperationRef find(const EngineRecord& engine) const;
   [[nodiscard]] static std::chrono::microseconds took(const Operation& operation);

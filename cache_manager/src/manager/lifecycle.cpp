@@ -385,9 +385,10 @@ void Lifecycle::weights_part(const ipc::Peer& peer, const ipc::Envelope& request
 void Lifecycle::cancel_all() {
   const ipc::Error ending =
       KVFERRY_ERROR(kCancelled, "the manager ends; the ranks finish what they were told");
+  // A clear or a re-init may be a part of another operation, which ends with it.
   clears_.cancel_all(ending);
-  generations_.cancel_all(ending);
   reinits_.cancel_all(ending);
+  generations_.cancel_all(ending);
 }
 
 }  // namespace kvferry::cache_manager

@@ -133,6 +133,7 @@ void GenerationOperations::release_cache(const OperationRef& operation,
   scope.engines.push_back(operation->engine);
   clears_.start({.by = operation->peer, .host = message.host, .deadline = message.deadline},
                 std::move(scope), [this, operation](const ClearOperations::Outcome& outcome) {
+                  if (operation->answered) return;
                   operation->cleared = outcome.reply.ranks;
                   operation->host_blocks_dropped = outcome.reply.host_blocks_dropped;
                   if (outcome.failed) operation->error = outcome.failed;
@@ -202,6 +203,7 @@ void GenerationOperations::take_cache_back(const OperationRef& operation,
   }
   reinits_.start({.by = operation->peer, .gpu_blocks = 0, .deadline = deadline}, engine,
                  [this, operation](const ipc::Result<ipc::ReinitReply>& outcome) {
+                   if (operation->answered) return;
                    if (outcome) {
                      end_resume(operation);
                    } else {

@@ -4,6 +4,8 @@
 // and operators.
 #include "multiproc/manager/manager_generation_fixture.hpp"
 
+#include <csignal>
+
 namespace kvferry::test {
 namespace {
 
@@ -174,6 +176,17 @@ TEST_F(ManagerMemoryTest, AClearTakesItsPlaceUntilTheRanksHaveBegun) {
   ASSERT_TRUE(busy && busy->error);
   EXPECT_EQ(busy->error->code, ErrorCode::kBusy);
   EXPECT_FALSE(operator_->has(MessageKind::kReleaseMemory)) << "it goes on";
+}
+
+TEST_F(ManagerMemoryTest, AManagerThatEndsMeanwhileAnswers) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  report_released({MemoryTag::kWeights});
+  ask_resume();
+  ASSERT_TRUE(workers_[0]->next(MessageKind::kRankResume).has_value());
+  manager_->signal(SIGTERM);
+  EXPECT_EQ(refusal(MessageKind::kResumeMemory), ErrorCode::kCancelled);
+  EXPECT_THAT(refusal_, HasSubstr("the ranks finish what they were told"));
+  EXPECT_EQ(manager_->wait(soon()), ChildExit::exited(0));
 }
 
 TEST_F(ManagerMemoryTest, WhatCannotBeReleasedOrResumedIsRefusedBeforeAnythingIsAsked) {
