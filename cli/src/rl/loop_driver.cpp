@@ -161,8 +161,8 @@ void LoopDriver::on_cycle_done(const ipc::Status& status, std::uint32_t version)
 void LoopDriver::expect_progress(ipc::Duration limit) {
   loop_.cancel(stall_timer_);
   stall_timer_ = loop_.after(limit, [this, limit] {
-    end(KVFERRY_ERROR(kTimeout, "nothing went on for {} s: {}",
-                      std::chrono::duration_cast<std::chrono::seconds>(limit).count(), doing()));
+    end(KVFERRY_ERROR(kTimeout, "nothing went on for {:.1f} s: {}",
+                      std::chrono::duration<double>(limit).count(), doing()));
   });
 }
 
