@@ -126,6 +126,7 @@ void ClearOperations::send_clear(const ClearRef& clear,
                     .operation = clear->operation,
                     .is_owner = is_owner};
   ++clear->pending;
+  clear->told.insert(target.id);
   context_.transitions.record(ipc::Transition::kManagerClear, step_of(asked, is_owner ? 1 : 0));
   if (!is_owner) {
     clear->ranks[index].open_attacher = asked;
@@ -242,6 +243,7 @@ std::optional<ipc::Error> ClearOperations::collect_outcomes(Clear& clear, ipc::C
 void ClearOperations::finish_clear(const ClearRef& clear) {
   clear->answered = true;
   Outcome outcome;
+  outcome.told = std::move(clear->told);
   ipc::ClearReply& reply = outcome.reply;
   outcome.failed = collect_outcomes(*clear, reply);
   if (clear->order.host == ipc::HostPolicy::kDrop) {
@@ -286,7 +288,8 @@ void ClearOperations::cancel_all(const ipc::Error& why) {
   const std::vector<ClearRef> clears = std::exchange(clears_, {});
   for (const ClearRef& clear : clears) {
     clear->answered = true;
-    std::exchange(clear->done, nullptr)({.reply = {}, .failed = why, .cancelled = true});
+    std::exchange(clear->done,
+                  nullptr)({.reply = {}, .failed = why, .cancelled = true, .told = {}});
   }
 }
 

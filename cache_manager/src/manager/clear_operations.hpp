@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ class ClearOperations {
     ipc::ClearReply reply;
     std::optional<ipc::Error> failed;
     bool cancelled = false;
+    /// Workers and movers that were told to clear: those that had something mapped. Each of them
+    /// empties its allocator for that.
+    std::set<ipc::IncarnationId> told;
   };
   using Done = std::function<void(const Outcome& outcome)>;
 
@@ -75,6 +79,7 @@ class ClearOperations {
     ipc::TimePoint start;
     ClearScope scope;  ///< Operations keep their engines alive.
     std::vector<ClearRank> ranks;
+    std::set<ipc::IncarnationId> told;
     std::size_t pending = 0;
     bool answered = false;
   };

@@ -269,26 +269,39 @@ void GenerationOperations::on_schedule_answer(const OperationRef& operation,
 void GenerationOperations::empty_workers(const OperationRef& operation,
                                          ipc::EmptyReason reason,
                                          std::function<void()> next) {
+  empty_other_workers(operation, {}, reason, std::move(next));
+}
+
+void GenerationOperations::empty_other_workers(const OperationRef& operation,
+                                               const std::set<ipc::IncarnationId>& emptied,
+                                               ipc::EmptyReason reason,
+                                               std::function<void()> next) {
   const auto ranks = static_cast<std::uint32_t>(operation->engine->ranks().size());
   operation->ranks.resize(ranks);
+  const RankAnswered note = [operation = operation.get()](
+                                std::uint32_t rank, const ipc::Result<ipc::Envelope>& answer) {
+    auto memory = answer ? ipc::decode<ipc::AllocatorMemory>(answer->body, "AllocatorMemory")
+                         : ipc::Result<ipc::AllocatorMemory>(answer.error());
+    ipc::RankMemory& seen = operation->ranks[rank];
+    if (memory) {
+      seen.memory = *memory;
+    } else if (memory.error().code == ipc::ErrorCode::kPeerDied) {
+      seen.absent = true;  // No process, no cache.
+    } else {
+      seen.error = in_rank(memory.error(), operation->engine->name(), ipc::Rank{rank});
+    }
+  };
+  operation->next = std::move(next);
+  operation->pending = 1;  // Held until everything is sent.
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     operation->ranks[rank].rank = ipc::Rank{rank};
+    const std::optional<RankPeer>& worker = operation->engine->ranks()[rank].worker;
+    if (worker && emptied.contains(worker->id)) {
+      continue;
+    }
+    ask_rank(operation, rank, ipc::MessageKind::kRankEmpty, ipc::RankEmpty{reason}, note);
   }
-  ask_workers(
-      operation, ipc::MessageKind::kRankEmpty, ipc::RankEmpty{reason},
-      [operation = operation.get()](std::uint32_t rank, const ipc::Result<ipc::Envelope>& answer) {
-        auto memory = answer ? ipc::decode<ipc::AllocatorMemory>(answer->body, "AllocatorMemory")
-                             : ipc::Result<ipc::AllocatorMemory>(answer.error());
-        ipc::RankMemory& seen = operation->ranks[rank];
-        if (memory) {
-          seen.memory = *memory;
-        } else if (memory.error().code == ipc::ErrorCode::kPeerDied) {
-          seen.absent = true;  // No process, no cache.
-        } else {
-          seen.error = in_rank(memory.error(), operation->engine->name(), ipc::Rank{rank});
-        }
-      },
-      std::move(next));
+  end_round(operation);
 }
 
 void GenerationOperations::end_round(const OperationRef& operation) {

@@ -136,6 +136,11 @@ class GenerationOperations {
   void empty_workers(const OperationRef& operation,
                      ipc::EmptyReason reason,
                      std::function<void()> next);
+  /// The same of those that are not among the ones named.
+  void empty_other_workers(const OperationRef& operation,
+                           const std::set<ipc::IncarnationId>& emptied,
+                           ipc::EmptyReason reason,
+                           std::function<void()> next);
   static void end_round(const OperationRef& operation);
   void wait_for_jobs(const OperationRef& operation);
   void hold_idle(const OperationRef& operation,

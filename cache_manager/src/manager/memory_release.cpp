@@ -102,7 +102,8 @@ void GenerationOperations::release_held(const OperationRef& operation,
   }
 }
 
-// The cache last: its clear empties the allocators once, of all that was given up.
+// The cache last: its clear empties the allocators once, of all that was given up; whoever had
+// nothing mapped is asked apart.
 void GenerationOperations::release_ranks(const OperationRef& operation,
                                          const ipc::ReleaseRequest& message) {
   operation->commits = true;
@@ -140,7 +141,14 @@ void GenerationOperations::release_cache(const OperationRef& operation,
                   if (operation->engine->phase() != ipc::CachePhase::kReady) {
                     operation->engine->note_cache_released();
                   }
-                  end_release(operation);
+                  if (outcome.cancelled) {
+                    end_release(operation);
+                    return;
+                  }
+                  // A worker that had nothing mapped was not told to clear: one that was replaced
+                  // while the cache was cleared, say.
+                  empty_other_workers(operation, outcome.told, ipc::EmptyReason::kRelease,
+                                      [this, operation] { end_release(operation); });
                 });
 }
 

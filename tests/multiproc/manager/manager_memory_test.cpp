@@ -150,6 +150,39 @@ TEST_F(ManagerMemoryTest, AfterAFailureTheCacheStaysAndWhatWasReleasedIsGivenBac
   EXPECT_EQ(engine()["phase"], "ready");
 }
 
+// A worker that was replaced while the cache was cleared, or waits for its first memory.
+TEST_F(ManagerMemoryTest, AWorkerWithNothingMappedIsEmptiedAsWell) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ipc::RankState nothing;
+  nothing.session = ScriptedPeer::session_of(1);
+  workers_[1]->notify(MessageKind::kRankState, nothing);
+  (void)workers_[1]->has(MessageKind::kRankState);  // It has been handled.
+  ask_release(MemoryTags::all());
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  ASSERT_NO_FATAL_FAILURE(answer(0, MessageKind::kRankRelease, kBeside));
+  const auto release = workers_[1]->next(MessageKind::kRankRelease);
+  ASSERT_TRUE(release.has_value());
+  workers_[1]->reply(*release, ipc::RankReleaseReply{});
+  for (ScriptedPeer* told : {&*workers_[0], &*movers_[0], &*movers_[1]}) {
+    const auto clear = told->next(MessageKind::kRankClear);
+    ASSERT_TRUE(clear.has_value());
+    told->reply(*clear, ipc::RankClearReply{});
+  }
+  const auto empty = workers_[1]->next(MessageKind::kRankEmpty);
+  ASSERT_TRUE(empty.has_value()) << "what it gave up stays in its allocator's cache";
+  const auto order = ipc::decode<ipc::RankEmpty>(empty->body, "RankEmpty");
+  EXPECT_TRUE(order && order->reason == EmptyReason::kRelease);
+  EXPECT_FALSE(operator_->has(MessageKind::kReleaseMemory)) << "rank 1 has not emptied";
+  workers_[1]->reply(*empty, ipc::AllocatorMemory{});
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  const auto reply = operator_->next_body<ipc::ReleaseReply>(MessageKind::kReleaseMemory);
+  ASSERT_TRUE(reply.has_value()) << reply.error().to_string();
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankEmpty)) << "its clear has done it";
+  EXPECT_FALSE(workers_[1]->has(MessageKind::kRankClear));
+}
+
 TEST_F(ManagerMemoryTest, ARankThatDiesInTheMiddleIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
   ASSERT_NO_FATAL_FAILURE(lose_worker());  // For a process that can be killed.
