@@ -325,10 +325,13 @@ void StepRunner::empty_after_failure(Error& error) {
   if (!failure_rule_.empties(error)) return;
   const EmptiedCache emptied = allocator_.empty_cache(EmptyReason::kFailure);
   if (out_of_memory) {
+    const auto seen = device_.memory_info();
     error.message += fmt::format(
-        "; the allocator's cache was emptied ({} bytes freed); if it "
-        "happens again, lower the number of GPU blocks or the batch",
-        emptied.freed());
+        "; the allocator's cache was emptied: reserved {} -> {} ({} of it used), {} free on the "
+        "device; if it happens again, lower the number of GPU blocks or the batch",
+        ipc::format_size(emptied.reserved_before), ipc::format_size(emptied.reserved_after),
+        ipc::format_size(emptied.used_after),
+        seen ? ipc::format_size(seen->free_bytes) : "nobody knows how much");
   }
 }
 
