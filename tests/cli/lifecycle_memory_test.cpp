@@ -32,6 +32,19 @@ class LifecycleMemoryTest : public LifecycleRowsTest {
   [[nodiscard]] std::vector<std::string> released() const {
     return engine()["released"].get<std::vector<std::string>>();
   }
+  /// Kills it while everything is released, and waits until the next one knows all of it.
+  void replace_manager() {
+    running_.front()->kill();
+    ASSERT_EQ(running_.front()->wait(soon()), ChildExit::killed_by(SIGKILL));
+    running_.erase(running_.begin());
+    start("manager");
+    std::swap(running_.front(), running_.back());
+    ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
+      return status["engines"].size() == 1 && status["engines"][0]["released"].size() == 3 &&
+             status["engines"][0]["paused"] == "retract" &&
+             !status["engines"][0]["ranks"][1]["mover"].is_null();
+    }));
+  }
   /// All of what is left of the device, until this ends.
   [[nodiscard]] std::vector<std::unique_ptr<ipc::DeviceMemory>> take_all() {
     auto spec = ipc::DeviceSpec::parse(device());
@@ -187,19 +200,22 @@ TEST_F(LifecycleMemoryTest, AReleaseOutlivesItsManager) {
   ASSERT_NO_FATAL_FAILURE(start_with_weights());
   const GenerateReply first = generate(prompt_, 16);
   done("release");
-  running_.front()->kill();
-  ASSERT_EQ(running_.front()->wait(soon()), ChildExit::killed_by(SIGKILL));
-  running_.erase(running_.begin());
-  start("manager");
-  std::swap(running_.front(), running_.back());
-  ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
-    return status["engines"].size() == 1 && status["engines"][0]["released"].size() == 3 &&
-           status["engines"][0]["paused"] == "retract" &&
-           !status["engines"][0]["ranks"][1]["mover"].is_null();
-  }));
+  ASSERT_NO_FATAL_FAILURE(replace_manager());
   EXPECT_EQ(device_bytes(), 0U);
   refused("continue", {}, "is released");
-  done("resume");
+  const Finished back = ask("resume");
+  EXPECT_THAT(back.output, HasSubstr("requests run again")) << back.complaints;
+  EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);
+}
+
+TEST_F(LifecycleMemoryTest, SoDoesThePauseOfBefore) {
+  ASSERT_NO_FATAL_FAILURE(start_with_weights());
+  const GenerateReply first = generate(prompt_, 16);
+  done("pause");
+  done("release");
+  ASSERT_NO_FATAL_FAILURE(replace_manager());
+  const Finished back = ask("resume");
+  EXPECT_THAT(back.output, HasSubstr("paused (retract) as before")) << back.complaints;
   done("continue");
   EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);
 }

@@ -68,6 +68,7 @@ Bytes ClientLink::hello() const {
   hello.fingerprint = options_.identity.fingerprint;
   hello.schedules = orders_.has_scheduler();
   hello.paused = orders_.paused();
+  hello.paused_by_release = orders_.paused_by_release();
   return ipc::encode(hello);
 }
 

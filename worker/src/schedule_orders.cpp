@@ -94,10 +94,12 @@ void ScheduleOrders::begin_next() {
   if (const std::optional<ipc::PauseMode> mode = pause_of(order)) {
     ipc::log_info("schedule: pauses ({})", to_string(*mode));
     paused_ = mode;
+    paused_by_release_ = open_->order.for_release;
     held_idle_ = false;
     scheduler_->hold(static_cast<PauseMode>(*mode));
   } else if (order == ScheduleOrder::kRun) {
     const bool was_paused = std::exchange(paused_, std::nullopt).has_value();
+    paused_by_release_ = false;
     if (std::exchange(held_idle_, false) || was_paused) {
       ipc::log_info("schedule: runs");
       scheduler_->resume();

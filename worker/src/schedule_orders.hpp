@@ -30,6 +30,8 @@ class ScheduleOrders {
   [[nodiscard]] bool has_scheduler() const noexcept { return scheduler_ != nullptr; }
   /// The pause in force, by whichever manager.
   [[nodiscard]] std::optional<ipc::PauseMode> paused() const noexcept { return paused_; }
+  /// It was for a release.
+  [[nodiscard]] bool paused_by_release() const noexcept { return paused_by_release_; }
 
   /// An order has come; it is begun by the next serve().
   void take(ipc::Envelope request);
@@ -62,6 +64,7 @@ class ScheduleOrders {
   std::deque<Open> arrived_;
   std::optional<Open> open_;  ///< Begun, not in effect.
   std::optional<ipc::PauseMode> paused_;
+  bool paused_by_release_ = false;
   bool serving_ = false;
   bool held_idle_ = false;  ///< By an order for an idle engine, not by a pause.
   bool hold_is_orphaned_ = false;

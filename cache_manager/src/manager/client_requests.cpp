@@ -156,7 +156,8 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
         KVFERRY_ERROR(kCancelled, "{} said hello again before this was answered", peer.name));
     waiting_hellos_.erase(earlier);
   }
-  waiting_hellos_.push_back({peer, request, engine.id(), schedules, decoded->paused});
+  waiting_hellos_.push_back(
+      {peer, request, engine.id(), schedules, decoded->paused, decoded->paused_by_release});
   answer_waiting_hellos();
 }
 
@@ -178,7 +179,7 @@ void ClientRequests::answer_waiting_hellos() {
     } else {
       context_.reply(waiting.peer, waiting.request, client->engine->view());
       if (waiting.schedules) {
-        on_scheduler_(*client, waiting.paused);
+        on_scheduler_(*client, waiting.paused, waiting.paused_by_release);
       }
       // State comes as events, the first one included: nothing may change for long after a hello.
       const ipc::Status sent = context_.server.notify(

@@ -18,8 +18,8 @@ namespace kvferry::cache_manager {
 class ClientRequests {
  public:
   /// A client that schedules may have come or changed; the pause that it obeys.
-  using OnScheduler =
-      std::function<void(const ClientRecord& client, std::optional<ipc::PauseMode> paused)>;
+  using OnScheduler = std::function<void(
+      const ClientRecord& client, std::optional<ipc::PauseMode> paused, bool by_release)>;
 
   ClientRequests(ManagerContext& context, JobService& jobs, OnScheduler on_scheduler)
       : context_(context), jobs_(jobs), on_scheduler_(std::move(on_scheduler)) {}
@@ -46,6 +46,7 @@ class ClientRequests {
     std::uint32_t engine = 0;
     bool schedules = false;
     std::optional<ipc::PauseMode> paused;
+    bool paused_by_release = false;
   };
 
   void hello(const ipc::Peer& peer, const ipc::Envelope& request);

@@ -136,8 +136,10 @@ class EngineRecord {
   [[nodiscard]] bool paused_by_release() const noexcept { return paused_by_release_; }
   /// A scheduler has come with a pause that an earlier manager ordered: it holds unless this
   /// manager has been told otherwise since.
-  void adopt_pause(std::optional<ipc::PauseMode> mode) {
-    if (!pause_is_known_ && mode) set_paused(mode);
+  void adopt_pause(std::optional<ipc::PauseMode> mode, bool by_release) {
+    if (pause_is_known_ || !mode) return;
+    set_paused(mode);
+    paused_by_release_ = by_release;
   }
   /// Whether this manager has been told, by a command or by a scheduler that came with one.
   [[nodiscard]] bool pause_is_known() const noexcept { return pause_is_known_; }

@@ -36,6 +36,10 @@ ipc::ScheduleOrder GenerationOperations::order_of(std::optional<ipc::PauseMode> 
   return ipc::ScheduleOrder::kRun;
 }
 
+ipc::Schedule GenerationOperations::schedule_of(const EngineRecord& engine) {
+  return {.order = order_of(engine.paused()), .for_release = engine.paused_by_release()};
+}
+
 GenerationOperations::OperationRef GenerationOperations::begin(const ipc::Peer& peer,
                                                                const ipc::Envelope& request,
                                                                EngineRecord& engine,
@@ -194,7 +198,7 @@ void GenerationOperations::flush_held(const OperationRef& operation,
 }
 
 void GenerationOperations::run_again(const OperationRef& operation) {
-  ask_schedulers(operation, {.order = order_of(operation->engine->paused())},
+  ask_schedulers(operation, schedule_of(*operation->engine),
                  [this, operation] { finish(operation); });
 }
 
@@ -352,30 +356,31 @@ void GenerationOperations::tell(const ipc::IncarnationId& scheduler,
 void GenerationOperations::tell_again(const ipc::IncarnationId& scheduler, ipc::Deadline deadline) {
   const ClientRecord* client = context_.directory.client(scheduler);
   if (client != nullptr && client->engine->operation() == EngineOperation::kNone) {
-    tell(scheduler, {.order = order_of(client->engine->paused())}, deadline);
+    tell(scheduler, schedule_of(*client->engine), deadline);
   }
 }
 
 void GenerationOperations::order_back(const EngineRecord& engine) {
   for (const ClientRecord* client : context_.directory.clients_of(engine)) {
     if (client->schedules) {
-      tell(client->peer.id, {.order = order_of(engine.paused())});
+      tell(client->peer.id, schedule_of(engine));
     }
   }
 }
 
 void GenerationOperations::on_scheduler(const ClientRecord& client,
-                                        std::optional<ipc::PauseMode> paused) {
+                                        std::optional<ipc::PauseMode> paused,
+                                        bool by_release) {
   const std::optional<ipc::PauseMode> before = client.engine->paused();
-  client.engine->adopt_pause(paused);
+  client.engine->adopt_pause(paused, by_release);
   if (client.engine->paused() != before) {
     for (const ClientRecord* other : context_.directory.clients_of(*client.engine)) {
       if (other->schedules && other->peer.id != client.peer.id) {
-        tell(other->peer.id, {.order = order_of(client.engine->paused())});  // It came first.
+        tell(other->peer.id, schedule_of(*client.engine));  // It came first.
       }
     }
   } else if (client.engine->paused() != paused) {
-    tell(client.peer.id, {.order = order_of(client.engine->paused())});
+    tell(client.peer.id, schedule_of(*client.engine));
   }
 }
 

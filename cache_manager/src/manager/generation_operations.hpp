@@ -62,7 +62,9 @@ class GenerationOperations {
   [[nodiscard]] static ipc::Status check_release(const EngineRecord& engine, ipc::MemoryTags tags);
 
   /// A scheduler has come, with a pause in force or none: it is told what holds for its engine.
-  void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused);
+  void on_scheduler(const ClientRecord& client,
+                    std::optional<ipc::PauseMode> paused,
+                    bool by_release);
   /// A flush may be waiting for jobs that have ended.
   void on_jobs_changed();
   /// Who asked for an operation may have gone: its process has died, or closed its connection.
@@ -186,6 +188,8 @@ class GenerationOperations {
   void order_back(const EngineRecord& engine);
   /// What a scheduler does under a pause, or under none.
   [[nodiscard]] static ipc::ScheduleOrder order_of(std::optional<ipc::PauseMode> paused);
+  /// What an engine's schedulers do while no operation orders them about.
+  [[nodiscard]] static ipc::Schedule schedule_of(const EngineRecord& engine);
   void tell(const ipc::IncarnationId& scheduler, const ipc::Schedule& order);
   void tell(const ipc::IncarnationId& scheduler,
             const ipc::Schedule& order,

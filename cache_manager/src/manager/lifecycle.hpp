@@ -45,10 +45,14 @@ class Lifecycle {
   void update_weights(const ipc::Peer& peer, const ipc::Envelope& request);
   void release_memory(const ipc::Peer& peer, const ipc::Envelope& request);
   void resume_memory(const ipc::Peer& peer, const ipc::Envelope& request);
+  /// Runs beside all of the others.
+  void components(const ipc::Peer& peer, const ipc::Envelope& request);
   void weights_part(const ipc::Peer& peer, const ipc::Envelope& request);
   /// A client has come; paused: the pause that it obeys.
-  void on_scheduler(const ClientRecord& client, std::optional<ipc::PauseMode> paused) {
-    generations_.on_scheduler(client, paused);
+  void on_scheduler(const ClientRecord& client,
+                    std::optional<ipc::PauseMode> paused,
+                    bool by_release) {
+    generations_.on_scheduler(client, paused, by_release);
   }
   /// A flush may be waiting for jobs that have ended.
   void on_jobs_changed() { generations_.on_jobs_changed(); }

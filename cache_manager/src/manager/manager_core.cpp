@@ -96,9 +96,9 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       job_service_(context_),
       clients_(context_,
                job_service_,
-               [this](const ClientRecord& client, std::optional<ipc::PauseMode> paused) {
-                 lifecycle_.on_scheduler(client, paused);
-               }),
+               [this](const ClientRecord& client,
+                      std::optional<ipc::PauseMode> paused,
+                      bool by_release) { lifecycle_.on_scheduler(client, paused, by_release); }),
       deaths_(context_),
       ranks_(context_, clients_, deaths_),
       lifecycle_(context_),

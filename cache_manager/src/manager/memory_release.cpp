@@ -91,7 +91,8 @@ void GenerationOperations::release_held(const OperationRef& operation,
   } else if (operation->engine->paused()) {
     release_ranks(operation, message);
   } else {
-    ask_schedulers(operation, {.order = ipc::ScheduleOrder::kRetract}, [this, operation, message] {
+    const ipc::Schedule hold{.order = ipc::ScheduleOrder::kRetract, .for_release = true};
+    ask_schedulers(operation, hold, [this, operation, message] {
       if (operation->error) {
         give_up(operation);
         return;

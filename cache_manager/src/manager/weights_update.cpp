@@ -46,18 +46,18 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
   // to be flushed; copies are, and end by themselves while nothing runs.
   // The pause is ordered again: one that was ordered before may not be in effect.
   if (engine.paused() && !message.flush_cache) {
-    ask_schedulers(operation, {.order = order_of(engine.paused())},
-                   [this, operation, load, time = message.deadline] {
-                     if (operation->error) {
-                       give_up(operation);
-                       return;
-                     }
-                     operation->next = load;
-                     operation->waits_for_jobs = true;
-                     operation->timer = context_.loop.after(
-                         time, [this, operation] { idle_times_out(operation); });
-                     wait_for_jobs(operation);
-                   });
+    ask_schedulers(
+        operation, schedule_of(engine), [this, operation, load, time = message.deadline] {
+          if (operation->error) {
+            give_up(operation);
+            return;
+          }
+          operation->next = load;
+          operation->waits_for_jobs = true;
+          operation->timer =
+              context_.loop.after(time, [this, operation] { idle_times_out(operation); });
+          wait_for_jobs(operation);
+        });
     return;
   }
   hold_idle(operation, std::chrono::milliseconds(0),

@@ -34,10 +34,13 @@ class ManagerGenerationTest : public ManagerTest {
     ASSERT_NO_FATAL_FAILURE(start_engine());
     ASSERT_NO_FATAL_FAILURE(say_hello(*client_));
   }
-  static void say_hello(ScriptedPeer& client, std::optional<PauseMode> paused = {}) {
+  static void say_hello(ScriptedPeer& client,
+                        std::optional<PauseMode> paused = {},
+                        bool paused_by_release = false) {
     ipc::EngineHello hello = client_hello();
     hello.schedules = true;
     hello.paused = paused;
+    hello.paused_by_release = paused_by_release;
     const auto state = client.call<ipc::EngineState>(MessageKind::kEngineHello, hello);
     ASSERT_TRUE(state.has_value()) << state.error().to_string();
   }

@@ -258,7 +258,45 @@ TEST_F(ManagerMemoryTest, AnotherManagerLearnsOfItFromTheRanks) {
   }
   const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
   ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
-  EXPECT_EQ(resumed->paused, PauseMode::kRetract) << "whose pause it is, nobody knows any more";
+  EXPECT_EQ(resumed->paused, PauseMode::kRetract) << "it was in force before the release";
+}
+
+// Its schedulers say whose pause it is.
+TEST_F(ManagerMemoryTest, AnotherManagersLastResumeEndsThePauseThatTheReleaseMade) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  report_released({MemoryTag::kWeights});
+  ASSERT_NO_FATAL_FAILURE(say_hello(*client_, PauseMode::kRetract, /*paused_by_release=*/true));
+  operator_->ask(MessageKind::kContinue, ipc::ContinueRequest{"chat"});
+  EXPECT_EQ(refusal(MessageKind::kContinue), ErrorCode::kNotReady);
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_FALSE(resumed->paused.has_value());
+}
+
+TEST_F(ManagerMemoryTest, APauseThatAReleaseMadeSaysSoToSchedulers) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release();
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  Order held = next_order(*client_);
+  EXPECT_EQ(held.schedule.order, ScheduleOrder::kRetract);
+  EXPECT_TRUE(held.schedule.for_release);
+  client_->reply(held.request, ipc::SchedulerLoad{});
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankRelease, kBeside));
+  }
+  held = next_order(*client_);
+  EXPECT_TRUE(held.schedule.for_release) << "it goes on as what it is";
+  client_->reply(held.request, ipc::SchedulerLoad{});
+  ASSERT_TRUE(operator_->next_body<ipc::ReleaseReply>(MessageKind::kReleaseMemory).has_value());
+  // A pause of the user's takes its place.
+  operator_->ask(MessageKind::kPause, ipc::PauseRequest{"chat", PauseMode::kRetract});
+  held = next_order(*client_);
+  EXPECT_FALSE(held.schedule.for_release);
 }
 
 }  // namespace

@@ -201,8 +201,9 @@ constexpr std::uint64_t wire_max(ScheduleOrder) {
 /// not in effect yet: that ends with kCancelled, or with kNotIdle and nothing changed.
 struct Schedule {
   ScheduleOrder order = ScheduleOrder::kRun;
-  bool wait = true;  ///< Of kFlush and kIdle: waits until it is idle; else it ends at once.
-  template <typename V> void visit(V& v) { v(order, wait); }
+  bool wait = true;          ///< Of kFlush and kIdle: waits until it is idle; else it ends at once.
+  bool for_release = false;  ///< Of a pause: a release made it. Told the next manager.
+  template <typename V> void visit(V& v) { v(order, wait, for_release); }
 };
 
 // ---- manager -> worker, answered with an AllocatorMemory ----

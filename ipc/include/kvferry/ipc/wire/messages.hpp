@@ -287,8 +287,9 @@ struct EngineHello {
   Digest fingerprint;
   bool schedules = false;           ///< Obeys kSchedule.
   std::optional<PauseMode> paused;  ///< The pause in force, which an earlier manager ordered.
+  bool paused_by_release = false;   ///< It was for a release: its last resume ends it.
   template <typename V> void visit(V& v) {
-    v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused);
+    v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused, paused_by_release);
   }
 };
 /// Session, epoch and prepared_by name the contents of a rank's device blocks. worker: the life of
