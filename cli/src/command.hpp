@@ -31,7 +31,8 @@ struct Command {
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
     {"replay", "rl-loop", "manager", "mover", "worker", "status", "pause", "continue", "flush",
-     "update-weights", "export-weights", "release", "resume", "clear", "reinit", "trace"});
+     "update-weights", "export-weights", "release", "resume", "components", "clear", "reinit",
+     "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -47,6 +48,7 @@ int update_weights_command(const Arguments& arguments);
 int export_weights_command(const Arguments& arguments);
 int release_command(const Arguments& arguments);
 int resume_command(const Arguments& arguments);
+int components_command(const Arguments& arguments);
 int clear_command(const Arguments& arguments);
 int reinit_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);

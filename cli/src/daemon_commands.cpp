@@ -132,6 +132,13 @@ int worker_command(const Arguments& arguments) {
       ->type_name("FILE");
   std::optional<ipc::Digest> weights_id;
   add_weights_id(*app, weights_id);
+  add_choice<ipc::ComponentStrategy>(*app, "--weights-strategy", config.weights_strategy,
+                                     {{"resident", ipc::ComponentStrategy::kResident},
+                                      {"offloaded", ipc::ComponentStrategy::kOffloaded},
+                                      {"layerwise", ipc::ComponentStrategy::kLayerwise}},
+                                     "Where the weights' tensors are once they are packed for the "
+                                     "model: on the device, or in host "
+                                     "memory between two updates, as a whole or layer by layer");
   add_seconds(*app, "--idle-trim", config.idle_trim,
               "Without a step for so long, what the allocator caches goes back to the driver; "
               "0: never");

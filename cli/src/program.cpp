@@ -34,6 +34,8 @@ constexpr std::array kCommands = {
     Command{"release", "give an idle engine's cache, weights and scratch memory back to the driver",
             release_command},
     Command{"resume", "take released memory again", resume_command},
+    Command{"components", "show what workers have on the device beside the cache, and release it",
+            components_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};

@@ -81,6 +81,7 @@ constexpr std::array kConfigurable = {"arena"sv,
                                       "weights-backup"sv,
                                       "weights-id"sv,
                                       "weights-size"sv,
+                                      "weights-strategy"sv,
                                       "workload"sv};
 
 std::string text_of(const toml::node& value) {

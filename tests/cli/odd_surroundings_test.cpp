@@ -146,7 +146,7 @@ TEST_F(OddDaemonsTest, AProcOfAnotherPidNamespaceIsRefused) {
 // or of the machine's start.
 TEST_F(OddDaemonsTest, PeersInAnotherTimeNamespaceWorkTogether) {
   const std::vector<std::string> shifted = {"--time", "--monotonic=100000", "--boottime=100000",
-                                            "--fork"};
+                                            "--kill-child"};
   if (!has(shifted)) GTEST_SKIP() << "no time namespaces here";
   start("manager");
   start("worker");

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/generation_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/loan_messages.hpp"
@@ -99,6 +100,15 @@ using WireMessages = List<ipc::Envelope,
                           ipc::ResumeRequest,
                           ipc::ResumeReply,
                           ipc::RankRelease,
-                          ipc::RankResume>;
+                          ipc::RankResume,
+                          ipc::ComponentNames,
+                          ipc::ComponentState,
+                          ipc::ComponentRelease,
+                          ipc::ComponentsRequest,
+                          ipc::ComponentOutcome,
+                          ipc::RankComponentsReply,
+                          ipc::RankComponentsOutcome,
+                          ipc::ComponentsReply,
+                          ipc::RankComponents>;
 
 }  // namespace kvferry::test

@@ -129,22 +129,6 @@ TEST_F(CachingAllocatorTest, RefusesZeroAndAbsurdSizes) {
   EXPECT_EQ(allocator.allocate(~0ULL).error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST_F(CachingAllocatorTest, EmptiesAfterALargeReleaseOnly) {
-  CachingAllocator allocator(*device_);
-  const auto cached = [&allocator] { return allocator.stats().reserved_bytes > 0; };
-  take(allocator, 8 * kMiB) = ScratchBuffer();
-  // Not memory-intensive; storage still there; never had storage.
-  EXPECT_FALSE(allocator.component_released({false, 8 * kMiB, 0, true}));
-  EXPECT_FALSE(allocator.component_released({true, 8 * kMiB, 8 * kMiB, false}));
-  EXPECT_FALSE(allocator.component_released({true, 0, 0, false}));
-  ASSERT_TRUE(cached());
-  EXPECT_TRUE(allocator.component_released({true, 8 * kMiB, 0, false}));
-  EXPECT_FALSE(cached());
-  take(allocator, 8 * kMiB) = ScratchBuffer();
-  EXPECT_TRUE(allocator.component_released({true, 0, 0, true}));
-  EXPECT_FALSE(cached());
-}
-
 /// Random allocations and frees: lent ranges never overlap, keep their contents, and the counters
 /// are what they say; at the end nothing is left with the driver.
 TEST_F(CachingAllocatorTest, HoldsItsInvariantsOverRandomHistories) {

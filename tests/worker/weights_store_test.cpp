@@ -253,5 +253,121 @@ TEST_F(WeightsStoreTest, ItsDeadlineEndsIt) {
   EXPECT_THAT(late.error().message, HasSubstr("tensor 'embed'"));
 }
 
+/// Where the tensors are between two loads.
+class WeightsStrategyTest : public WeightsStoreTest {
+ protected:
+  static std::uint64_t host_bytes(const WeightsStore& store) {
+    std::uint64_t total = 0;
+    for (const LoadedTensor& tensor : store.tensors()) total += tensor.host.size();
+    return total;
+  }
+  static void expect_host_holds(const WeightsStore& store, std::uint64_t seed) {
+    for (const LoadedTensor& tensor : store.tensors()) {
+      ASSERT_EQ(tensor.host.size(), tensor.size_bytes);
+      for (std::uint64_t i = 0; i < tensor.size_bytes; ++i) {
+        ASSERT_EQ(tensor.host[i], test::byte_of(tensor.name, seed, i)) << tensor.name << " " << i;
+      }
+    }
+  }
+  /// What the model computes with, of weights that stay on the device.
+  std::vector<std::uint64_t> tables_of(std::uint64_t seed) {
+    WeightsStore resident(*device_, allocator_, tables_, ipc::Rank{0}, 1, false);
+    load(resident, write(seed));
+    return tables();
+  }
+  /// With the tables; what the allocator takes of all else is its cache.
+  [[nodiscard]] std::uint64_t used() const { return allocator_.stats().used_bytes; }
+
+  static constexpr std::uint64_t kTensors = 1000 * 64 * 2 + 6 * 10 * 4 + 7 * 4;
+};
+
+TEST_F(WeightsStrategyTest, OffloadedTensorsLeaveTheDeviceAndTheNextLoadTakesThemBack) {
+  const std::vector<std::uint64_t> first = tables_of(1);
+  const std::vector<std::uint64_t> second = tables_of(2);
+  const std::uint64_t tables_only = used();
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false,
+                     ipc::ComponentStrategy::kOffloaded);
+  EXPECT_TRUE(store.give_up(Deadline::after(20s))) << "there is nothing yet";
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  EXPECT_EQ(store.device_bytes(), kTensors);
+  ASSERT_TRUE(store.give_up(Deadline::after(20s)));
+  EXPECT_EQ(store.device_bytes(), 0U);
+  EXPECT_EQ(used(), tables_only);
+  ASSERT_NO_FATAL_FAILURE(expect_host_holds(store, 1));
+  EXPECT_EQ(tables(), first) << "the model computes on";
+  ASSERT_TRUE(store.give_up(Deadline::after(20s))) << "again";
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  EXPECT_EQ(store.device_bytes(), kTensors);
+  EXPECT_EQ(host_bytes(store), 0U);
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 0, 1));
+  EXPECT_EQ(tables(), second);
+}
+
+TEST_F(WeightsStrategyTest, WhilePreparedTheyStayWhereTheyAre) {
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false,
+                     ipc::ComponentStrategy::kOffloaded);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  ASSERT_TRUE(store.prepare(disk(write(2)), Deadline::after(20s)));
+  EXPECT_EQ(store.give_up(Deadline::after(20s)).error().code, ErrorCode::kBusy);
+  ASSERT_TRUE(store.commit(Deadline::after(20s)));
+  ASSERT_NO_FATAL_FAILURE(expect_holds(store, 2, 0, 1));
+  // And the deadline leaves all of them where they were.
+  EXPECT_EQ(store.give_up(Deadline::after(0ms)).error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(store.device_bytes(), kTensors);
+  EXPECT_EQ(host_bytes(store), 0U);
+}
+
+TEST_F(WeightsStrategyTest, LayerByLayerHasOneTensorAtATimeOnTheDevice) {
+  const std::vector<std::uint64_t> first = tables_of(1);
+  const std::vector<std::uint64_t> second = tables_of(2);
+  const std::uint64_t tables_only = used();
+  const std::vector<test::WrittenTensor> layers{
+      {"a", "U8", {12 << 20}}, {"b", "U8", {12 << 20}}, {"c", "U8", {12 << 20}}, {"d", "U8", {1}}};
+  WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false,
+                     ipc::ComponentStrategy::kLayerwise);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+  EXPECT_EQ(tables(), first);
+  ASSERT_NO_FATAL_FAILURE(load(store, write(2)));
+  EXPECT_EQ(tables(), second);
+  EXPECT_EQ(store.device_bytes(), 0U);
+  EXPECT_EQ(used(), tables_only);
+  ASSERT_NO_FATAL_FAILURE(expect_host_holds(store, 2));
+  // 36 MiB of weights, of which twelve and their transient, at most 24, are there at a time.
+  CachingAllocator own(*device_);
+  ModelTables own_tables(*device_, own);
+  WeightsStore large(*device_, own, own_tables, ipc::Rank{0}, 1, false,
+                     ipc::ComponentStrategy::kLayerwise);
+  ASSERT_NO_FATAL_FAILURE(load(large, write(3, layers)));
+  EXPECT_LE(own.stats().peak_reserved_bytes, 40ULL << 20);
+}
+
+TEST_F(WeightsStrategyTest, AReleaseAndAResumeLeaveThemInHostMemory) {
+  for (const auto strategy :
+       {ipc::ComponentStrategy::kOffloaded, ipc::ComponentStrategy::kLayerwise}) {
+    WeightsStore store(*device_, allocator_, tables_, ipc::Rank{0}, 1, false, strategy);
+    ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+    ASSERT_TRUE(store.give_up(Deadline::after(20s)));
+    const std::vector<std::uint64_t> before = tables();
+    const auto released = store.release(ipc::WeightsBackup::kHost, Deadline::after(20s));
+    ASSERT_TRUE(released.has_value()) << released.error().to_string();
+    EXPECT_EQ(*released, 2 * ModelTables::kTableBytes) << "no more was on the device";
+    EXPECT_EQ(used(), 0U);
+    EXPECT_TRUE(store.give_up(Deadline::after(20s)));
+    ASSERT_TRUE(store.resume(Deadline::after(20s)));
+    EXPECT_EQ(tables(), before);
+    EXPECT_EQ(store.device_bytes(), 0U);
+    ASSERT_NO_FATAL_FAILURE(expect_host_holds(store, 1));
+    // Without a backup they are gone, and a load brings others.
+    ASSERT_TRUE(store.release(ipc::WeightsBackup::kNone, Deadline::after(20s)));
+    EXPECT_EQ(host_bytes(store), 0U);
+    ASSERT_TRUE(store.resume(Deadline::after(20s)));
+    EXPECT_FALSE(tables_.address(Deadline::after(20s)).has_value());
+    ASSERT_NO_FATAL_FAILURE(load(store, write(1)));
+    EXPECT_EQ(tables(), before);
+    ASSERT_TRUE(store.give_up(Deadline::after(20s)));
+    ASSERT_NO_FATAL_FAILURE(expect_host_holds(store, 1));
+  }
+}
+
 }  // namespace
 }  // namespace kvferry::worker

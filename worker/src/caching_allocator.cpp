@@ -240,12 +240,6 @@ EmptiedCache CachingAllocator::empty_cache(EmptyReason reason) {
 
 AllocatorStats CachingAllocator::stats() const { return impl_->stats(); }
 
-bool CachingAllocator::component_released(const ReleasedComponent& released) {
-  if (!should_empty_after(released)) return false;
-  empty_cache(EmptyReason::kComponent);
-  return true;
-}
-
 void CachingAllocator::give_back(DevicePtr address) noexcept { impl_->give_back(address); }
 
 }  // namespace kvferry::worker

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "client_impl.hpp"
+#include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/worker/client.hpp"
 
@@ -384,6 +385,40 @@ Result<ResumeSummary> Client::resume_memory(MemoryTags tags, Deadline deadline) 
                        .generation = reply.generation,
                        .paused = reply.paused.has_value(),
                        .took = reply.took};
+}
+
+namespace {
+
+Result<std::vector<RankComponent>> ask_components(ClientLink& link,
+                                                  ipc::ComponentNames release,
+                                                  Deadline deadline) {
+  ipc::ComponentsRequest request;
+  request.engine = link.options().engine;
+  request.release = std::move(release);
+  request.deadline = manager_time(deadline);
+  KVFERRY_ASSIGN(const auto reply, link.call_and_obey<ipc::ComponentsReply>(
+                                       MessageKind::kComponents, request, deadline));
+  std::vector<RankComponent> components;
+  for (const ipc::RankComponentsOutcome& rank : reply.ranks) {
+    for (const ipc::ComponentOutcome& one : rank.reply.components) {
+      components.push_back({.rank = rank.rank.value,
+                            .state = one.outcome.component,
+                            .device_bytes_before = one.outcome.device_bytes_before,
+                            .emptied = one.outcome.emptied});
+    }
+  }
+  return components;
+}
+
+}  // namespace
+
+Result<std::vector<RankComponent>> Client::components(Deadline deadline) {
+  return ask_components(impl_->link, {}, deadline);
+}
+
+Result<std::vector<RankComponent>> Client::release_components(const std::vector<std::string>& names,
+                                                              Deadline deadline) {
+  return ask_components(impl_->link, {.all = names.empty(), .names = names}, deadline);
 }
 
 Result<std::string> Client::status(Deadline deadline) {

@@ -67,6 +67,7 @@ Status DecodeGraph::make_buffers(std::size_t groups) {
   KVFERRY_ASSIGN(inputs_, device_.make_pinned_buffer(input_bytes));
   KVFERRY_ASSIGN(outputs_, device_.make_pinned_buffer(kOutputBytes));
   memory_ = std::move(memory);
+  device_bytes_.store(memory_.size_bytes());
   return ipc::ok();
 }
 
@@ -118,6 +119,7 @@ std::uint64_t DecodeGraph::release() {
   work_.reset();
   tables_.clear();
   memory_ = {};
+  device_bytes_.store(0);
   inputs_.reset();
   outputs_.reset();
   return bytes;

@@ -8,6 +8,7 @@
 #include "kvferry/worker/arena_use.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,8 +26,11 @@ class DecodeGraph {
   static constexpr std::uint32_t kMaxReads = 8192;
   static constexpr std::uint32_t kMaxSequences = 64;
 
-  DecodeGraph(ipc::Device& device, CachingAllocator& allocator)
-      : device_(device), allocator_(allocator) {}
+  /// device_bytes: what its buffers take, for others to see; outlives it.
+  DecodeGraph(ipc::Device& device,
+              CachingAllocator& allocator,
+              std::atomic<std::uint64_t>& device_bytes)
+      : device_(device), allocator_(allocator), device_bytes_(device_bytes) {}
   DecodeGraph(const DecodeGraph&) = delete;
   DecodeGraph& operator=(const DecodeGraph&) = delete;
 
@@ -41,10 +45,13 @@ class DecodeGraph {
   /// @pre the launch was observed complete; the next one may come
   [[nodiscard]] ipc::DecodeReply take_outputs(std::uint32_t sequences);
 
-  /// Gives its buffers and what is recorded up. Returns the bytes of device memory.
+  /// Whether a launch is under way.
+  [[nodiscard]] bool is_busy() const noexcept { return busy_; }
+  /// Gives its buffers and what is recorded up. Returns the bytes of device memory. The next launch
+  /// takes them again and records anew.
   /// @pre no launch is under way
   std::uint64_t release();
-  /// Takes as much as it had when it was released; the next launch records anew.
+  /// Takes as much as it had when it was released, before a launch needs it.
   [[nodiscard]] ipc::Result<std::uint64_t> resume();
 
   [[nodiscard]] std::uint64_t recordings() const noexcept { return recordings_; }
@@ -61,6 +68,7 @@ class DecodeGraph {
 
   ipc::Device& device_;
   CachingAllocator& allocator_;
+  std::atomic<std::uint64_t>& device_bytes_;
   ScratchBuffer memory_;  ///< Outputs, then the inputs of each group.
   std::unique_ptr<ipc::PinnedBuffer> inputs_;
   std::unique_ptr<ipc::PinnedBuffer> outputs_;

@@ -95,6 +95,7 @@ class RankLink {
     const bool unnamed = worker.weights != nullptr && worker.weights_id.is_zero();
     hooks.weights_id = unnamed ? ipc::Digest::random() : worker.weights_id;
     hooks.memory = worker.memory;
+    hooks.components = worker.components;
     hooks.on_fatal = worker.on_fatal;
     return hooks;
   }

@@ -35,6 +35,7 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
                        Enter enter,
                        CachingAllocator& allocator,
                        ModelTables& tables,
+                       std::atomic<std::uint64_t>& graph_bytes,
                        StreamCompletions::Failed on_device_failed)
     : device_(device),
       enter_(std::move(enter)),
@@ -43,7 +44,7 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
       rank_(config.rank),
       tokens_per_block_(config.geometry.tokens_per_block),
       pinned_(device),
-      graph_(device, allocator),
+      graph_(device, allocator, graph_bytes),
       completions_(loop,
                    make_stream(device, ipc::StreamPriority::kNormal),
                    "compute",
@@ -76,6 +77,16 @@ ipc::Result<std::uint64_t> StepRunner::resume(ipc::MemoryTag tag) {
   released_.remove(tag);
   return bytes;
 }
+
+void StepRunner::when_graph_rests(std::function<void()> call) {
+  if (graph_.is_busy()) {
+    graph_waiters_.push_back(std::move(call));
+  } else {
+    call();
+  }
+}
+
+std::uint64_t StepRunner::release_graph() { return graph_.release(); }
 
 void StepRunner::on_peer(const ipc::Peer& peer) {
   ipc::log_info("steps: {} connected (pid {})", peer.name, peer.pid);
@@ -305,6 +316,9 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
     ipc::log_warn("steps: no answer delivered: {}", sent.error().to_string());
   }
   if (in_flight_.empty()) idle_trim_.on_idle();
+  if (!graph_.is_busy()) {
+    for (const auto& call : std::exchange(graph_waiters_, {})) call();
+  }
   start_queued();
 }
 

@@ -18,6 +18,7 @@
 #include "step_plan.hpp"
 #include "stream_completions.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -42,8 +43,9 @@ class StepRunner final : public ipc::ControlHandler {
   /// Permission to work on an epoch of the arena: RegisteredWorker::enter().
   using Enter = std::function<ipc::Result<ArenaUse>(const ipc::SessionId&, ipc::Epoch)>;
 
-  /// idle_trim: without a step for so long, the allocator is emptied; zero for never.
-  /// Throws Exception: the names are taken by a living worker, or the device refuses a stream.
+  /// graph_bytes: of the decode graph's buffers, for others to see; outlives this. idle_trim:
+  /// without a step for so long, the allocator is emptied; zero for never. Throws Exception: the
+  /// names are taken by a living worker, or the device refuses a stream.
   StepRunner(ipc::EventLoop& loop,
              const ipc::RuntimeDir& dir,
              const ipc::RankConfig& config,
@@ -52,6 +54,7 @@ class StepRunner final : public ipc::ControlHandler {
              Enter enter,
              CachingAllocator& allocator,
              ModelTables& tables,
+             std::atomic<std::uint64_t>& graph_bytes,
              StreamCompletions::Failed on_device_failed);
 
   /// The epoch is being revoked: queued steps end as kRevoked.
@@ -62,6 +65,13 @@ class StepRunner final : public ipc::ControlHandler {
   [[nodiscard]] ipc::Result<std::uint64_t> release(ipc::MemoryTag tag);
   /// Takes that memory again; after an error the tag is still released.
   [[nodiscard]] ipc::Result<std::uint64_t> resume(ipc::MemoryTag tag);
+
+  /// Runs a call as soon as no launch of the decode graph is under way: at once, or when the one
+  /// that is has ended. It is dropped when the runner ends before.
+  void when_graph_rests(std::function<void()> call);
+  /// Gives up the decode graph's memory; the next pass that it computes takes it again. Returns its
+  /// bytes. @pre none of its launches is under way
+  std::uint64_t release_graph();
 
   void on_peer(const ipc::Peer& peer) override;
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;
@@ -122,6 +132,7 @@ class StepRunner final : public ipc::ControlHandler {
   PinnedPool pinned_;              ///< Outlives the work that writes its buffers.
   std::list<InFlight> in_flight_;  ///< Holds such buffers, too.
   DecodeGraph graph_;              ///< And so does it.
+  std::vector<std::function<void()>> graph_waiters_;
   StreamCompletions completions_;
   std::deque<Request> queue_;
   ipc::MemoryTags released_;  ///< While there are any, steps are refused.

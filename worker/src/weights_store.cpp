@@ -36,12 +36,14 @@ WeightsStore::WeightsStore(ipc::Device& device,
                            ModelTables& tables,
                            ipc::Rank rank,
                            std::uint32_t ranks,
-                           bool replicated)
+                           bool replicated,
+                           ipc::ComponentStrategy strategy)
     : device_(device),
       allocator_(allocator),
       rank_(rank),
       ranks_(ranks),
       shares_table_(replicated && ranks > 1),
+      strategy_(strategy),
       tables_(tables),
       bounce_(make_bounce(device, kBounceBytes)),
       stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
@@ -65,15 +67,16 @@ Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, De
   for (const TensorInfo& tensor : file.tensors()) {
     KVFERRY_ASSIGN(Prepared part, read_part(file, tensor, deadline));
     total += part.bytes.size();
-    if (tensors_.empty() && !part.bytes.empty()) {
+    if (lacks_memory() && !part.bytes.empty()) {
       KVFERRY_ASSIGN(part.memory, allocator_.allocate(part.bytes.size()));
     }
-    if (!part.bytes.empty()) {
+    if (!is_layerwise() && !part.bytes.empty()) {
       KVFERRY_ASSIGN(part.transient,
                      allocator_.allocate(transient_bytes(load.parts.size(), part.bytes.size())));
     }
     load.parts.push_back(std::move(part));
   }
+  if (is_layerwise()) KVFERRY_TRY(make_layer(load, /*with_transient=*/true));
   KVFERRY_TRY(tables_.memory(deadline));  // A first commit, too, fails only with the device.
   if (shares_table_) KVFERRY_TRY(fold_whole(file, deadline, load.shared_table));
   prepared_ = std::move(load);
@@ -136,25 +139,57 @@ Status WeightsStore::commit(Deadline deadline) {
   KVFERRY_TRY(let_go_of_last());
   committing_ = std::exchange(prepared_, {});
   Load& load = committing_;
-  if (tensors_.empty()) {
-    for (Prepared& part : load.parts) {
-      tensors_.push_back({part.name, part.shape, std::move(part.memory), part.size_bytes});
-    }
-  }
+  place_tensors(load);
+  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.memory(deadline));
+  KVFERRY_TRY(stream_->zero(tables, 2 * ModelTables::kTableBytes));
   for (std::size_t i = 0; i < load.parts.size(); ++i) {
-    const Prepared& part = load.parts[i];
-    if (part.size_bytes == 0) continue;
-    if (part.bytes.empty()) {
-      KVFERRY_TRY(stream_->copy_within(part.transient.address(), tensors_[i].memory.address(),
-                                       part.size_bytes));
-    } else {
-      KVFERRY_TRY(copy(part.bytes, tensors_[i].memory.address(), deadline));
-    }
+    if (load.parts[i].size_bytes == 0) continue;
+    KVFERRY_TRY(load_tensor(load, i, tables, deadline));
   }
-  KVFERRY_TRY(pack(load, deadline));
+  KVFERRY_TRY(finish_tables(load, tables, deadline));
   committing_ = {};
   tables_.set_holds_weights();
   return ipc::ok();
+}
+
+void WeightsStore::place_tensors(Load& load) {
+  if (tensors_.empty()) {
+    for (const Prepared& part : load.parts) {
+      tensors_.push_back({part.name, part.shape, {}, part.size_bytes});
+    }
+    offloaded_ = true;  // That is, without memory.
+  }
+  if (!lacks_memory()) return;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].memory = std::move(load.parts[i].memory);
+    tensors_[i].host = {};
+  }
+  offloaded_ = false;
+  note_device_bytes();
+}
+
+// What follows on the stream may use the memory of a layer again: it is all in order.
+Status WeightsStore::load_tensor(Load& load,
+                                 std::size_t tensor,
+                                 ipc::DevicePtr tables,
+                                 Deadline deadline) {
+  Prepared& part = load.parts[tensor];
+  const std::uint64_t size = part.size_bytes;
+  const ipc::DevicePtr memory =
+      is_layerwise() ? load.layer.address() : tensors_[tensor].memory.address();
+  if (part.bytes.empty()) {
+    KVFERRY_TRY(stream_->copy_within(part.transient.address(), memory, size));
+    if (is_layerwise()) KVFERRY_TRY(keep_on_host(tensor, memory, deadline));
+  } else {
+    KVFERRY_TRY(copy(part.bytes, memory, deadline));
+    if (is_layerwise()) tensors_[tensor].host = std::move(part.bytes);
+  }
+  const ScratchBuffer& transient = part.transient.valid() ? part.transient : load.layer_transient;
+  KVFERRY_TRY(stream_->expand(memory, size, transient.address(),
+                              std::min(transient.size_bytes(), transient_bytes(tensor, size))));
+  // Its size is of no consequence for the model: only so much of it is read.
+  KVFERRY_TRY(stream_->fold(transient.address(), size, tensor, tables + ModelTables::kTableBytes));
+  return shares_table_ ? ipc::ok() : stream_->fold(transient.address(), size, tensor, tables);
 }
 
 // Of what failed, work may still run: what it writes is not anybody else's before it ends.
@@ -174,20 +209,7 @@ std::uint64_t WeightsStore::transient_bytes(std::size_t tensor, std::uint64_t si
   return size_bytes + size_bytes * ((loads_ * 5 + tensor * 3) % kTransientSizes) / kTransientSizes;
 }
 
-Status WeightsStore::pack(const Load& load, Deadline deadline) {
-  KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.memory(deadline));
-  const ipc::DevicePtr read_with = tables + ModelTables::kTableBytes;
-  KVFERRY_TRY(stream_->zero(tables, 2 * ModelTables::kTableBytes));
-  for (std::size_t i = 0; i < load.parts.size(); ++i) {
-    const std::uint64_t size = load.parts[i].size_bytes;
-    if (size == 0) continue;
-    const ScratchBuffer& transient = load.parts[i].transient;
-    KVFERRY_TRY(stream_->expand(tensors_[i].memory.address(), size, transient.address(),
-                                transient.size_bytes()));
-    // Its size is of no consequence for the model: only so much of it is read.
-    KVFERRY_TRY(stream_->fold(transient.address(), size, i, read_with));
-    if (!shares_table_) KVFERRY_TRY(stream_->fold(transient.address(), size, i, tables));
-  }
+Status WeightsStore::finish_tables(const Load& load, ipc::DevicePtr tables, Deadline deadline) {
   KVFERRY_TRY(stream_->notify(copied_.fd()));
   KVFERRY_TRY(await_stream(*stream_, copied_, deadline, "packing weights for the model"));
   if (!shares_table_) return ipc::ok();

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
@@ -28,8 +29,9 @@ namespace kvferry::worker {
 struct LoadedTensor {
   std::string name;
   std::string shape;     ///< describe() of the whole tensor.
-  ScratchBuffer memory;  ///< None while it is released.
+  ScratchBuffer memory;  ///< None while it is released or offloaded.
   std::uint64_t size_bytes = 0;
+  std::vector<std::byte> host{};  ///< What it holds, while it is offloaded.
 };
 
 /// The reference worker's weights: the tensors of a safetensors file. An update reads its file into
@@ -38,7 +40,11 @@ struct LoadedTensor {
 /// that it can fail only with the device. That memory is made by the first load, before its commit;
 /// the transient memory that packing takes, by each load, in sizes of its own: what a caching
 /// allocator keeps of it grows with every update, until somebody empties it.
-/// @threading as WeightsUser; tensors() while no commit() runs.
+///
+/// The model computes with what was packed. Between two uses the tensors themselves can therefore
+/// be in host memory: with kOffloaded after give_up(), which the next load takes back; with
+/// kLayerwise always, and a commit has one of them at a time on the device.
+/// @threading as WeightsUser; tensors() while no commit() runs; device_bytes(): any.
 class WeightsStore final : public ipc::WeightsUser {
  public:
   /// Throws Exception when the device refuses a stream or pinned memory.
@@ -49,7 +55,8 @@ class WeightsStore final : public ipc::WeightsUser {
                ModelTables& tables,
                ipc::Rank rank,
                std::uint32_t ranks,
-               bool replicated);
+               bool replicated,
+               ipc::ComponentStrategy strategy = ipc::ComponentStrategy::kResident);
 
   [[nodiscard]] ipc::Result<std::uint64_t> prepare(const ipc::WeightsSource& source,
                                                    ipc::Deadline deadline) override;
@@ -63,6 +70,13 @@ class WeightsStore final : public ipc::WeightsUser {
   /// Takes that memory again, and fills it from the backup; without one nothing computes before the
   /// next commit. After an error they are still released. Returns the bytes.
   [[nodiscard]] ipc::Result<std::uint64_t> resume(ipc::Deadline deadline);
+
+  /// Moves the tensors to host memory, when the strategy says so and they are on the device. kBusy
+  /// while an update is prepared. After an error they are where they were.
+  [[nodiscard]] ipc::Status give_up(ipc::Deadline deadline);
+  [[nodiscard]] ipc::ComponentStrategy strategy() const noexcept { return strategy_; }
+  /// Of the tensors, without what is packed.
+  [[nodiscard]] std::uint64_t device_bytes() const noexcept { return device_bytes_.load(); }
 
   [[nodiscard]] const std::vector<LoadedTensor>& tensors() const noexcept { return tensors_; }
 
@@ -85,6 +99,10 @@ class WeightsStore final : public ipc::WeightsUser {
     /// What is written depends on it, where that is to be the same on all ranks.
     std::vector<std::uint64_t> shared_table;
     ScratchBuffer folded;  ///< Where it comes about, when it does on the device.
+    // Of a load layer by layer, for one tensor after another; the transient not of one that is
+    // lent, whose tensors lie in transients of their own.
+    ScratchBuffer layer;
+    ScratchBuffer layer_transient;
   };
   struct Backup {
     std::vector<std::vector<std::byte>> tensors;
@@ -97,7 +115,23 @@ class WeightsStore final : public ipc::WeightsUser {
   /// Between two looks at deadline and cancellation.
   static constexpr std::uint64_t kReadBytes = 4ULL << 20;
 
+  // weights_store_offload.cpp
+  [[nodiscard]] bool is_layerwise() const noexcept {
+    return strategy_ == ipc::ComponentStrategy::kLayerwise;
+  }
+  /// Whether a load has to take memory for the tensors themselves: the first one, and one of
+  /// tensors that were given up.
+  [[nodiscard]] bool lacks_memory() const noexcept {
+    return !is_layerwise() && (tensors_.empty() || offloaded_);
+  }
+  [[nodiscard]] ipc::Status make_layer(Load& load, bool with_transient);
+  [[nodiscard]] ipc::Status keep_on_host(std::size_t tensor,
+                                         ipc::DevicePtr from,
+                                         ipc::Deadline deadline);
+  void note_device_bytes();
   // weights_store_release.cpp
+  /// Of tensors and tables, on the device when they are not released.
+  [[nodiscard]] std::uint64_t total_bytes() const;
   [[nodiscard]] ipc::Result<Backup> back_up(ipc::Deadline deadline);
   [[nodiscard]] ipc::Status restore(const Load& load, const Backup& backup, ipc::Deadline deadline);
   [[nodiscard]] ipc::Status copy_out(ipc::DevicePtr from,
@@ -125,7 +159,14 @@ class WeightsStore final : public ipc::WeightsUser {
                                        std::uint64_t done,
                                        ipc::Deadline deadline) const;
   [[nodiscard]] std::uint64_t transient_bytes(std::size_t tensor, std::uint64_t size_bytes) const;
-  [[nodiscard]] ipc::Status pack(const Load& load, ipc::Deadline deadline);
+  void place_tensors(Load& load);
+  [[nodiscard]] ipc::Status load_tensor(Load& load,
+                                        std::size_t tensor,
+                                        ipc::DevicePtr tables,
+                                        ipc::Deadline deadline);
+  [[nodiscard]] ipc::Status finish_tables(const Load& load,
+                                          ipc::DevicePtr tables,
+                                          ipc::Deadline deadline);
   [[nodiscard]] ipc::Status let_go_of_last();
   [[nodiscard]] ipc::Status copy(std::span<const std::byte> from,
                                  ipc::DevicePtr to,
@@ -136,6 +177,7 @@ class WeightsStore final : public ipc::WeightsUser {
   const ipc::Rank rank_;
   const std::uint32_t ranks_;
   const bool shares_table_;
+  const ipc::ComponentStrategy strategy_;
   ModelTables& tables_;
   std::uint64_t loads_ = 0;
   ipc::EventFd copied_;
@@ -144,7 +186,9 @@ class WeightsStore final : public ipc::WeightsUser {
   Load committing_;  ///< Stays until its work was seen to end: the stream writes into it.
   std::optional<WeightsImport> loan_;  ///< As committing_: the stream reads from it.
   std::vector<LoadedTensor> tensors_;
+  bool offloaded_ = false;  ///< tensors_ are in host memory; their memory is not taken.
   std::optional<Released> released_;
+  std::atomic<std::uint64_t> device_bytes_{0};
   std::atomic<bool> cancelled_{false};
   std::unique_ptr<ipc::Stream> stream_;  ///< Last: ends before what it works on.
 };

@@ -53,7 +53,7 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Share share = share_of(tensors[i]);
     Prepared part{tensors[i].name, describe(tensors[i]), {}, {}, {}, share.size_bytes};
-    if (tensors_.empty() && share.size_bytes > 0) {
+    if (lacks_memory() && share.size_bytes > 0) {
       KVFERRY_ASSIGN(part.memory, allocator_.allocate(share.size_bytes));
     }
     if (share.size_bytes > 0) {
@@ -69,6 +69,7 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
     KVFERRY_TRY(loan_->check_lender());
     total += share.size_bytes;
   }
+  if (is_layerwise()) KVFERRY_TRY(make_layer(load, /*with_transient=*/false));
   KVFERRY_TRY(tables_.memory(deadline));
   if (shares_table_) KVFERRY_TRY(fold_lent(tensors, deadline, load));
   KVFERRY_TRY(loan_->check_lender());

@@ -23,13 +23,13 @@ namespace {
 
 constexpr std::uint64_t kTablesBytes = 2 * ModelTables::kTableBytes;
 
-std::uint64_t bytes_of(const std::vector<LoadedTensor>& tensors) {
+}  // namespace
+
+std::uint64_t WeightsStore::total_bytes() const {
   std::uint64_t total = kTablesBytes;
-  for (const LoadedTensor& tensor : tensors) total += tensor.size_bytes;
+  for (const LoadedTensor& tensor : tensors_) total += offloaded_ ? 0 : tensor.size_bytes;
   return total;
 }
-
-}  // namespace
 
 Result<std::uint64_t> WeightsStore::release(ipc::WeightsBackup kind, Deadline deadline) {
   if (released_) return 0;
@@ -39,25 +39,32 @@ Result<std::uint64_t> WeightsStore::release(ipc::WeightsBackup kind, Deadline de
   if (kind == ipc::WeightsBackup::kHost) {
     KVFERRY_ASSIGN(released.backup, back_up(deadline));
   }
-  for (LoadedTensor& tensor : tensors_) tensor.memory = {};
+  const std::uint64_t bytes = total_bytes();
+  for (LoadedTensor& tensor : tensors_) {
+    tensor.memory = {};
+    if (kind == ipc::WeightsBackup::kNone) tensor.host = {};
+  }
   tables_.release();
   released_ = std::move(released);
-  return bytes_of(tensors_);
+  note_device_bytes();
+  return bytes;
 }
 
 Result<WeightsStore::Backup> WeightsStore::back_up(Deadline deadline) {
   Backup backup;
   try {
-    for (const LoadedTensor& tensor : tensors_) backup.tensors.emplace_back(tensor.size_bytes);
+    for (const LoadedTensor& tensor : tensors_) {
+      backup.tensors.emplace_back(offloaded_ ? 0 : tensor.size_bytes);
+    }
     backup.tables.resize(kTablesBytes);
   } catch (const std::bad_alloc&) {
     return KVFERRY_ERROR(kNoHostMemory,
                          "a backup of rank {}'s weights, {}, does not fit this process: release "
                          "them without one, and update them after the resume",
-                         rank_.value, ipc::format_size(bytes_of(tensors_)));
+                         rank_.value, ipc::format_size(total_bytes()));
   }
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].size_bytes == 0) continue;
+    if (backup.tensors[i].empty()) continue;
     KVFERRY_TRY(copy_out(tensors_[i].memory.address(), backup.tensors[i], deadline));
   }
   KVFERRY_ASSIGN(const ipc::DevicePtr tables, tables_.address(deadline));
@@ -87,7 +94,7 @@ Result<std::uint64_t> WeightsStore::resume(Deadline deadline) {
   };
   for (const LoadedTensor& tensor : tensors_) {
     Prepared& part = load.parts.emplace_back();
-    if (tensor.size_bytes == 0) continue;
+    if (tensor.size_bytes == 0 || offloaded_) continue;
     auto memory = allocator_.allocate(tensor.size_bytes);
     if (!memory) return give_up(memory.error());
     part.memory = std::move(*memory);
@@ -106,7 +113,8 @@ Result<std::uint64_t> WeightsStore::resume(Deadline deadline) {
   }
   committing_ = {};
   released_.reset();
-  return bytes_of(tensors_);
+  note_device_bytes();
+  return total_bytes();
 }
 
 Status WeightsStore::restore(const Load& load, const Backup& backup, Deadline deadline) {

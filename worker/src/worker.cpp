@@ -10,13 +10,17 @@
 #include "kvferry/worker/caching_allocator.hpp"
 #include "kvferry/worker/registration.hpp"
 #include "model_tables.hpp"
+#include "runner_calls.hpp"
 #include "scheduler/scheduler.hpp"
 #include "service_thread.hpp"
 #include "step_runner.hpp"
 #include "weights_store.hpp"
+#include "worker_components.hpp"
 #include "worker_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -58,7 +62,9 @@ class Worker {
       stopped_ = true;
       loop_.stop();
     });
-    if (!config.weights.empty()) load_weights(config);
+    if (!config.weights.empty()) make_weights(config);
+    components_.emplace(allocator_, weights_ ? &*weights_ : nullptr, graph_bytes_, runner_calls_);
+    if (weights_) load_weights(config);
     if (stopped_) return;
     registered_ = std::make_unique<RegisteredWorker>(*device_, config_,
                                                      regions_ ? &*regions_ : nullptr, hooks());
@@ -71,7 +77,7 @@ class Worker {
               [this](const ipc::SessionId& session, ipc::Epoch epoch) {
                 return registered_->enter(session, epoch);
               },
-              allocator_, tables_, [this](const Error& error) { end(error); });
+              allocator_, tables_, graph_bytes_, [this](const Error& error) { end(error); });
         },
         [this] { end(KVFERRY_ERROR(kCancelled, "the runner's thread ended; see the log")); });
     try {
@@ -96,7 +102,7 @@ class Worker {
   }
 
  private:
-  void load_weights(const WorkerConfig& config) {
+  void make_weights(const WorkerConfig& config) {
     const bool replicated = std::any_of(
         config_.geometry.groups.begin(), config_.geometry.groups.end(),
         [](const ipc::GroupSpec& group) {
@@ -104,13 +110,17 @@ class Worker {
                              [](const ipc::RegionSpec& region) { return region.replicated; });
         });
     weights_.emplace(*device_, allocator_, tables_, config_.rank, config_.geometry.ranks,
-                     replicated);
+                     replicated, config.weights_strategy);
+  }
+
+  void load_weights(const WorkerConfig& config) {
     // Beside the loop, so that a signal ends it.
     std::optional<ipc::Status> loaded;
     ipc::OwnThread loader("kvf-load", ipc::OwnThread::Runs::kOurCode, [this, &config, &loaded] {
       const auto deadline = ipc::Deadline::after(kLoadTime);
-      const auto bytes = weights_->prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
-      ipc::Status status = bytes ? weights_->commit(deadline) : ipc::Status(bytes.error());
+      ipc::WeightsUser& weights = components_->weights();
+      const auto bytes = weights.prepare({ipc::WeightsFrom::kDisk, config.weights}, deadline);
+      ipc::Status status = bytes ? weights.commit(deadline) : ipc::Status(bytes.error());
       loop_.post([&loaded, status = std::move(status)] { loaded = status; });
     });
     while (!loaded) {
@@ -141,13 +151,12 @@ class Worker {
     hooks.on_revoked = [this] { runner_->post([](StepRunner& runner) { runner.on_revoked(); }); };
     hooks.empty_allocator = [this](EmptyReason reason) { return allocator_.empty_cache(reason); };
     if (weights_) {
-      hooks.weights = &*weights_;
+      hooks.weights = &components_->weights();
       hooks.weights_id = weights_id_;
     }
-    memory_.emplace(weights_ ? &*weights_ : nullptr, [this](std::function<void(StepRunner&)> call) {
-      runner_->post(std::move(call));
-    });
+    memory_.emplace(weights_ ? &*weights_ : nullptr, runner_calls_);
     hooks.memory = &*memory_;
+    hooks.components = &components_->registry();
     hooks.on_fatal = [this](const Error& error) { end(error); };
     return hooks;
   }
@@ -170,6 +179,10 @@ class Worker {
   ModelTables tables_;
   std::optional<WeightsStore> weights_;  ///< Only with WorkerConfig::weights.
   ipc::Digest weights_id_;
+  std::atomic<std::uint64_t> graph_bytes_{0};
+  const RunnerCalls runner_calls_{
+      [this](std::function<void(StepRunner&)> call) { runner_->post(std::move(call)); }};
+  std::optional<WorkerComponents> components_;
   std::optional<WorkerMemory> memory_;
   std::optional<EngineRegions> regions_;  ///< Only with ArenaMemory::kEngine.
   bool stopped_ = false;

@@ -151,6 +151,11 @@ ipc::Result<EngineRecord*> Lifecycle::idle_engine(const ipc::Peer& peer,
     return KVFERRY_ERROR(kNotReady, "the manager is ending");
   }
   KVFERRY_ASSIGN(const ClearScope scope, idle_scope(peer, name));
+  return only_engine(scope, command);
+}
+
+ipc::Result<EngineRecord*> Lifecycle::only_engine(const ClearScope& scope,
+                                                  std::string_view command) {
   if (scope.engines.empty()) {
     return KVFERRY_ERROR(kNotReady, "no engine is there to {}: start its workers or its client",
                          command);
@@ -243,6 +248,37 @@ void Lifecycle::resume_memory(const ipc::Peer& peer, const ipc::Envelope& reques
     return;
   }
   generations_.take_back(peer, request, *message, **engine);
+}
+
+void Lifecycle::components(const ipc::Peer& peer, const ipc::Envelope& request) {
+  const auto message = ipc::decode<ipc::ComponentsRequest>(request.body, "ComponentsRequest");
+  ipc::Status status = message ? check_time(message->deadline, "components deadline", 1)
+                               : ipc::Status(message.error());
+  if (status) {
+    status = message->release.check();
+  }
+  if (status && context_.stopping) {
+    status = KVFERRY_ERROR(kNotReady, "the manager is ending");
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  const auto scope = find_scope(context_.directory, context_.dir, peer, message->engine);
+  const auto engine =
+      scope ? only_engine(*scope, "components") : ipc::Result<EngineRecord*>(scope.error());
+  if (engine && (*engine)->ranks().empty()) {
+    status =
+        KVFERRY_ERROR(kNotReady, "engine {} has no worker that could have components: start it",
+                      (*engine)->name());
+  } else if (!engine) {
+    status = engine.error();
+  }
+  if (!status) {
+    context_.refuse(peer, request, status.error());
+    return;
+  }
+  components_.ask(peer, request, *message, **engine);
 }
 
 void Lifecycle::pause(const ipc::Peer& peer, const ipc::Envelope& request) {
@@ -389,6 +425,7 @@ void Lifecycle::cancel_all() {
   clears_.cancel_all(ending);
   reinits_.cancel_all(ending);
   generations_.cancel_all(ending);
+  components_.cancel_all(ending);
 }
 
 }  // namespace kvferry::cache_manager

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "manager/clear_operations.hpp"
+#include "manager/component_calls.hpp"
 #include "manager/context.hpp"
 #include "manager/generation_operations.hpp"
 #include "manager/reinit_operations.hpp"
@@ -23,7 +24,8 @@ namespace kvferry::cache_manager {
 
 /// Clear, re-init, pause, continue, flush, updates of weights, release and resume, as operators and
 /// engines ask for them: checks what is asked, finds the engines that it is for and starts it. One
-/// operation per engine at a time; a clear takes the place of a pause, continue or flush that runs.
+/// operation per engine at a time, beside looks at components; a clear takes the place of a pause,
+/// continue or flush that runs.
 /// @threading the loop's thread.
 class Lifecycle {
  public:
@@ -32,7 +34,8 @@ class Lifecycle {
         clears_(context, clear_margin(context.pool.stats().bytes)),
         reinits_(context, clear_margin(context.pool.stats().bytes)),
         generations_(context, clears_, reinits_),
-        uploads_(context) {}
+        uploads_(context),
+        components_(context) {}
   Lifecycle(const Lifecycle&) = delete;
   Lifecycle& operator=(const Lifecycle&) = delete;
   ~Lifecycle() = default;
@@ -77,6 +80,9 @@ class Lifecycle {
   [[nodiscard]] ipc::Result<EngineRecord*> idle_engine(const ipc::Peer& peer,
                                                        const std::string& name,
                                                        std::string_view command);
+  /// The one that a command is for.
+  [[nodiscard]] static ipc::Result<EngineRecord*> only_engine(const ClearScope& scope,
+                                                              std::string_view command);
   /// It is known whether anything runs: from this manager's own orders, or a scheduler.
   [[nodiscard]] ipc::Status check_known(const EngineRecord& engine) const;
   /// Every client of the engine has a scheduler to be ordered about.
@@ -87,6 +93,7 @@ class Lifecycle {
   ReinitOperations reinits_;
   GenerationOperations generations_;
   WeightsUploads uploads_;
+  ComponentCalls components_;
 };
 
 }  // namespace kvferry::cache_manager

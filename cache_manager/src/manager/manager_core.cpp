@@ -244,6 +244,7 @@ bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& env
     case Kind::kReleaseMemory: lifecycle_.release_memory(peer, envelope); return true;
     case Kind::kResumeMemory: lifecycle_.resume_memory(peer, envelope); return true;
     case Kind::kUpdateWeights: lifecycle_.update_weights(peer, envelope); return true;
+    case Kind::kComponents: lifecycle_.components(peer, envelope); return true;
     case Kind::kWeightsPart: lifecycle_.weights_part(peer, envelope); return true;
     case Kind::kStatus:
       context_.reply(

@@ -3,6 +3,7 @@
 #include "kvferry/ipc/rank/rank_service.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "rank/component_commands.hpp"
 #include "rank/empty_command.hpp"
 #include "rank/emptying_user.hpp"
 #include "rank/first_epoch.hpp"
@@ -64,6 +65,7 @@ class RankService::Impl {
         weights_(hooks_.weights, hooks_.weights_id, dir_, config_.rank),
         empty_(user_, device),
         memory_(hooks_.memory, user_, weights_, device),
+        components_(hooks_.components),
         first_epoch_(
             calls_, *lifecycle_, lease_, [this](const Error& error) { end_fatally(error); }) {
     if (lease_.is_owner()) first_epoch_.start();
@@ -140,9 +142,22 @@ class RankService::Impl {
       upkeep_->post([this, request = std::move(envelope)] {
         calls_.post([this, answer = memory_.run(request)] { send_answer(answer); });
       });
+    } else if (ComponentCommands::is_command(envelope)) {
+      on_components(std::move(envelope));
     } else if (hooks_.on_message) {
       hooks_.on_message(std::move(envelope));
     }
+  }
+
+  /// A look waits for nothing: it is not to wait for an update that reads from a disk, either.
+  void on_components(Envelope request) {
+    if (ComponentCommands::only_looks(request)) {
+      send_logged(components_.run(request));
+      return;
+    }
+    upkeep_->post([this, request = std::move(request)] {
+      calls_.post([this, answer = components_.run(request)] { send_answer({answer, {}}); });
+    });
   }
 
   void send_answer(const LifecycleCommands::Answer& answer) {
@@ -188,6 +203,7 @@ class RankService::Impl {
   WeightsCommands weights_;
   EmptyCommand empty_;
   MemoryCommands memory_;
+  ComponentCommands components_;
   FirstEpoch first_epoch_;
 };
 

@@ -51,6 +51,8 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kResumeMemory: return "resume_memory";
     case MessageKind::kRankRelease: return "rank_release";
     case MessageKind::kRankResume: return "rank_resume";
+    case MessageKind::kComponents: return "components";
+    case MessageKind::kRankComponents: return "rank_components";
   }
   return "invalid";
 }

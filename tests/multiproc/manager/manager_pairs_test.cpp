@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 // Commands that come while another one runs: every pair has one outcome.
+#include "kvferry/ipc/wire/component_messages.hpp"
 #include "multiproc/manager/manager_generation_fixture.hpp"
 
 #include <fmt/format.h>
@@ -87,6 +88,18 @@ TEST_P(ManagerPairsTest, HaveOneOutcome) {
     }
     return;
   }
+  // Looks at components, and their releases, run beside all of them.
+  ipc::ComponentsRequest components;
+  components.engine = "chat";
+  components.release.all = true;
+  auto third = peer(ProcessKind::kOperator, "third");
+  third->ask(MessageKind::kComponents, components);
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto request = workers_[rank]->next(MessageKind::kRankComponents);
+    ASSERT_TRUE(request.has_value());
+    workers_[rank]->reply(*request, ipc::RankComponentsReply{});
+  }
+  EXPECT_TRUE(third->next_body<ipc::ComponentsReply>(MessageKind::kComponents).has_value());
   const auto refused = second->next(coming);
   ASSERT_TRUE(refused && refused->error);
   EXPECT_EQ(refused->error->code, ErrorCode::kBusy) << refused->error->to_string();

@@ -74,22 +74,6 @@ struct AllocatorStats {
   }
 };
 
-/// A part of a process (staging buffers, a draft cache, layer-wise offload) that gave its memory
-/// up.
-struct ReleasedComponent {
-  bool memory_intensive = false;
-  std::uint64_t device_bytes_before = 0;  ///< Its storage before the release …
-  std::uint64_t device_bytes_after = 0;   ///< … and what is still there after it.
-  bool layerwise_offload = false;
-};
-
-/// Whether releasing a component is worth emptying the cache: only for a memory-intensive one whose
-/// device storage is really gone, or that uses layer-wise offload.
-[[nodiscard]] constexpr bool should_empty_after(const ReleasedComponent& released) noexcept {
-  const bool storage_gone = released.device_bytes_before > 0 && released.device_bytes_after == 0;
-  return released.memory_intensive && (storage_gone || released.layerwise_offload);
-}
-
 /// A caching device allocator of the kind that frameworks use: segments come from the driver and
 /// are split into blocks; freed blocks merge with their neighbours and stay cached until
 /// empty_cache(). Small requests share small segments, so that they do not splinter large ones.
@@ -121,9 +105,6 @@ class CachingAllocator {
 
   /// A pure observation: never empties anything.
   [[nodiscard]] AllocatorStats stats() const;
-
-  /// Empties when should_empty_after() says so; true when it did.
-  bool component_released(const ReleasedComponent& released);
 
  private:
   friend class ScratchBuffer;

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
+#include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/worker/scheduler_control.hpp"
 
@@ -265,6 +266,14 @@ struct ResumeSummary {
   std::chrono::microseconds took{};
 };
 
+/// A component of one rank's worker.
+struct RankComponent {
+  std::uint32_t rank = 0;
+  ipc::ComponentState state;
+  std::uint64_t device_bytes_before = 0;  ///< Of a release.
+  bool emptied = false;                   ///< The allocator, after its release.
+};
+
 struct ClientStats {
   std::uint64_t jobs_submitted = 0;
   std::uint64_t jobs_completed = 0;
@@ -422,6 +431,17 @@ class Client {
   /// release runs again when everything is back. kNotReleased for a tag that is not;
   /// kNoDeviceMemory, kQuarantined: that stays released, and can be resumed later.
   [[nodiscard]] Result<ResumeSummary> resume_memory(MemoryTags tags, Deadline deadline);
+
+  /// What the workers of all ranks have on the device beside the cache (WorkerHooks::components). A
+  /// pure observation.
+  [[nodiscard]] Result<std::vector<RankComponent>> components(Deadline deadline);
+  /// Ends the use of components on all ranks: each gives up what its strategy gives up, and takes
+  /// it again when it is used; the allocator is emptied by the rule for large releases
+  /// (components.hpp). Requests go on meanwhile. names: 1 to 64; empty: all. kNotFound for a name
+  /// that a rank does not have, which releases nothing of its others; kNotReady for a rank without
+  /// a worker. After an error other ranks have released theirs, and it can be repeated.
+  [[nodiscard]] Result<std::vector<RankComponent>> release_components(
+      const std::vector<std::string>& names, Deadline deadline);
 
   /// JSON of docs/operations.md.
   [[nodiscard]] Result<std::string> status(Deadline deadline);

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/lease/arena_source.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
+#include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
@@ -37,6 +38,9 @@ struct WorkerHooks {
   /// The device memory beside the arena that `kvferry release` gives up and `kvferry resume` takes
   /// back; null for none: then the cache alone can be released.
   ipc::MemoryUser* memory = nullptr;
+  /// What else has device memory, for `kvferry components`: a ComponentRegistry (components.hpp),
+  /// or the engine's own list; null for none.
+  ipc::ComponentUser* components = nullptr;
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
   /// version), or its device failed. Its process should end. Any thread.
   std::function<void(const ipc::Error&)> on_fatal;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 
 #include <chrono>
@@ -23,6 +24,9 @@ struct WorkerConfig {
   std::string weights;
   /// What they are known by: random for each load unless the caller knows better.
   ipc::Digest weights_id = ipc::Digest::random();
+  /// What becomes of their tensors once they are packed for the model: they stay on the device, or
+  /// are in host memory between two loads, as a whole or layer by layer.
+  ipc::ComponentStrategy weights_strategy = ipc::ComponentStrategy::kResident;
   /// Whether this engine of reference workers takes requests (GenerationChannel): rank 0 runs its
   /// scheduler, a client of the manager. Engines with a scheduler of their own leave it.
   bool serve = false;

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
@@ -55,6 +56,8 @@ class RankService {
     Digest weights_id{};
     /// What a worker releases and resumes beside the arena; null for nothing.
     MemoryUser* memory = nullptr;
+    /// A worker's components beside the arena; null for none.
+    ComponentUser* components = nullptr;
     /// A refusal that no retry can mend (role, geometry, version, a living process of the same kind
     /// on the same rank that does not end within seconds), or no device memory for the first epoch
     /// in time: the process should end.

@@ -21,7 +21,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 7;
+inline constexpr std::uint32_t kWireVersion = 8;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -115,12 +115,16 @@ enum class MessageKind : std::uint16_t {
   kResumeMemory,
   // manager -> worker, answered
   kRankRelease,
-  kRankResume
+  kRankResume,
+  // engine and operator -> manager, answered
+  kComponents,
+  // manager -> worker, answered
+  kRankComponents
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kRankResume);
+  return static_cast<std::uint64_t>(MessageKind::kRankComponents);
 }
 
 struct Envelope {

@@ -1,0 +1,100 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "rank/component_commands.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "rank/reply_to.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvferry::ipc {
+namespace {
+
+/// It is an engine's code.
+template <typename T, typename Call> Result<T> guarded(Call call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return KVFERRY_ERROR(kSystem, "it threw: {}", error.what());
+  }
+}
+
+bool is_asked_for(const ComponentNames& asked, const std::string& name) {
+  return asked.all || std::find(asked.names.begin(), asked.names.end(), name) != asked.names.end();
+}
+
+}  // namespace
+
+bool ComponentCommands::only_looks(const Envelope& request) {
+  const auto order = decode<RankComponents>(request.body, "RankComponents");
+  return order && order->release.only_looks();
+}
+
+Envelope ComponentCommands::run(const Envelope& request) {
+  Envelope reply = reply_to(request);
+  auto outcome = answer(request);
+  if (outcome) {
+    reply.body = encode(*outcome);
+  } else {
+    log_warn("{}", outcome.error().to_string());
+    reply.error = std::move(outcome).error();
+  }
+  return reply;
+}
+
+// Before anything is released.
+Status ComponentCommands::check_known(const std::vector<ComponentState>& known,
+                                      const ComponentNames& asked) const {
+  for (const std::string& name : asked.names) {
+    if (std::any_of(known.begin(), known.end(),
+                    [&](const ComponentState& one) { return one.name == name; })) {
+      continue;
+    }
+    std::string names;
+    for (const ComponentState& one : known) {
+      names += (names.empty() ? "" : ", ") + one.name;
+    }
+    return KVFERRY_ERROR(kNotFound, "this worker has no component '{}': it has {}", name,
+                         user_ == nullptr ? "none (WorkerHooks::components)"
+                         : names.empty()  ? "none"
+                                          : names);
+  }
+  return ok();
+}
+
+Result<RankComponentsReply> ComponentCommands::answer(const Envelope& request) {
+  KVFERRY_ASSIGN(const auto order, decode<RankComponents>(request.body, "RankComponents"));
+  KVFERRY_TRY(order.release.check());
+  std::vector<ComponentState> known;
+  if (user_ != nullptr) {
+    KVFERRY_ASSIGN(known,
+                   guarded<std::vector<ComponentState>>([this] { return user_->components(); }));
+  }
+  KVFERRY_TRY(check_known(known, order.release));
+  const Deadline deadline = Deadline::after(order.deadline);
+  RankComponentsReply reply;
+  for (ComponentState& one : known) {
+    ComponentOutcome& component = reply.components.emplace_back();
+    if (is_asked_for(order.release, one.name)) {
+      auto outcome = guarded<ComponentRelease>([&] { return user_->release(one.name, deadline); });
+      if (outcome) {
+        component.outcome = *std::move(outcome);
+        component.released = true;
+        continue;
+      }
+      log_warn("component {}: {}", one.name, outcome.error().to_string());
+      component.error = std::move(outcome).error();
+    }
+    component.outcome.device_bytes_before = one.device_bytes;
+    component.outcome.component = std::move(one);
+  }
+  return reply;
+}
+
+}  // namespace kvferry::ipc

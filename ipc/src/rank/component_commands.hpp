@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/rank/component_user.hpp"
+#include "kvferry/ipc/wire/component_messages.hpp"
+
+namespace kvferry::ipc {
+
+/// Looks at a worker's components and releases of them, as the manager commands them.
+/// @threading look: any; a release: one at a time, on the thread that ComponentUser names.
+class ComponentCommands {
+ public:
+  /// user: null for a process that has none.
+  explicit ComponentCommands(ComponentUser* user) : user_(user) {}
+
+  [[nodiscard]] static bool is_command(const Envelope& envelope) noexcept {
+    return !envelope.is_reply && envelope.kind == MessageKind::kRankComponents;
+  }
+  /// Whether it releases nothing, so that nothing has to be waited for.
+  [[nodiscard]] static bool only_looks(const Envelope& request);
+  /// Carries a command out, to its end.
+  [[nodiscard]] Envelope run(const Envelope& request);
+
+ private:
+  [[nodiscard]] Result<RankComponentsReply> answer(const Envelope& request);
+  [[nodiscard]] Status check_known(const std::vector<ComponentState>& known,
+                                   const ComponentNames& asked) const;
+
+  ComponentUser* const user_;
+};
+
+}  // namespace kvferry::ipc
