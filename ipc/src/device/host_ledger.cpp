@@ -118,6 +118,13 @@ HostLedgerView view_of(const std::string& text, std::uint64_t offset) {
   return view;
 }
 
+bool shows(const HostLedgerView& view, const HostLedgerView& known) {
+  return std::includes(view.object_bytes.begin(), view.object_bytes.end(),
+                       known.object_bytes.begin(), known.object_bytes.end()) &&
+         std::includes(view.capacities.begin(), view.capacities.end(), known.capacities.begin(),
+                       known.capacities.end());
+}
+
 Status reserve_pages(int fd, std::uint64_t size_bytes) {
   // In pieces: a signal makes the kernel undo the whole call.
   constexpr std::uint64_t kPiece = 256ULL << 20;
@@ -157,18 +164,19 @@ std::uint64_t HostLedgerView::used_bytes() const noexcept {
                          [](std::uint64_t sum, const auto& entry) { return sum + entry.second; });
 }
 
-Result<HostLedgerView> read_host_ledger(std::string_view name) {
+Result<HostLedgerView> read_host_ledger(std::string_view name, const HostLedgerView& known) {
   KVFERRY_ASSIGN(const std::uint64_t offset, claim_offset(name));
   KVFERRY_ASSIGN(LockTable table, read_lock_table());
   HostLedgerView view = view_of(table.text, offset);
   // A long table comes in several reads, and a lock that ends between two of them shifts the rest,
-  // so that one entry can be missed: believe what two looks agree on, else the union of all.
+  // so that one entry can be missed: believe what two looks agree on, else the union of all. Two
+  // may miss the same entry, but not what the caller knows of.
   constexpr int kMaxLooks = 8;
   HostLedgerView all = view;
   for (int look = 1; !table.in_one_read && look < kMaxLooks; ++look) {
     KVFERRY_ASSIGN(table, read_lock_table());
     HostLedgerView next = view_of(table.text, offset);
-    if (next == view) return view;
+    if (next == view && shows(view, known)) return view;
     all.object_bytes.insert(next.object_bytes.begin(), next.object_bytes.end());
     all.capacities.insert(next.capacities.begin(), next.capacities.end());
     view = std::move(next);
@@ -197,7 +205,7 @@ HostLedger::HostLedger(std::string name, std::uint64_t capacity_bytes)
   auto lock = HostLock::acquire(name_, Deadline::after(kLockPatience));
   require(lock);
   require(set_claim(presence_.get(), *offset + kCapacityOffset, capacity_bytes_));
-  auto view = read_host_ledger(name_);
+  auto view = read_host_ledger(name_, {.object_bytes = {}, .capacities = {capacity_bytes_}});
   require(view);
   for (const std::uint64_t other : view->capacities) {
     if (other == capacity_bytes_) continue;
@@ -237,7 +245,10 @@ Status HostLedger::claim(int fd, std::uint64_t size_bytes) const {
   // can at worst make both of us give up, never hand out more than there is.
   KVFERRY_TRY(set_claim(fd, offset, size_bytes));
   KVFERRY_TRY(set_claim(fd, offset + kCapacityOffset, capacity_bytes_));
-  KVFERRY_ASSIGN(const HostLedgerView after, read_host_ledger(name_));
+  KVFERRY_ASSIGN(const ObjectId claimed, object_id(fd));
+  KVFERRY_ASSIGN(const HostLedgerView after,
+                 read_host_ledger(name_, {.object_bytes = {{claimed, size_bytes}},
+                                          .capacities = {capacity_bytes_}}));
   if (after.used_bytes() <= capacity_bytes_) return ok();
   // Others wait for the lock until our caller has closed fd and with it dropped the claim; so it
   // is dropped here, before the lock.

@@ -34,8 +34,10 @@ struct HostLedgerView {
   friend bool operator==(const HostLedgerView&, const HostLedgerView&) = default;
 };
 
-/// Reads /proc/locks. @threading any.
-[[nodiscard]] Result<HostLedgerView> read_host_ledger(std::string_view name);
+/// Reads /proc/locks. known: claims that the caller holds, and which a look at the books therefore
+/// has to show. @threading any.
+[[nodiscard]] Result<HostLedgerView> read_host_ledger(std::string_view name,
+                                                      const HostLedgerView& known = {});
 
 /// The books of one host device, kept by the kernel alone.
 ///
