@@ -44,7 +44,7 @@ template <typename T> T value(Result<T> result) {
   return std::move(result).value();
 }
 
-Deadline soon() { return Deadline::after(std::chrono::seconds(5)); }
+Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 
 class Hostile {
  public:
@@ -91,8 +91,9 @@ class Hostile {
     const auto welcome = read_body<WelcomeBody>(*incoming, "Welcome", 1);
     if (wants_lease) {
       (void)send(socket, LeaseMessage::kAttach, AttachBody{Epoch{1}});
-      // The grant, unless a clear has begun: its descriptors are dropped, unopened.
-      (void)socket.receive(Deadline::after(std::chrono::milliseconds(100)));
+      // The grant: its descriptors are dropped, unopened. Where a clear may have begun, none comes.
+      const bool may_be_late = arguments_["garbage"] == "any";
+      (void)socket.receive(may_be_late ? soon() : Deadline::after(std::chrono::milliseconds(100)));
     }
     // Every second life writes what could be true, the others anything.
     scribbler_.set_plausible(life % 2 == 0 && arguments_["garbage"] != "any");

@@ -21,7 +21,7 @@ class LeaseDeathsTest : public LeaseEveryWay {
   }
   // The survivor serves on: the next attacher gets the next epoch.
   void expect_serves_on(LeasePeer& owner, int epoch) {
-    ASSERT_EQ(owner.ask("init 5000", "init"), fmt::format("init ok {}", epoch));
+    ASSERT_EQ(owner.ask("init 20000", "init"), fmt::format("init ok {}", epoch));
     auto next = start_attacher();
     next->expect_mapped(static_cast<std::uint64_t>(epoch));
     EXPECT_THAT(owner.ask(fmt::format("clear {} 20000", epoch), "clear"),
@@ -48,7 +48,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledBetweenGrantAndImport) {
   // Connected means that it has asked already.
   (void)attacher->expect_view("connected", [](const SeenView& v) { return v.connected; });
   attacher->stop();  // it will never read the grant
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   (void)owner->expect_view("granted", [](const SeenView& v) { return v.leases == 1; });
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
@@ -61,7 +61,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileItsUserPreparesTheEpoch) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   (void)attacher->ask("close mapped", "closed");
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   (void)attacher->expect("at mapped 1");
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
@@ -72,7 +72,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileItsUserPreparesTheEpoch) {
 TEST_P(LeaseDeathsTest, AttacherKilledWhileMappedAndTheNextTakesTheSameEpoch) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)owner->ask("poke 5", "poked");
   attacher->kill_and_reap();
@@ -88,7 +88,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileMappedAndTheNextTakesTheSameEpoch) {
 TEST_P(LeaseDeathsTest, AttacherKilledWhileDraining) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)attacher->ask("close quiesce", "closed");
   owner->tell("clear 1 20000");
@@ -102,7 +102,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileDraining) {
 TEST_P(LeaseDeathsTest, AttacherKilledBetweenDrainAndUnmap) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)attacher->ask("close unmapped", "closed");
   owner->tell("clear 1 20000");
@@ -116,7 +116,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledBetweenDrainAndUnmap) {
 TEST_P(LeaseDeathsTest, AttacherKilledAfterTheReleaseIsAnOrdinaryClear) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   EXPECT_THAT(attacher->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   attacher->kill_and_reap();
@@ -129,12 +129,12 @@ TEST_P(LeaseDeathsTest, OwnerKilledBeforeReady) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   (void)owner->ask("close mapped", "closed");
-  owner->tell("init 5000");
+  owner->tell("init 20000");
   (void)owner->expect("at mapped 1");
   owner->kill_and_reap();
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
-  ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->quit();
   next->quit();
@@ -143,14 +143,14 @@ TEST_P(LeaseDeathsTest, OwnerKilledBeforeReady) {
 TEST_P(LeaseDeathsTest, OwnerKilledWhileReadyAttacherLetsGoAndTakesTheNextSession) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   owner->kill_and_reap();
   // Closing is its first duty: what it maps pins the dead owner's memory.
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
-  ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   EXPECT_THAT(next->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   attacher->quit();
@@ -160,7 +160,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileReadyAttacherLetsGoAndTakesTheNextSessio
 TEST_P(LeaseDeathsTest, OwnerKilledWhileRevoking) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)attacher->ask("close quiesce", "closed");
   owner->tell("clear 1 20000");
@@ -171,7 +171,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileRevoking) {
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
-  ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->quit();
   next->quit();
@@ -180,7 +180,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileRevoking) {
 TEST_P(LeaseDeathsTest, OwnerKilledBetweenItsOwnDrainAndRevoking) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)owner->ask("close unmapped", "closed");
   owner->tell("clear 1 20000");
@@ -189,7 +189,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledBetweenItsOwnDrainAndRevoking) {
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
-  ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->quit();
   next->quit();
@@ -198,13 +198,13 @@ TEST_P(LeaseDeathsTest, OwnerKilledBetweenItsOwnDrainAndRevoking) {
 TEST_P(LeaseDeathsTest, OwnerKilledAfterCleared) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->kill_and_reap();
   EXPECT_EQ(used_bytes(), 0U);
   auto next = start_owner();
-  ASSERT_EQ(next->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->quit();
   next->quit();
@@ -213,7 +213,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledAfterCleared) {
 TEST_P(LeaseDeathsTest, BothKilledLeaveOnlyAStaleNameThatTheNextOwnerReplaces) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   owner->stop();  // so that neither sees the other's death
   attacher->stop();
@@ -231,7 +231,7 @@ TEST_P(LeaseDeathsTest, WordsWorkWithoutSoPeerpidfd) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   ASSERT_EQ(::unsetenv("KVFERRY_FORCE_PIDFD_FALLBACK"), 0);
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));

@@ -87,7 +87,7 @@ TEST_F(LeaseHelloTest, BothOwnersLearnOfTheRoleConflict) {
   (void)worker->expect_view("told",
                             [](const SeenView& v) { return v.peer_refused == "role_conflict"; });
   // The living owner serves on.
-  EXPECT_EQ(worker->ask("init 5000", "init"), "init ok 1");
+  EXPECT_EQ(worker->ask("init 20000", "init"), "init ok 1");
   worker->quit();
 }
 
@@ -96,7 +96,7 @@ TEST_F(LeaseHelloTest, SecondOwnerOfOneKindIsRefusedWithThePidOfTheFirst) {
   auto second = start(owner_);
   EXPECT_THAT(second->expect("failed"), AllOf(StartsWith("failed role_conflict"),
                                               HasSubstr(std::to_string(first->process().pid()))));
-  EXPECT_EQ(first->ask("init 5000", "init"), "init ok 1");
+  EXPECT_EQ(first->ask("init 20000", "init"), "init ok 1");
   first->quit();
 }
 
@@ -128,7 +128,7 @@ TEST_F(LeaseHelloTest, OwnerThatComesBackAsAnAttacherIsToldSo) {
   auto worker = start("worker", {{"owner", "worker"}});
   (void)worker->expect("up");
   auto mover = start("mover", {{"owner", "worker"}});
-  ASSERT_EQ(worker->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(worker->ask("init 20000", "init"), "init ok 1");
   mover->expect_mapped(1);
   // Else it may say hello to what is left of the owner, whose listener goes last.
   mover->stop();
@@ -148,7 +148,7 @@ TEST_F(LeaseHelloTest, AttachersThatAgreeWaitTogetherForTheOwner) {
   auto one = start_attacher();
   auto two = start_attacher();
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   one->expect_mapped(1);
   two->expect_mapped(1);
   owner->quit();

@@ -30,7 +30,7 @@ class LeasePrepareTest : public LeaseFixture, public ::testing::WithParamInterfa
   // An epoch whose memory is as a driver gives it out.
   [[nodiscard]] std::unique_ptr<LeasePeer> start_dirty_owner() {
     auto owner = start_owner({{"dirt", std::to_string(kDirt)}});
-    EXPECT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+    EXPECT_EQ(owner->ask("init 20000", "init"), "init ok 1");
     return owner;
   }
   // A worker that is held at a gate of its first epoch.
@@ -147,7 +147,7 @@ TEST_P(LeasePrepareTest, WorkerThatLetGoLeavesItsBlocksToTheNext) {
   auto worker = start_attacher();
   worker->expect_mapped(1);
   (void)worker->ask("fill 11", "filled");
-  EXPECT_THAT(worker->ask("detach 1 5000", "detach"), StartsWith("detach cleared"));
+  EXPECT_THAT(worker->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   auto next = start_attacher();
   next->expect_mapped(1);
   expect_bytes(*next, 11);
@@ -167,7 +167,7 @@ TEST_P(LeasePrepareTest, NextEpochIsZeroedAnew) {
     ASSERT_THAT(owner->ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared 0"));
     EXPECT_EQ(owner->view().prepared_by, 0U);
-    ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch + 1));
+    ASSERT_EQ(owner->ask("init 20000", "init"), fmt::format("init ok {}", epoch + 1));
     worker->expect_mapped(static_cast<std::uint64_t>(epoch) + 1);
     expect_zeroings(*worker, epoch + 1);
     expect_bytes(*worker, 0);
@@ -182,7 +182,7 @@ TEST_P(LeasePrepareTest, KilledBetweenClearAndZeroingOfTheNextEpochPreparesNothi
   worker->expect_mapped(1);
   (void)worker->ask("close zeroing", "closed");
   ASSERT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   (void)worker->expect("at zeroing 2");
   worker->kill_and_reap();
   auto next = start_attacher();
@@ -283,7 +283,7 @@ class LeasePrepareRawTest : public LeaseFixture {
 
 TEST_F(LeasePrepareRawTest, LostDoorbellDoesNotLoseTheMark) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   AttacherWords words = make_words();
   PacketSocket socket = greet(words);
   const GrantBody grant = take_grant(socket);
@@ -299,7 +299,7 @@ TEST_F(LeasePrepareRawTest, LostDoorbellDoesNotLoseTheMark) {
 
 TEST_F(LeasePrepareRawTest, WordStoredJustBeforeTheReleaseCounts) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   owner->stop();  // so that it sees both at once
   AttacherWords words = make_words();
   owner->resume();
@@ -317,7 +317,7 @@ TEST_F(LeasePrepareRawTest, WordStoredJustBeforeTheReleaseCounts) {
 
 TEST_F(LeasePrepareRawTest, ReleaseWithoutTheWordPreparedNothing) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   AttacherWords words = make_words();
   PacketSocket socket = greet(words);
   const GrantBody grant = take_grant(socket);
@@ -331,7 +331,7 @@ TEST_F(LeasePrepareRawTest, ReleaseWithoutTheWordPreparedNothing) {
 
 TEST_F(LeasePrepareRawTest, ForgedWordPreparesNothingAndDropsItsWriter) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   AttacherWords words = make_words();
   PacketSocket socket = greet(words);
   const GrantBody grant = take_grant(socket);
@@ -347,7 +347,7 @@ TEST_F(LeasePrepareRawTest, ForgedWordPreparesNothingAndDropsItsWriter) {
 
 TEST_F(LeasePrepareRawTest, WordOfAnEarlierConnectionCounts) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   LeaseId lease;
   {
     AttacherWords words = make_words();

@@ -37,7 +37,7 @@ TEST_F(LeaseRawTest, OtherVersionIsToldInWordsThatItCanRead) {
 
 TEST_F(LeaseRawTest, GarbledHellosAreRefusedAndTheOwnerServesOn) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   const AttacherWords words = make_words();
   const int fd = words.fd();
   const Bytes body = encode(HelloBody{identity_});
@@ -58,7 +58,7 @@ TEST_F(LeaseRawTest, GarbledHellosAreRefusedAndTheOwnerServesOn) {
 }
 
 TEST_F(LeaseRawTest, SilentConnectionIsClosedAfterTheHelloDeadline) {
-  auto owner = start_owner();
+  auto owner = start_owner({{"hello", "300"}});
   PacketSocket socket = connect();
   expect_closed(socket);
   owner->quit();
@@ -89,8 +89,8 @@ TEST_F(LeaseRawTest, OneProcessCannotTakeEverySlot) {
 }
 
 TEST_F(LeaseRawTest, ForgedReleaseWordEndsNoLease) {
-  auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  auto owner = start_owner({{"revoke", "300"}});
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   PacketSocket socket = connect();
   AttacherWords words = make_words();
   (void)greet(socket, words);
@@ -114,7 +114,7 @@ TEST_F(LeaseRawTest, ForgedReleaseWordEndsNoLease) {
 
 TEST_F(LeaseRawTest, GrantLostWithItsConnectionIsAcknowledgedByTheNextOne) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   {
     PacketSocket socket = connect();
     const AttacherWords words = make_words();
@@ -133,8 +133,8 @@ TEST_F(LeaseRawTest, GrantLostWithItsConnectionIsAcknowledgedByTheNextOne) {
 }
 
 TEST_F(LeaseRawTest, ClosedSocketOfALivingHolderIsNoDeath) {
-  auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  auto owner = start_owner({{"revoke", "300"}});
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   {
     PacketSocket socket = connect();
     const AttacherWords words = make_words();
@@ -148,7 +148,7 @@ TEST_F(LeaseRawTest, ClosedSocketOfALivingHolderIsNoDeath) {
 
 TEST_F(LeaseRawTest, RequestBeforeTheReleaseAndForeignMessagesAreDropped) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   AttacherWords words = make_words();
   {
     PacketSocket socket = connect();
@@ -192,7 +192,7 @@ TEST_F(LeaseRawTest, OwnerThatBreaksTheProtocolIsDroppedAndTheNextOneIsFound) {
     }
   }
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   owner->quit();
   attacher->quit();
@@ -289,7 +289,7 @@ bool send_oversized(const PacketSocket& socket) {
 
 TEST_F(LeaseRawTest, OversizedPacketsEndTheirConnectionAndNothingElse) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   PacketSocket stranger = connect();
   ASSERT_TRUE(send_oversized(stranger));
   expect_closed(stranger);
@@ -310,7 +310,7 @@ TEST_F(LeaseRawTest, OversizedPacketsEndTheirConnectionAndNothingElse) {
 // It asks and asks, and reads no answer: the owner neither waits for it nor keeps the answers.
 TEST_F(LeaseRawTest, AttacherThatNeverReadsIsDroppedAndTheOthersAreServed) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   PacketSocket deaf = connect();
   const AttacherWords words = make_words();
   (void)greet(deaf, words);
@@ -349,7 +349,7 @@ TEST_F(LeaseRawTest, WithoutDescriptorsNeitherSideSpinsAndBothRecover) {
   (void)attacher->expect_view("looking", [](const SeenView& v) { return v.note != "-"; });
   ASSERT_NO_FATAL_FAILURE(starve(*attacher, "chat.0.seek"));
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   ASSERT_NO_FATAL_FAILURE(starve(*owner, "chat.0.lease"));
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
@@ -359,7 +359,6 @@ TEST_F(LeaseRawTest, WithoutDescriptorsNeitherSideSpinsAndBothRecover) {
 
 // Silent connections of one process fill its own share of the table.
 TEST_F(LeaseRawTest, SilentConnectionsOfOneProcessKeepNobodyElseOut) {
-  common_["hello"] = "20000";
   auto owner = start_owner();
   ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   std::vector<PacketSocket> silent;
