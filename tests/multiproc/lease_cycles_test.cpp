@@ -23,13 +23,26 @@ constexpr int kHeapMayGrow = 40;
 constexpr int kHeapMayGrow = 8;
 #endif
 
-class LeaseCyclesTest : public LeaseEveryWay {};
+class LeaseCyclesTest : public LeaseEveryWay {
+ protected:
+  /// It waits for the epoch by now: it says so in its log, and then begins.
+  static void expect_waiting(LeasePeer& attacher, int epoch) {
+    const std::string said = fmt::format("for epoch {} or later", epoch);
+    const auto begins = [&] {
+      return attacher.process().stderr_text().find(said) != std::string::npos;
+    };
+    const ipc::Deadline deadline = soon();
+    while (!begins() && !deadline.expired()) (void)attacher.ask("peek", "peeked");
+    EXPECT_TRUE(begins()) << attacher.process().stderr_text();
+    for (int turn = 0; turn < 20; ++turn) (void)attacher.ask("peek", "peeked");
+  }
+};
 INSTANTIATE_TEST_SUITE_P(EveryWay, LeaseCyclesTest, kEveryWay, way_name);
 
 TEST_P(LeaseCyclesTest, BothSidesMapTheSameMemory) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   (void)owner->ask("poke 77", "poked");
   EXPECT_EQ(attacher->ask("peek", "peeked"), "peeked 77");
@@ -44,7 +57,7 @@ TEST_P(LeaseCyclesTest, HundredClearsEachGiveEverythingBack) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   for (int epoch = 1; epoch <= 100; ++epoch) {
-    ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch));
+    ASSERT_EQ(owner->ask("init 20000", "init"), fmt::format("init ok {}", epoch));
     attacher->expect_mapped(static_cast<std::uint64_t>(epoch));
     ASSERT_THAT(owner->ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared 0"));
@@ -56,13 +69,13 @@ TEST_P(LeaseCyclesTest, HundredClearsEachGiveEverythingBack) {
 
 TEST_P(LeaseCyclesTest, ClearIsIdempotentAndUnknownEpochsAreRefused) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
-  EXPECT_THAT(owner->ask("init 5000", "init"), StartsWith("init error busy"));
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
+  EXPECT_THAT(owner->ask("init 20000", "init"), StartsWith("init error busy"));
   EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear error stale_epoch"));
   EXPECT_THAT(owner->ask("clear 0 20000", "clear"), StartsWith("clear error stale_epoch"));
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
   EXPECT_EQ(owner->view().phase, "ready") << "a late clear must not end the next epoch";
   owner->quit();
@@ -159,12 +172,12 @@ TEST_P(LeaseCyclesTest, EachSideEmptiesItsDeviceBeforeItSaysThatItLetGo) {
 TEST_P(LeaseCyclesTest, AttacherThatStartsFirstOrLateGetsTheEpoch) {
   auto early = start_attacher();
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   early->expect_mapped(1);
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
   (void)early->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
   EXPECT_EQ(used_bytes(), 0U);
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   early->expect_mapped(2);
   early->quit();
   auto late = start_attacher();
@@ -176,7 +189,7 @@ TEST_P(LeaseCyclesTest, AttacherThatStartsFirstOrLateGetsTheEpoch) {
 TEST_P(LeaseCyclesTest, DetachOfOneSideLetsTheOwnersEpochLiveOn) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   EXPECT_THAT(attacher->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   EXPECT_FALSE(attacher->view().mapped);
@@ -184,7 +197,7 @@ TEST_P(LeaseCyclesTest, DetachOfOneSideLetsTheOwnersEpochLiveOn) {
   (void)owner->expect_view("free of leases",
                            [](const SeenView& v) { return v.leases == 0 && v.mapped; });
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   attacher->expect_mapped(2);
   owner->quit();
   attacher->quit();
@@ -194,7 +207,7 @@ TEST_P(LeaseCyclesTest, RefusedEpochIsLetGoAndTriedAgain) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   (void)attacher->ask("fail mapped 3", "failing");
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared"));
   owner->quit();
@@ -204,30 +217,30 @@ TEST_P(LeaseCyclesTest, RefusedEpochIsLetGoAndTriedAgain) {
 TEST_P(LeaseCyclesTest, FailedInitFreesAndTheEpochCanBeTriedAgain) {
   auto owner = start_owner();
   (void)owner->ask("fail mapped 1", "failing");
-  EXPECT_THAT(owner->ask("init 5000", "init"), StartsWith("init error no_device_memory"));
+  EXPECT_THAT(owner->ask("init 20000", "init"), StartsWith("init error no_device_memory"));
   EXPECT_EQ(used_bytes(), 0U);
-  EXPECT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  EXPECT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   owner->quit();
 }
 
 TEST_P(LeaseCyclesTest, WaitMappedEndsOnRevokeAndDeath) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  EXPECT_THAT(attacher->ask("wait 1 50", "wait "), StartsWith("wait error timeout"));
+  EXPECT_THAT(attacher->ask("wait 9 50", "wait "), StartsWith("wait error timeout"));
   (void)attacher->ask("close mapped", "closed");
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   (void)attacher->expect("at mapped 1");
-  (void)attacher->ask("wait 1 20000", "waiting");
-  for (int turn = 0; turn < 20; ++turn) (void)attacher->ask("peek", "peeked");  // it waits by now
+  attacher->tell("wait 1 20000");
+  expect_waiting(*attacher, 1);
   owner->tell("clear 1 20000");
   (void)owner->expect_view("revoking", [](const SeenView& v) { return v.phase == "revoking"; });
   attacher->tell("open mapped");
   (void)owner->expect("clear cleared");
   EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error revoked"));
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 2");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   EXPECT_EQ(attacher->ask("wait 2 20000", "wait "), "wait ok");
-  (void)attacher->ask("wait 3 20000", "waiting");
-  for (int turn = 0; turn < 20; ++turn) (void)attacher->ask("peek", "peeked");  // it waits by now
+  attacher->tell("wait 3 20000");
+  expect_waiting(*attacher, 3);
   owner->kill_and_reap();
   EXPECT_THAT(attacher->expect("wait "), StartsWith("wait error peer_died"));
   attacher->quit();
@@ -237,7 +250,7 @@ TEST_P(LeaseCyclesTest, WaitMappedEndsOnRevokeAndDeath) {
 
 TEST_P(LeaseCyclesTest, TwoHundredAttacherLivesLeaveNothingInTheOwner) {
   auto owner = start_owner();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   const auto live_once = [&](int life) {
     auto attacher = start_attacher();
     attacher->expect_mapped(1);
@@ -269,7 +282,8 @@ TEST_P(LeaseCyclesTest, TwoHundredAttacherLivesLeaveNothingInTheOwner) {
   // moment later, with the pidfd.
   Resources after = resources();
   const auto holds_more = [&] { return after.fds > alone.fds || after.objects > alone.objects; };
-  for (int tries = 0; tries < 1000 && holds_more(); ++tries) after = resources();
+  const ipc::Deadline deadline = soon();
+  while (holds_more() && !deadline.expired()) after = resources();
   EXPECT_EQ(after.fds, alone.fds) << "descriptors";
   EXPECT_EQ(after.objects, alone.objects) << "mappings of files and memory objects";
   EXPECT_LE(after.anonymous, warm.anonymous + kHeapMayGrow) << "other mappings";
@@ -283,7 +297,7 @@ TEST_P(LeaseCyclesTest, ManySegmentsTravelInSeveralParts) {
   auto owner = start_owner();
   auto attacher = start_attacher();
   for (int epoch = 1; epoch <= 3; ++epoch) {
-    ASSERT_EQ(owner->ask("init 20000", "init"), fmt::format("init ok {}", epoch));
+    ASSERT_EQ(owner->ask("init 40000", "init"), fmt::format("init ok {}", epoch));
     attacher->expect_mapped(static_cast<std::uint64_t>(epoch));
     EXPECT_THAT(owner->ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared"));
@@ -298,7 +312,7 @@ class LeaseAddressTest : public LeaseFixture {};
 TEST_F(LeaseAddressTest, VmmMemoryComesBackAtTheSameAddressesOnBothSides) {
   auto owner = start_owner();
   auto attacher = start_attacher();
-  ASSERT_EQ(owner->ask("init 5000", "init"), "init ok 1");
+  ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
   const std::string owners = owner->ask("address", "address");
   const std::string attachers = attacher->ask("address", "address");
@@ -307,7 +321,7 @@ TEST_F(LeaseAddressTest, VmmMemoryComesBackAtTheSameAddressesOnBothSides) {
     ASSERT_THAT(owner->ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared"));
     EXPECT_EQ(owner->ask("address", "address"), "address 0x0");
-    ASSERT_EQ(owner->ask("init 5000", "init"), fmt::format("init ok {}", epoch + 1));
+    ASSERT_EQ(owner->ask("init 20000", "init"), fmt::format("init ok {}", epoch + 1));
     attacher->expect_mapped(static_cast<std::uint64_t>(epoch) + 1);
     EXPECT_EQ(owner->ask("address", "address"), owners);
     EXPECT_EQ(attacher->ask("address", "address"), attachers);
