@@ -217,13 +217,13 @@ TEST_F(StagingProofTest, MoverThatDiesWhileItWaitsLeavesTheProofToTheManager) {
                           ipc::QuiesceStaging{ipc::IncarnationId::random(), true, 100ms});
   EXPECT_EQ(others.error.value_or(ipc::Error{}).code, ErrorCode::kTimeout);
   worker_->write_line("open");
-  EXPECT_FALSE(ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover, false, 3000ms}).error);
+  EXPECT_FALSE(ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover, false, 15000ms}).error);
 }
 
 TEST_F(StagingProofTest, RevokedJobIsAnsweredAfterItsScatterEndedAlthoughTheMoverHasLetGo) {
   begin_held_load(2);
   const auto cleared =
-      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms},
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 15000ms},
           ProcessKind::kMover);
   ASSERT_FALSE(cleared.error.has_value())
       << "a mover lets go without waiting for the worker: " << cleared.error->to_string();

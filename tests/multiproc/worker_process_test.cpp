@@ -44,7 +44,7 @@ TEST_F(WorkerProcessTest, StepChannelsThatCloseLeaveNothingWhileTheirProcessLive
     ASSERT_NO_FATAL_FAILURE(connect_steps());
     run_ok(step);
   }
-  const ipc::Deadline deadline = ipc::Deadline::after(std::chrono::seconds(5));
+  const ipc::Deadline deadline = soon();
   while (open_descriptors() > before && !deadline.expired()) run_ok(step);
   EXPECT_LE(open_descriptors(), before);
 }
@@ -178,7 +178,7 @@ TEST_F(WorkerProcessTest, ClearGivesEverythingBackAndReinitStartsFromZero) {
     // The arena, and the workspace that the allocator keeps.
     EXPECT_GT(device_used(), arena_.group_blocks.size());
     const Envelope cleared =
-        ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+        ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 15000ms});
     ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
     EXPECT_EQ(ipc::decode<ipc::RankClearReply>(cleared.body, "reply")->kind,
               ipc::ClearKind::kCleared);
@@ -186,7 +186,7 @@ TEST_F(WorkerProcessTest, ClearGivesEverythingBackAndReinitStartsFromZero) {
     EXPECT_EQ(run(step).error().code, ErrorCode::kNotReady);
     const Envelope made =
         ask(MessageKind::kRankReinit,
-            ipc::RankReinit{arena_.session, Epoch{arena_.epoch.value + 1}, 0, 8000ms});
+            ipc::RankReinit{arena_.session, Epoch{arena_.epoch.value + 1}, 0, 15000ms});
     ASSERT_FALSE(made.error.has_value()) << made.error->to_string();
     const Step old = make_step();
     arena_ = wait_mapped(arena_.epoch.value + 1);
@@ -222,7 +222,7 @@ TEST_F(WorkerProcessTest, ClearUnderStepsEndsAndAnswersAllOfThem) {
     ASSERT_TRUE(steps_->send(envelope).has_value());
   }
   const Envelope cleared =
-      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 15000ms});
   ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
   EXPECT_EQ(device_used(), 0U);
   std::set<std::uint64_t> answered;

@@ -207,7 +207,7 @@ TEST_F(WorkerStagingTest, DropsWhoeverBreaksTheProtocol) {
 TEST_F(WorkerStagingTest, QuiescedMoverIsShutOutForGood) {
   fill(1, 5);
   stage_ok(make_request(StageKind::kGather, 0, {0}));
-  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, false, 3000ms});
+  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, false, 15000ms});
   ASSERT_FALSE(reply.error.has_value()) << reply.error->to_string();
   EXPECT_FALSE(receive().has_value());
   EXPECT_EQ(connect(mover_).error().code, ErrorCode::kProtocol);
@@ -225,7 +225,7 @@ TEST_F(WorkerStagingTest, UnreadRequestsOfAQuiescedMoverNeverRun) {
   const auto scatter = make_request(StageKind::kScatter, 0, {0, 1, 2});
   ASSERT_TRUE(agent_.send(ipc::encode(scatter)).has_value());
   std::thread resume([this] { worker_->signal(SIGCONT); });
-  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, false, 3000ms});
+  const auto reply = ask(MessageKind::kQuiesceStaging, ipc::QuiesceStaging{mover_, false, 15000ms});
   resume.join();
   ASSERT_FALSE(reply.error.has_value()) << reply.error->to_string();
   fill(3, 300);
@@ -262,7 +262,7 @@ TEST_F(WorkerStagingTest, LanesOfAMoverHaveConnectionsOfTheirOwn) {
 
 TEST_F(WorkerStagingTest, ClearRevokesStagingAndTakesTheArenaFromBoth) {
   const auto cleared =
-      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 8000ms});
+      ask(MessageKind::kRankClear, ipc::RankClear{arena_.session, arena_.epoch, 15000ms});
   ASSERT_FALSE(cleared.error.has_value()) << cleared.error->to_string();
   EXPECT_EQ(mapping_.arena(), nullptr);
   EXPECT_EQ(device_used(), 0U);

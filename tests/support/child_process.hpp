@@ -94,6 +94,6 @@ class ChildProcess {
 [[nodiscard]] std::string sibling_program(std::string_view name);
 
 /// A deadline that only a hang reaches; tests wait for conditions, not for this.
-[[nodiscard]] inline ipc::Deadline soon() { return ipc::Deadline::after(std::chrono::seconds(20)); }
+[[nodiscard]] inline ipc::Deadline soon() { return ipc::Deadline::after(std::chrono::seconds(45)); }
 
 }  // namespace kvferry::test

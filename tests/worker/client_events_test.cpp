@@ -41,7 +41,7 @@ class ClientEventsTest : public ::testing::Test {
     options.runtime_dir = temp_.path().string();
     options.engine = "chat";
     options.events = events;
-    auto client = Client::connect(options, Deadline::after(10s));
+    auto client = Client::connect(options, Deadline::after(20s));
     EXPECT_TRUE(client.has_value()) << client.error().to_string();
     return std::move(client).value();
   }

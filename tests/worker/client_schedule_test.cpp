@@ -57,7 +57,7 @@ class ClientScheduleTest : public ::testing::Test {
     options.runtime_dir = temp_.path().string();
     options.engine = "chat";
     options.scheduler = &scheduler_;
-    auto client = Client::connect(options, Deadline::after(10s));
+    auto client = Client::connect(options, Deadline::after(20s));
     ASSERT_TRUE(client.has_value()) << client.error().to_string();
     client_ = *std::move(client);
   }

@@ -66,7 +66,7 @@ class ClientTest : public ::testing::Test {
   void script(MessageKind kind, ScriptedManager::Script script) {
     manager_->run([&](ScriptedManager& manager) { manager.scripts[kind] = script; });
   }
-  Result<std::unique_ptr<Client>> connect(Deadline deadline = Deadline::after(10s)) {
+  Result<std::unique_ptr<Client>> connect(Deadline deadline = Deadline::after(20s)) {
     ClientOptions options;
     options.runtime_dir = temp_.path().string();
     options.engine = "chat";
@@ -77,7 +77,7 @@ class ClientTest : public ::testing::Test {
   std::unique_ptr<Client> connect_ready() {
     auto client = connect();
     EXPECT_TRUE(client.has_value()) << client.error().to_string();
-    const auto ready = (*client)->wait_ready(true, Deadline::after(10s));
+    const auto ready = (*client)->wait_ready(true, Deadline::after(20s));
     EXPECT_TRUE(ready.has_value()) << ready.error().to_string();
     return std::move(client).value();
   }
@@ -132,7 +132,7 @@ TEST_F(ClientTest, ConnectFindsAManagerThatComesLater) {
   start_manager();
   const auto client = connected.get();
   ASSERT_TRUE(client) << client.error().to_string();
-  EXPECT_TRUE((*client)->wait_ready(true, Deadline::after(10s)));
+  EXPECT_TRUE((*client)->wait_ready(true, Deadline::after(20s)));
 }
 
 TEST_F(ClientTest, ConnectReturnsTheManagersRefusal) {
@@ -169,7 +169,7 @@ TEST_F(ClientTest, AStateBehindTheAnswerToTheHelloCountsMoreThanTheAnswer) {
          });
   for (int round = 0; round < 20; ++round) {
     const auto client = connect().value();
-    ASSERT_TRUE(client->wait_ready(true, Deadline::after(5s)).has_value()) << "round " << round;
+    ASSERT_TRUE(client->wait_ready(true, Deadline::after(20s)).has_value()) << "round " << round;
   }
 }
 
@@ -196,7 +196,7 @@ TEST_F(ClientTest, WaitReadyFollowsTheManagersState) {
     manager.state = state;
     manager.send_state();
   });
-  EXPECT_TRUE(client->wait_ready(false, Deadline::after(10s)).has_value());
+  EXPECT_TRUE(client->wait_ready(false, Deadline::after(20s)).has_value());
   EXPECT_EQ(client->wait_ready(true, Deadline::after(20ms)).error().code, ErrorCode::kTimeout);
   EXPECT_EQ(client->state().group_blocks, std::vector<std::uint32_t>{64});
   EXPECT_EQ(client->state().ranks.at(1).epoch, Epoch{7});
@@ -225,7 +225,7 @@ TEST_F(ClientTest, LookupReturnsPresencePerGroup) {
            (void)m.server().reply(from, e, ipc::LookupReply{1, {3, 2, 3, 1}});
          });
   const std::vector hashes{kHashA, kHashB};
-  const auto found = client->lookup(hashes, Deadline::after(10s));
+  const auto found = client->lookup(hashes, Deadline::after(20s));
   ASSERT_TRUE(found.has_value()) << found.error().to_string();
   EXPECT_EQ(found->usable_prefix, 1U);
   EXPECT_THAT(found->presence, ElementsAre(ElementsAre(Presence::kHit, Presence::kHitPending),
@@ -242,13 +242,13 @@ TEST_F(ClientTest, LookupRefusesRepliesThatDoNotFit) {
            [&reply](ScriptedManager& m, const IncarnationId& from, const Envelope& e) {
              (void)m.server().reply(from, e, reply);
            });
-    EXPECT_EQ(client->lookup(hashes, Deadline::after(10s)).error().code, ErrorCode::kProtocol);
+    EXPECT_EQ(client->lookup(hashes, Deadline::after(20s)).error().code, ErrorCode::kProtocol);
   }
   script(MessageKind::kLookup,
          [](ScriptedManager& m, const IncarnationId& from, const Envelope& e) {
            (void)m.server().reply(from, e, ipc::PinReply{1});
          });
-  EXPECT_EQ(client->lookup(hashes, Deadline::after(10s)).error().code, ErrorCode::kProtocol);
+  EXPECT_EQ(client->lookup(hashes, Deadline::after(20s)).error().code, ErrorCode::kProtocol);
 }
 
 TEST_F(ClientTest, ReserveStoreRefusesAReplyOfTheWrongLength) {
@@ -261,8 +261,8 @@ TEST_F(ClientTest, ReserveStoreRefusesAReplyOfTheWrongLength) {
            (void)m.server().reply(from, e, reply);
          });
   const std::vector<StoreTarget> two{{GroupId{0}, kHashA}, {GroupId{0}, kHashB}};
-  EXPECT_EQ(client->reserve_store(two, Deadline::after(10s)).error().code, ErrorCode::kProtocol);
-  const auto slots = client->reserve_store(std::span(two).first(1), Deadline::after(10s));
+  EXPECT_EQ(client->reserve_store(two, Deadline::after(20s)).error().code, ErrorCode::kProtocol);
+  const auto slots = client->reserve_store(std::span(two).first(1), Deadline::after(20s));
   ASSERT_TRUE(slots.has_value());
   EXPECT_EQ(slots->at(0).slot, 5U);
   EXPECT_EQ(slots->at(0).outcome, Reservation::kReserved);
@@ -291,7 +291,7 @@ TEST_F(ClientTest, RefusedJobCompletesWithTheRefusalForEveryItem) {
            (void)m.server().reply_error(from, e, KVFERRY_ERROR(kBusy, "queue is full"));
          });
   const JobId job = submit_load(*client);
-  const auto done = client->wait(std::vector{job}, Deadline::after(10s));
+  const auto done = client->wait(std::vector{job}, Deadline::after(20s));
   ASSERT_TRUE(done.has_value()) << done.error().to_string();
   EXPECT_THAT(done->at(0).results, Each(static_cast<std::uint8_t>(ErrorCode::kBusy)));
   EXPECT_EQ(done->at(0).results.size(), 2U);
@@ -310,12 +310,12 @@ TEST_F(ClientTest, SubmitsNameTheGenerationThatTheEngineHasSeen) {
          [](ScriptedManager& m, const IncarnationId& from, const Envelope& e) {
            (void)m.server().reply(from, e, ipc::StatusReply{"{}"});
          });
-  EXPECT_EQ(client->status(Deadline::after(10s)).value(), "{}");
+  EXPECT_EQ(client->status(Deadline::after(20s)).value(), "{}");
   submit_load(*client);
   EXPECT_EQ(client->state().generation, 8U);
   submit_load(*client);
   // Answered after the submits, which travel in order.
-  EXPECT_TRUE(client->status(Deadline::after(10s)).has_value());
+  EXPECT_TRUE(client->status(Deadline::after(20s)).has_value());
   manager_->run([](ScriptedManager& manager) {
     std::vector<std::uint64_t> named;
     for (const Envelope& envelope : manager.seen) {
@@ -336,7 +336,7 @@ TEST_F(ClientTest, DescriptorIsReadableExactlyWhileCompletionsWait) {
     for (const JobId job : {first, second, third}) manager.send_done(job, {0, 0});
   });
   // wait() takes one and keeps the others for poll(), which an event loop must hear of.
-  EXPECT_EQ(client->wait(std::vector{third}, Deadline::after(10s))->at(0).job, third);
+  EXPECT_EQ(client->wait(std::vector{third}, Deadline::after(20s))->at(0).job, third);
   EXPECT_TRUE(fd_readable(*client));
   EXPECT_EQ(client->poll(1).size(), 1U);
   EXPECT_TRUE(fd_readable(*client));
@@ -355,8 +355,8 @@ TEST_F(ClientTest, WaitKeepsCompletionsWhenItsDeadlinePasses) {
   manager_->run([&](ScriptedManager& manager) { manager.send_done(jobs[0], {0, 0}); });
   EXPECT_EQ(client->wait(jobs, Deadline::after(30ms)).error().code, ErrorCode::kTimeout);
   manager_->run([&](ScriptedManager& manager) { manager.send_done(jobs[1], {0, 0}); });
-  EXPECT_EQ(client->wait(jobs, Deadline::after(10s))->size(), 2U);
-  EXPECT_EQ(client->wait(jobs, Deadline::after(10s)).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(client->wait(jobs, Deadline::after(20s))->size(), 2U);
+  EXPECT_EQ(client->wait(jobs, Deadline::after(20s)).error().code, ErrorCode::kNotFound);
 }
 
 TEST_F(ClientTest, ReleaseCallsBackFromPollWhenTheLastJobEnds) {
@@ -514,9 +514,11 @@ TEST_F(ClientTest, PollDoesNotWaitForAManagerThatDoesNotGreet) {
   ASSERT_TRUE(run_until(*client, [&] { return !client->state().manager_connected; }));
   pollfd knock{silent->fd(), POLLIN, 0};
   ASSERT_EQ(::poll(&knock, 1, 20'000), 1);
+  // An attempt to connect lasts 2 s. A machine that is busy may take the processor from us for
+  // long.
   const ipc::TimePoint start = ipc::MonotonicClock::now();
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(client->poll(10).empty());
-  EXPECT_LT(ipc::MonotonicClock::now() - start, 500ms);
+  EXPECT_LT(ipc::MonotonicClock::now() - start, 1500ms);
 }
 
 TEST_F(ClientTest, ClearAndReinitCarryTheirOutcome) {
@@ -551,7 +553,7 @@ TEST_F(ClientTest, ClearAndReinitCarryTheirOutcome) {
            EXPECT_EQ(body<ipc::ReinitRequest>(e).gpu_blocks, 96U);
            (void)m.server().reply(from, e, ipc::ReinitReply{11, {}});
          });
-  EXPECT_EQ(client->reinit(96, Deadline::after(10s)).value(), 11U);
+  EXPECT_EQ(client->reinit(96, Deadline::after(20s)).value(), 11U);
 }
 
 TEST_F(ClientTest, ClearReportsTheFailingRank) {

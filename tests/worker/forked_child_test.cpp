@@ -62,9 +62,9 @@ class ForkedChildTest : public ::testing::Test {
     options.runtime_dir = temp_.path().string();
     options.engine = "chat";
     options.identity.model = "m";
-    auto client = Client::connect(options, Deadline::after(10s));
+    auto client = Client::connect(options, Deadline::after(20s));
     EXPECT_TRUE(client.has_value()) << client.error().to_string();
-    EXPECT_TRUE((*client)->wait_ready(true, Deadline::after(10s)));
+    EXPECT_TRUE((*client)->wait_ready(true, Deadline::after(20s)));
     return *std::move(client);
   }
   JobId submit(Client& client) {
@@ -84,8 +84,8 @@ TEST_F(ForkedChildTest, HasNoPartInItsParentsClient) {
   const JobId early = submit(*client);
   manager_->run([&](ScriptedManager& manager) { manager.send_done(early, {0}); });
   pollfd news{client->fd(), POLLIN, 0};
-  ASSERT_EQ(::poll(&news, 1, 10'000), 1);
-  EXPECT_TRUE(client->wait_ready(true, Deadline::after(10s)));
+  ASSERT_EQ(::poll(&news, 1, 20'000), 1);
+  EXPECT_TRUE(client->wait_ready(true, Deadline::after(20s)));
   EXPECT_EQ(in_forked_child([&] {
               const auto cancelled = [](const auto& result) {
                 return !result && result.error().code == ErrorCode::kCancelled &&
@@ -107,8 +107,8 @@ TEST_F(ForkedChildTest, HasNoPartInItsParentsClient) {
   EXPECT_EQ(client->poll(10).size(), 1U);
   manager_->run([&](ScriptedManager& manager) { manager.send_done(job, {0}); });
   pollfd entry{client->fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the client's descriptor hears of nothing any more";
-  const auto done = client->wait(std::vector{job}, Deadline::after(10s));
+  EXPECT_EQ(::poll(&entry, 1, 20'000), 1) << "the client's descriptor hears of nothing any more";
+  const auto done = client->wait(std::vector{job}, Deadline::after(20s));
   ASSERT_TRUE(done.has_value()) << done.error().to_string();
   EXPECT_TRUE(done->at(0).all_ok());
   EXPECT_TRUE(client->state().manager_connected);
@@ -122,11 +122,11 @@ TEST_F(ForkedChildTest, ConnectsAClientOfItsOwn) {
               options.runtime_dir = temp_.path().string();
               options.engine = "chat";
               options.identity.model = "m";
-              const auto own = Client::connect(options, Deadline::after(10s));
-              return own && (*own)->wait_ready(true, Deadline::after(10s)) ? 0 : 1;
+              const auto own = Client::connect(options, Deadline::after(20s));
+              return own && (*own)->wait_ready(true, Deadline::after(20s)) ? 0 : 1;
             }),
             0);
-  EXPECT_TRUE(client->wait_ready(true, Deadline::after(10s)));
+  EXPECT_TRUE(client->wait_ready(true, Deadline::after(20s)));
 }
 
 // A shared lock on the directory belongs to the open file, which the child has, too.

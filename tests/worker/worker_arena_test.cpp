@@ -76,7 +76,7 @@ TEST_F(WorkerArenaTest, ZeroesEverySegmentBeforeItIsUsed) {
     const auto* bytes = static_cast<const unsigned char*>(arena.segment(i).raw());
     EXPECT_TRUE(std::all_of(bytes, bytes + sizes[i], [](unsigned char byte) { return byte == 0; }));
   }
-  ASSERT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(5s)).has_value());
+  ASSERT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(20s)).has_value());
   user_.on_unmapped(Epoch{1});
 }
 
@@ -93,7 +93,7 @@ TEST_F(WorkerArenaTest, KeepsWhatAnEarlierLifeHasPrepared) {
     EXPECT_TRUE(
         std::all_of(bytes, bytes + sizes[i], [](unsigned char byte) { return byte == 0xEE; }));
   }
-  ASSERT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(5s)).has_value());
+  ASSERT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(20s)).has_value());
   user_.on_unmapped(Epoch{1});
 }
 
@@ -146,7 +146,7 @@ TEST_F(WorkerArenaTest, QuiesceTimesOutWhileSomebodyIsInside) {
     // Nobody new gets in meanwhile.
     EXPECT_EQ(user_.enter(kSession, Epoch{1}).error().code, ErrorCode::kNotReady);
   }
-  EXPECT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(5s)).has_value());
+  EXPECT_TRUE(user_.quiesce(Epoch{1}, Deadline::after(20s)).has_value());
   user_.on_unmapped(Epoch{1});
 }
 
@@ -174,7 +174,7 @@ TEST_F(WorkerArenaTest, NextEpochOpensAgain) {
     ipc::Arena arena = allocate(Epoch{epoch});
     ASSERT_TRUE(user_.on_mapped(kSession, arena, kUndefined).has_value());
     EXPECT_TRUE(user_.enter(kSession, Epoch{epoch}).has_value());
-    ASSERT_TRUE(user_.quiesce(Epoch{epoch}, Deadline::after(5s)).has_value());
+    ASSERT_TRUE(user_.quiesce(Epoch{epoch}, Deadline::after(20s)).has_value());
     user_.on_unmapped(Epoch{epoch});
     ASSERT_TRUE(arena.release().has_value());
     EXPECT_EQ(test::device_used_bytes(), 0U);
@@ -182,7 +182,7 @@ TEST_F(WorkerArenaTest, NextEpochOpensAgain) {
 }
 
 TEST_F(WorkerArenaTest, QuiesceOfAnEpochThatIsNotMappedIsDone) {
-  EXPECT_TRUE(user_.quiesce(Epoch{7}, Deadline::after(5s)).has_value());
+  EXPECT_TRUE(user_.quiesce(Epoch{7}, Deadline::after(20s)).has_value());
 }
 
 using WorkerArenaDeathTest = WorkerArenaTest;

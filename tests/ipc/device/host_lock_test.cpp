@@ -19,14 +19,14 @@ using std::chrono::seconds;
 using HostLockTest = HostDeviceFixture;
 
 TEST_F(HostLockTest, AWaiterGivesUpAtItsDeadlineAndNamesTheHolder) {
-  const auto held = HostLock::acquire(device_name(), Deadline::after(seconds(5)));
+  const auto held = HostLock::acquire(device_name(), Deadline::after(seconds(20)));
   ASSERT_TRUE(held.has_value());
   const auto refused = HostLock::acquire(device_name(), Deadline::after(milliseconds(20)));
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kTimeout);
   EXPECT_NE(refused.error().message.find(fmt::format("pid {}", ::getpid())), std::string::npos)
       << refused.error().message;
-  EXPECT_TRUE(HostLock::acquire(device_name("x"), Deadline::after(seconds(5))).has_value());
+  EXPECT_TRUE(HostLock::acquire(device_name("x"), Deadline::after(seconds(20))).has_value());
 }
 
 TEST_F(HostLockTest, LetsOneInAtATime) {

@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Deadline soon() { return Deadline::after(std::chrono::seconds(10)); }
+Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 
 TEST(EventLoopTest, CallsBackForReadableDescriptorsUntilUnwatched) {
   EventLoop loop;
