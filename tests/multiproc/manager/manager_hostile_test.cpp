@@ -41,8 +41,8 @@ class ManagerHostileTest : public ManagerTest {
     int answers = 0;
     std::optional<std::string> line;
     while (!line && !HasFailure()) {
-      const auto reply = operator_->link().call<ipc::StatusReply>(
-          MessageKind::kStatus, ipc::Empty{}, Deadline::after(5s));
+      const auto reply =
+          operator_->link().call<ipc::StatusReply>(MessageKind::kStatus, ipc::Empty{}, soon());
       EXPECT_TRUE(reply.has_value()) << reply.error().to_string();
       ++answers;
       line = intruder.read_line(Deadline::after({}));
@@ -90,7 +90,7 @@ TEST_F(ManagerHostileTest, HonestPeersAreServedThroughFloodsOfConnections) {
     EXPECT_GE(serve_during(intruder, connected), 1);
     EXPECT_EQ(connected, kCount) << "each was accepted or refused, none forgotten";
     // With the intruder holding on to all that it got, somebody new comes in as well.
-    const ipc::Status late = try_connect(10s);
+    const ipc::Status late = try_connect(20s);
     EXPECT_TRUE(late.has_value()) << late.error().to_string();
     ASSERT_NO_FATAL_FAILURE(store(static_cast<std::uint64_t>(next_job_), 1));
     intruder.kill();
@@ -112,7 +112,7 @@ TEST_F(ManagerHostileTest, ClientsThatLeaveAndOperatorsAreForgottenWhileTheirPro
     const auto looks = peer(ProcessKind::kOperator, fmt::format("operator {}", round));
     ASSERT_TRUE(looks->call<ipc::StatusReply>(MessageKind::kStatus, ipc::Empty{}).has_value());
   }
-  const Deadline deadline = Deadline::after(5s);
+  const Deadline deadline = soon();
   while (open_descriptors() > before && !deadline.expired()) {
     EXPECT_EQ(status()["engines"].size(), 1U);
   }
@@ -125,13 +125,13 @@ TEST_F(ManagerHostileTest, ManagerShortOfDescriptorsRefusesNewPeersAndServesTheO
   limit_descriptors();
   // A few are left, fewer than it keeps in reserve: refused in words.
   set_descriptors(open_descriptors() + 8);
-  const ipc::Status refused = try_connect(5s);
+  const ipc::Status refused = try_connect(20s);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kBusy) << refused.error().to_string();
   EXPECT_THAT(refused.error().message, HasSubstr("descriptors"));
   ASSERT_NO_FATAL_FAILURE(store(1, 1));
   set_descriptors(limit_.rlim_cur);
-  const ipc::Status late = try_connect(10s);
+  const ipc::Status late = try_connect(20s);
   EXPECT_TRUE(late.has_value()) << late.error().to_string();
 }
 
@@ -145,7 +145,7 @@ TEST_F(ManagerHostileTest, AFloodOfControlDoesNotGetTheLastDescriptors) {
   int connected = 0;
   EXPECT_GE(serve_during(intruder, connected), 1);
   ASSERT_NO_FATAL_FAILURE(store(1, 1)) << "who was there works on";
-  const ipc::Status shut_out = try_connect(5s);
+  const ipc::Status shut_out = try_connect(20s);
   ASSERT_FALSE(shut_out.has_value());
   EXPECT_EQ(shut_out.error().code, ErrorCode::kBusy) << shut_out.error().to_string();
   EXPECT_THAT(shut_out.error().message, HasSubstr("descriptors"));
@@ -153,9 +153,9 @@ TEST_F(ManagerHostileTest, AFloodOfControlDoesNotGetTheLastDescriptors) {
   intruder.kill();
   ASSERT_TRUE(intruder.wait(soon()).has_value());
   const Deadline deadline = soon();
-  ipc::Status late = try_connect(5s);
+  ipc::Status late = try_connect(20s);
   while (!late && late.error().code == ErrorCode::kBusy && !deadline.expired()) {
-    late = try_connect(5s);
+    late = try_connect(20s);
   }
   EXPECT_TRUE(late.has_value()) << late.error().to_string();
   ASSERT_NO_FATAL_FAILURE(store(2, 2));
@@ -177,7 +177,7 @@ TEST_F(ManagerHostileTest, ManagerWithoutDescriptorsDoesNotSpinAndRecovers) {
   ASSERT_NO_FATAL_FAILURE(store(1, 1));
   EXPECT_THAT(manager_->stderr_text(), HasSubstr("accept on socket"));
   set_descriptors(limit_.rlim_cur);
-  const ipc::Status again = try_connect(10s);
+  const ipc::Status again = try_connect(20s);
   EXPECT_TRUE(again.has_value()) << again.error().to_string();
   EXPECT_EQ(status()["pid"], manager_->pid());
 }
