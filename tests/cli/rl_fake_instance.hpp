@@ -44,6 +44,9 @@ struct FakeFaults {
 class FakeInstance {
  public:
   static constexpr std::uint32_t kRanks = 2;
+  /// Of so many requests the long ones are not over before a command comes, however long that
+  /// takes: half of an iteration's, for which a loop does not wait.
+  static constexpr std::size_t kUnderWay = 4;
 
   FakeInstance(ipc::RuntimeDir dir, std::string engine, ipc::Digest weights, FakeFaults faults)
       : dir_(std::move(dir)),
@@ -146,16 +149,19 @@ class FakeInstance {
     }
     Request request{peer, message, {}, weights_, 1};
     request.asked = ipc::decode<ipc::Generate>(message.body, "Generate").value();
-    const bool is_long = request.asked.max_tokens >= 64;
-    if (is_long && faults_.forgets_long_requests) return;
+    const bool lasts = is_long(request.asked);
+    if (lasts && faults_.forgets_long_requests) return;
     const std::uint64_t id = next_++;
     requests_.emplace(id, std::move(request));
-    loop_.after(std::chrono::milliseconds(is_long ? 8 : 1), [this, id] { complete(id); });
+    loop_.after(std::chrono::milliseconds(lasts ? 8 : 1), [this, id] { complete(id); });
   }
+
+  static bool is_long(const ipc::Generate& asked) { return asked.max_tokens >= 64; }
 
   void complete(std::uint64_t id) {
     const auto found = requests_.find(id);
     if (found == requests_.end() || paused_) return;
+    if (is_long(found->second.asked) && requests_.size() <= kUnderWay) return;
     answer(found->second, ipc::GenerateEnd::kLength);
     requests_.erase(found);
   }
