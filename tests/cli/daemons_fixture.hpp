@@ -47,7 +47,7 @@ class DaemonsTest : public testing::Test {
   /// Asks for the status until it says so.
   bool wait_status(const std::function<bool(const nlohmann::json&)>& condition) const {
     constexpr int kLookAgain = 20;  // Milliseconds.
-    const ipc::Deadline deadline = soon();
+    const ipc::Deadline deadline = ipc::Deadline::after(std::chrono::seconds(60));
     while (!deadline.expired()) {
       const Finished asked = ask("status", {"--json"});
       const auto status = nlohmann::json::parse(asked.output, nullptr, false);

@@ -120,7 +120,7 @@ std::vector<std::string> ReplayTest::instance_options() const {
 nlohmann::json ReplayTest::status(const std::string& instance) const {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_ / "run", error)) {
-    const ipc::Deadline deadline = ipc::Deadline::after(5s);
+    const ipc::Deadline deadline = ipc::Deadline::after(20s);
     ipc::ControlLink::Options options;
     options.registry_path = entry.path() / instance / "registry";
     options.control_path = entry.path() / instance / "control";

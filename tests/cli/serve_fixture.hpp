@@ -58,7 +58,7 @@ class ServeTest : public DaemonsTest {
     ASSERT_TRUE(run_until([this] { return channel_->is_up(); }));
   }
   template <typename Condition> bool run_until(Condition condition) {
-    const ipc::Deadline deadline = soon();
+    const ipc::Deadline deadline = ipc::Deadline::after(std::chrono::seconds(60));
     while (!condition()) {
       if (deadline.expired()) return false;
       loop_.run_once(deadline);
