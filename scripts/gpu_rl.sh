@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
 # RL loops on a GPU, from a folder of built binaries: the model against its CPU twin, every mode with and
-# without emptying against the driver's free memory, releases and resumes of everything, weights that another
-# process lends, and clears of a large arena with the first decode graph replayed after each. Works on a
-# machine that has only a driver.
+# without emptying against the driver's free memory, releases and resumes of everything, weights that other
+# processes lend, once and in every iteration, and clears of a large arena with the first decode graph
+# replayed after each. Works on a machine that has only a driver.
 set -euo pipefail
 
 usage() {
@@ -65,6 +65,13 @@ for mode in abort retract in_place; do
 done
 loop rl-release --release --iterations "$iterations" --weights-size 512MiB
 loop rl-distributed --update distributed --ranks 2 --iterations 20 --weights-size 512MiB
+for handles in vmm legacy; do
+  loop "rl-ipc-$handles" --update ipc --handles "$handles" --iterations "$iterations" --weights-size 512MiB
+done
+loop rl-ipc-ranks --update ipc --ranks 2 --mode in_place --iterations 20 --weights-size 512MiB
+loop rl-ipc-clear --update ipc --ranks 2 --clear --cache-owner mover --iterations 20 --weights-size 512MiB
+loop rl-ipc-release --update ipc --release --iterations 20 --weights-size 512MiB
+loop rl-ipc-never-emptied --update ipc --no-empty-cache --iterations 20 --weights-size 512MiB
 loop rl-clear-large --clear --iterations "$large_cycles" --gpu-blocks "$large_blocks" --weights-size 64MiB
 
 run lent-weights bash "$(dirname "$0")/gpu_lent_weights.sh" --bin "$bin"

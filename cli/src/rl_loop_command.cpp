@@ -19,7 +19,8 @@ constexpr std::uint32_t kMostRequests = 4'096;
 
 constexpr const char* kRlDescription =
     "Runs the loop of reinforcement learning on a whole instance of its own: a manager, and a "
-    "worker and a mover of each rank. Again and again it asks for answers to prompts, pauses the "
+    "worker and a mover of each rank, with --update ipc also processes that lend the weights. "
+    "Again and again it asks for answers to prompts, pauses the "
     "engine when half of them are there, gives every rank other weights, and continues, which "
     "gives memory that the workers' allocators cache back to the driver. Three versions of the "
     "weights take turns, so that each comes back and finds its blocks again; every answer has to "
@@ -32,6 +33,7 @@ constexpr const char* kRlExample =
     "  kvferry rl-loop --device host --iterations 20           no GPU needed\n"
     "  kvferry rl-loop --ranks 2 --mode in_place --clear       frozen requests, and a clear each "
     "time\n"
+    "  kvferry rl-loop --ranks 2 --update ipc                  weights from device to device\n"
     "  kvferry rl-loop --no-empty-cache --report r.json --plot memory.svg\n"
     "                                                          what it is like without emptying";
 
@@ -61,8 +63,10 @@ void add_loop_options(CLI::App& app, RlOptions& options) {
                          {{to_string(UpdateKind::kDisk), UpdateKind::kDisk},
                           {to_string(UpdateKind::kTensor), UpdateKind::kTensor},
                           {to_string(UpdateKind::kDistributed), UpdateKind::kDistributed},
+                          {to_string(UpdateKind::kIpc), UpdateKind::kIpc},
                           {to_string(UpdateKind::kNone), UpdateKind::kNone}},
-                         "How new weights get to the ranks");
+                         "How new weights get to the ranks; ipc: from the device memory of other "
+                         "processes, one for each version of the weights and device of a rank");
   app.add_flag("--no-empty-cache", options.keep_cache,
                "Leave what the workers' allocators cache with them");
   app.add_flag("--clear", config.clear, "Also clear and re-init the cache in every iteration");

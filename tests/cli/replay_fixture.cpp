@@ -146,7 +146,9 @@ std::map<std::string, ipc::ProcessRef> ReplayTest::children() const {
     std::string argument;
     for (int i = 0; std::getline(arguments, argument, '\0'); ++i) {
       if (i == 1) name = argument;
-      if (argument.starts_with("--rank=")) rank = "/" + argument.substr(7);
+      for (const std::string option : {"--rank=", "--name="}) {
+        if (argument.starts_with(option)) rank = "/" + argument.substr(option.size());
+      }
     }
     auto process = ipc::ProcessRef::of_pid(child);
     if (process) found.emplace(name + rank, std::move(*process));

@@ -56,7 +56,7 @@ class ReplayTest : public testing::Test {
   /// Status JSON of the running replay, or of another command's instance; null while nobody
   /// answers.
   [[nodiscard]] nlohmann::json status(const std::string& instance = "replay") const;
-  /// Running children: name ("mover/0") to process.
+  /// Running children: name ("mover/0", "export-weights/v0") to process.
   [[nodiscard]] std::map<std::string, ipc::ProcessRef> children() const;
   /// Waits until the condition holds or the replay ends; false then.
   bool wait_until(const std::function<bool()>& condition);

@@ -204,5 +204,14 @@ TEST_F(LoopDriverTest, WhatIsMissingAtTheStartIsNamed) {
   EXPECT_THAT(report.iterations, IsEmpty());
 }
 
+TEST_F(LoopDriverTest, ALenderThatIsMissingAtTheStartIsNamed) {
+  options_.start_limit = 5s;
+  options_.lenders = {"v0-r0"};
+  const RlReport report = run();
+  EXPECT_FALSE(started_);
+  ASSERT_THAT(report.errors, SizeIs(1));
+  EXPECT_THAT(report.errors[0], HasSubstr("waiting for the lender v0-r0"));
+}
+
 }  // namespace
 }  // namespace kvferry::cli

@@ -98,6 +98,9 @@ TEST_P(RlLoopModeTest, UpdatesAndAnswersAndKeepsNothingAtContinues) {
   EXPECT_EQ(report["iterations"][0]["weights_id"], report["iterations"][3]["weights_id"]);
   EXPECT_THAT(empties(report, "continue"), testing::Each(kIterations));
   EXPECT_THAT(empties(report, "update"), testing::Each(0));
+  const bool lent = std::string(source) == "ipc";
+  EXPECT_EQ(report["settings"]["lenders"], lent ? 6 : 0) << "each rank has a device of its own";
+  EXPECT_EQ(report["settings"]["lent_bytes"], lent ? 6 * (2 << 20) : 0);
   EXPECT_GT(report["verified"], 0);
   EXPECT_LT(report["requests"]["equal_prompts"], report["requests"]["compared_prompts"]);
   EXPECT_EQ(sum(report, "finished"), report["requests"]["finished"]);
@@ -115,7 +118,7 @@ TEST_P(RlLoopModeTest, UpdatesAndAnswersAndKeepsNothingAtContinues) {
 INSTANTIATE_TEST_SUITE_P(Modes,
                          RlLoopModeTest,
                          testing::Combine(testing::Values("abort", "retract", "in_place"),
-                                          testing::Values("disk", "tensor", "distributed")),
+                                          testing::Values("disk", "tensor", "distributed", "ipc")),
                          [](const auto& name) {
                            return std::string(std::get<0>(name.param)) + "_" +
                                   std::get<1>(name.param);
@@ -164,6 +167,52 @@ INSTANTIATE_TEST_SUITE_P(Modes,
                          RlLoopClearTest,
                          testing::Values("abort", "retract", "in_place"),
                          [](const auto& mode) { return std::string(mode.param); });
+
+// What is lent stays on the device while everything of the engine's goes and comes back.
+TEST_F(RlLoopTest, LentWeightsOutliveClearsAndReleases) {
+  const json report =
+      loop({"--update=ipc", "--clear", "--release", "--handles=legacy", "--cache-owner=mover"});
+  EXPECT_THAT(finished_.complaints, HasSubstr("2 workers, 6 lenders"));
+  EXPECT_THAT(finished_.complaints, HasSubstr("v0-r{rank}, v1-r{rank}, v2-r{rank}; 2.00 MiB"));
+  for (const json& iteration : report["iterations"]) {
+    EXPECT_TRUE(iteration["done"]);
+    EXPECT_GT(iteration["update_ms"], 0);
+    EXPECT_GT(iteration["clear_ms"], 0);
+    EXPECT_GT(iteration["release_ms"], 0);
+    EXPECT_EQ(iteration["free_while_released"], report["iterations"][0]["free_while_released"]);
+  }
+  EXPECT_THAT(empties(report, "continue"), testing::Each(kIterations));
+  EXPECT_GT(report["verified"], 0);
+}
+
+// An update that needs it fails, one that comes after its successor does not.
+TEST_F(RlLoopTest, AKilledLenderIsNamedAndNothingOfItStays) {
+  running_.emplace(
+      ChildOptions{.program = KVFERRY_PROGRAM,
+                   .arguments = loop_arguments({"--iterations=100000", "--update=ipc"})});
+  ASSERT_TRUE(wait_until([this] {
+    const json now = status("rl");
+    return now.is_object() && now["engines"].size() == 1 &&
+           now["engines"][0]["updates"].get<int>() >= 2;
+  })) << running_->stderr_text();
+  const auto before = children();
+  ASSERT_EQ(before.size(), 11U);
+  const auto& lender = before.at("export-weights/v0-r1");
+  ASSERT_TRUE(lender.signal(SIGKILL));
+  const std::string died = "lender/v0-r1 (pid " + std::to_string(lender.pid()) + ") died";
+  const auto seen = [&] { return running_->stderr_text().find(died) != std::string::npos; };
+  (void)wait_until(seen);  // False, too, when it has ended for it.
+  EXPECT_TRUE(seen()) << running_->stderr_text();
+  running_->signal(SIGTERM);
+  EXPECT_EQ(finish_replay(), ChildExit::exited(1));
+  const json report = this->report();
+  EXPECT_THAT(report["errors"][0].get<std::string>(),
+              testing::AnyOf(HasSubstr("interrupted"), HasSubstr("v0-r1")));
+  EXPECT_EQ(report["corrupt"], 0);
+  EXPECT_EQ(report["leaked_device_bytes"], 0);
+  EXPECT_EQ(report["leaked_host_bytes"], 0);
+  EXPECT_EQ(report["leftover_names"], 0) << report["leftover_paths"];
+}
 
 TEST_F(RlLoopTest, WithoutUpdatesTheWeightsStay) {
   const json report = loop({"--update=none"});
@@ -230,11 +279,15 @@ TEST_F(RlLoopTest, AWrongUseIsToldBeforeAnythingStarts) {
     EXPECT_THAT(done.complaints, HasSubstr(why));
   };
   refused({"--mode=gently"}, "'gently' is none of abort|retract|in_place");
-  refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|distributed|none");
+  refused({"--update=nowhere"}, "'nowhere' is none of disk|tensor|distributed|ipc|none");
   refused({"--release", "--mode=in_place"}, "frozen requests hold blocks");
   refused({"--iterations=0"}, "--iterations");
   refused({"--plot=/dev/null/m.svg"}, "/dev/null/m.svg");
   refused({"--weights-size=lots"}, "lots");
+  const Finished too_large = run_kvferry({"rl-loop", "--device=host", "--update=ipc",
+                                          "--weights-size=64TiB", "--runtime-dir=" + path("run")});
+  EXPECT_EQ(too_large.exit, ChildExit::exited(1));
+  EXPECT_THAT(too_large.complaints, HasSubstr("are free: give less --weights-size"));
 }
 
 }  // namespace

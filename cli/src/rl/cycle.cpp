@@ -122,6 +122,9 @@ void Cycle::update_weights() {
     case UpdateKind::kDistributed:
       source_ = {ipc::WeightsFrom::kDistributed, weights_->file.string()};
       return ask_for_update();
+    case UpdateKind::kIpc:
+      source_ = {ipc::WeightsFrom::kIpc, weights_->lender};
+      return ask_for_update();
     case UpdateKind::kTensor:
       return sender_.send(weights_->file, options_.engine,
                           [this](const ipc::Result<ipc::WeightsSource>& sent) {

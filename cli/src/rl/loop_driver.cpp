@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rl/loop_driver.hpp"
 
+#include "rl/lenders.hpp"
 #include "rl/readiness.hpp"
 
 #include <fmt/format.h>
@@ -74,6 +75,9 @@ void LoopDriver::look_for_processes() {
   }
   if (!channel_.is_up()) {
     missing_.emplace_back("a scheduler that takes requests (with the worker of rank 0)");
+  }
+  for (const std::string& name : missing_lenders(dir_, options_.lenders)) {
+    missing_.push_back("the lender " + name);
   }
   if (!missing_.empty()) return look_again();
   const auto sent =

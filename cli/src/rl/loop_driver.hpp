@@ -35,6 +35,7 @@ class LoopDriver {
     std::string instance;
     std::uint32_t ranks = 1;
     std::uint32_t iterations = 1;
+    std::vector<std::string> lenders;  ///< Names of those that have to lend before it begins.
     Cycle::Options cycle;
     ipc::Duration start_limit{};  ///< From start() until all processes work together.
     ipc::Duration patience{};     ///< When no request ends.

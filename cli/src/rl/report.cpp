@@ -76,7 +76,9 @@ Json settings_to_json(const RlSettings& settings) {
               {"geometry", settings.geometry},
               {"ranks", settings.ranks},
               {"gpu_blocks", settings.gpu_blocks},
-              {"host_memory_bytes", settings.host_memory_bytes}};
+              {"host_memory_bytes", settings.host_memory_bytes},
+              {"lenders", settings.lenders},
+              {"lent_bytes", settings.lent_bytes}};
 }
 
 Json empties_to_json(const std::vector<ipc::WorkerMemory>& workers) {

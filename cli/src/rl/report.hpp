@@ -32,6 +32,8 @@ struct RlSettings {
   std::uint32_t ranks = 1;
   std::uint32_t gpu_blocks = 0;
   std::uint64_t host_memory_bytes = 0;
+  std::uint64_t lenders = 0;     ///< Processes that lend weights.
+  std::uint64_t lent_bytes = 0;  ///< Device memory that all of them take.
 };
 /// "retract, update from disk, emptied at every continue, 2 ranks of tiny on host".
 [[nodiscard]] std::string describe(const RlSettings& settings);

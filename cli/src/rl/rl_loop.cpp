@@ -87,6 +87,7 @@ void RlRun::start_driver() {
   options.instance = config_.instance;
   options.ranks = config_.geometry.ranks;
   options.iterations = config_.iterations;
+  for (const LenderPlan& lender : set_up_.plan.lenders) options.lenders.push_back(lender.name);
   options.cycle = {set_up_.plan.engine, config_.mode,  config_.update,
                    config_.empty_cache, config_.clear, config_.release};
   options.patience = config_.stall_timeout;

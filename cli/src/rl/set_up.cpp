@@ -4,12 +4,16 @@
 
 #include "kvferry/ipc/base/size.hpp"
 #include "replay/sizing.hpp"
+#include "rl/lenders.hpp"
 #include "table.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -53,7 +57,36 @@ RlSettings settings_of(const RlConfig& config, const InstancePlan& plan) {
   settings.ranks = config.geometry.ranks;
   settings.gpu_blocks = plan.gpu_blocks;
   settings.host_memory_bytes = plan.host_bytes;
+  settings.lenders = plan.lenders.size();
+  settings.lent_bytes = plan.lenders.size() * lent_bytes(config.weights_bytes, settings.ranks);
   return settings;
+}
+
+/// What lenders leave of memory that the others could take. 0 stays: nobody knows how much it is.
+std::uint64_t left_by_lenders(std::uint64_t free_bytes,
+                              std::uint64_t lent,
+                              std::string_view place) {
+  if (free_bytes == 0 || lent < free_bytes) return free_bytes - std::min(lent, free_bytes);
+  throw ipc::Exception(KVFERRY_ERROR(
+      kInvalidArgument,
+      "the processes that lend weights take {} of {}, where {} are free: give less --weights-size, "
+      "or another --update",
+      ipc::format_size(lent), place, ipc::format_size(free_bytes)));
+}
+
+std::string processes_of(const InstancePlan& plan) {
+  std::string text = fmt::format("1 manager, {0} mover{1}, {0} worker{1}", plan.devices.size(),
+                                 plan.devices.size() == 1 ? "" : "s");
+  if (!plan.lenders.empty()) text += fmt::format(", {} lenders", plan.lenders.size());
+  return text;
+}
+
+/// "v0, v1, v2; 64.0 MiB of device memory each".
+std::string lenders_of(const RlConfig& config, const RlSetUp& set_up) {
+  std::vector<std::string> sources;
+  for (const WeightsVersion& version : set_up.weights) sources.push_back(version.lender);
+  return fmt::format("{}; {} of device memory each", fmt::join(sources, ", "),
+                     ipc::format_size(lent_bytes(config.weights_bytes, config.geometry.ranks)));
 }
 
 }  // namespace
@@ -72,15 +105,19 @@ RlSetUp set_up_rl_loop(const RlConfig& config, const RunDir& dir) {
   plan.devices = cuda_devices(config.devices, geometry.ranks);
 
   SizingLimits limits;
-  limits.host_available = available_host_bytes();
+  const std::uint64_t lent =
+      config.update == UpdateKind::kIpc ? lent_bytes(config.weights_bytes, geometry.ranks) : 0;
+  limits.host_available = left_by_lenders(
+      available_host_bytes(), cuda ? 0 : lent * kWeightsVersions * geometry.ranks, "host memory");
   limits.host_bytes = limits.host_available / 2;
   limits.devices_in_host_memory = !cuda;
   std::optional<DeviceProbe> probe;
   if (cuda) {
     probe.emplace(plan.devices);
     // Contexts, staging, weights and scratch of two processes take their part.
-    limits.device_bytes =
-        probe->smallest_free_bytes() / 2 / config.devices.ranks_on_each(geometry.ranks);
+    limits.device_bytes = left_by_lenders(probe->smallest_free_bytes(),
+                                          lent * lenders_on_fullest(plan.devices), "a device") /
+                          2 / config.devices.ranks_on_each(geometry.ranks);
   }
   const Sizing sizing = must(choose_sizes(geometry, facts_of(config, prompts), config.gpu_blocks,
                                           config.host_memory, limits));
@@ -91,7 +128,7 @@ RlSetUp set_up_rl_loop(const RlConfig& config, const RunDir& dir) {
     plan.devices = must(host_devices(fmt::format("rl-{}", dir.token()), geometry, plan.arena));
     // A worker's segments: as large as the weights, twice while one is rounded up.
     for (ipc::DeviceSpec& device : plan.devices) {
-      device.host_capacity_bytes += 2 * config.weights_bytes;
+      device.host_capacity_bytes += 2 * config.weights_bytes + lent * kWeightsVersions;
     }
     probe.emplace(plan.devices);
   }
@@ -99,6 +136,7 @@ RlSetUp set_up_rl_loop(const RlConfig& config, const RunDir& dir) {
                                              geometry.ranks, config.seed));
   plan.worker_arguments = {"--weights=" + weights.front().file.string(),
                            "--weights-id=" + weights.front().id.hex(), "--serve"};
+  if (config.update == UpdateKind::kIpc) plan.lenders = plan_lenders(weights, plan.devices);
   RlSettings settings = settings_of(config, plan);
   return {std::move(prompts), std::move(plan), std::move(weights), std::move(*probe),
           std::move(settings)};
@@ -118,8 +156,8 @@ std::string rl_heading(const RlConfig& config, const RlSetUp& set_up, const RunD
        fmt::format("{} ({} on each rank)", with_separators(plan.gpu_blocks),
                    ipc::format_size(plan.gpu_blocks * device_bytes_per_block(config.geometry)))});
   table.add({"host memory", ipc::format_size(plan.host_bytes)});
-  table.add({"processes", fmt::format("1 manager, {0} mover{1}, {0} worker{1}", plan.devices.size(),
-                                      plan.devices.size() == 1 ? "" : "s")});
+  table.add({"processes", processes_of(plan)});
+  if (!plan.lenders.empty()) table.add({"lenders", lenders_of(config, set_up)});
   table.add({"look at it", fmt::format("kvferry status --runtime-dir {} --instance {}",
                                        dir.path().string(), config.instance)});
   return "kvferry rl-loop\n" + table.render("  ");

@@ -9,10 +9,11 @@ namespace kvferry::cli {
 
 /// How an iteration of an RL loop gets new weights to the ranks.
 enum class UpdateKind : std::uint8_t {
-  kNone,        ///< The weights stay as they are.
-  kDisk,        ///< Every rank reads its part of a file.
-  kTensor,      ///< In messages, to every rank.
-  kDistributed  ///< Rank 0 reads a file for all.
+  kNone,         ///< The weights stay as they are.
+  kDisk,         ///< Every rank reads its part of a file.
+  kTensor,       ///< In messages, to every rank.
+  kDistributed,  ///< Rank 0 reads a file for all.
+  kIpc           ///< From device to device, out of the memory of processes that lend it.
 };
 /// What --update calls it.
 [[nodiscard]] constexpr std::string_view to_string(UpdateKind kind) noexcept {
@@ -21,6 +22,7 @@ enum class UpdateKind : std::uint8_t {
     case UpdateKind::kDisk: return "disk";
     case UpdateKind::kTensor: return "tensor";
     case UpdateKind::kDistributed: return "distributed";
+    case UpdateKind::kIpc: return "ipc";
   }
   return "none";
 }

@@ -19,7 +19,8 @@ inline constexpr std::uint32_t kWeightsVersions = 3;
 /// The weights of one model at one time.
 struct WeightsVersion {
   std::filesystem::path file;
-  ipc::Digest id;  ///< What they are known by; follows from seed and version.
+  ipc::Digest id;        ///< What they are known by; follows from seed and version.
+  std::string lender{};  ///< Where an update by device IPC finds them; empty: nobody lends them.
 };
 
 /// A tensor as a file names it.

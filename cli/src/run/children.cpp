@@ -41,6 +41,19 @@ std::vector<std::string> rank_arguments(const InstancePlan& plan, std::size_t ra
   return arguments;
 }
 
+ChildSpec lender_child(const InstancePlan& plan,
+                       const LenderPlan& lender,
+                       const std::filesystem::path& runtime_dir) {
+  ChildSpec child;
+  child.name = "lender/" + lender.name;
+  child.arguments = common_arguments(plan, runtime_dir, "export-weights");
+  child.arguments.push_back("--name=" + lender.name);
+  child.arguments.push_back("--file=" + lender.file.string());
+  child.arguments.push_back("--device=" + lender.device.to_string());
+  child.arguments.push_back(fmt::format("--handles={}", ipc::to_string(plan.choice.handles)));
+  return child;
+}
+
 }  // namespace
 
 std::vector<ChildSpec> instance_children(const InstancePlan& plan,
@@ -70,6 +83,9 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
     mover.arguments.push_back(
         fmt::format("--copy-strategy={}", cache_manager::to_string(plan.strategy)));
     children.push_back(std::move(mover));
+  }
+  for (const LenderPlan& lender : plan.lenders) {
+    children.push_back(lender_child(plan, lender, runtime_dir));
   }
   return children;
 }

@@ -17,6 +17,13 @@
 
 namespace kvferry::cli {
 
+/// A process that lends a file's weights in device memory.
+struct LenderPlan {
+  std::string name;  ///< What an update calls it.
+  std::filesystem::path file;
+  ipc::DeviceSpec device;
+};
+
 /// A whole instance with one engine, decided before its first process: what all of them are started
 /// with.
 struct InstancePlan {
@@ -32,10 +39,11 @@ struct InstancePlan {
   cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
   std::vector<ipc::DeviceSpec> devices;       ///< Of each rank.
   std::vector<std::string> worker_arguments;  ///< For every worker beyond all that.
+  std::vector<LenderPlan> lenders;            ///< Beside the engine.
 };
 
 /// The instance's processes with their command lines, in the order in which they are started: the
-/// manager, then a worker and a mover of each rank.
+/// manager, then a worker and a mover of each rank, then those that lend.
 [[nodiscard]] std::vector<ChildSpec> instance_children(const InstancePlan& plan,
                                                        const std::filesystem::path& runtime_dir);
 
