@@ -265,6 +265,27 @@ TEST_F(WeightsImportTest, ALenderThatClosesIsNotTakenForDead) {
   EXPECT_THAT(error.message, HasSubstr(name() + " closed its connection"));
 }
 
+/// One tensor for each question, and an answer to each at once.
+ScriptedLender::Script in_small_pieces() {
+  return [](const LoanRequest& request) {
+    LoanPart part;
+    part.total_tensors = 5000;
+    if (request.step == LoanStep::kTake) part.tensors.push_back({"none", "U8", {0}, 0, 0, 0});
+    std::vector<LenderPacket> answer;
+    answer.push_back({ipc::encode(part)});
+    return answer;
+  };
+}
+
+TEST_F(WeightsImportTest, ALenderThatAnswersInSmallPiecesCanBeGivenUp) {
+  cancelled_ = true;
+  EXPECT_EQ(refusal(in_small_pieces()).code, ErrorCode::kCancelled);
+  cancelled_ = false;
+  const ipc::Error late = refusal(in_small_pieces(), Deadline::after(0ms));
+  EXPECT_EQ(late.code, ErrorCode::kTimeout);
+  EXPECT_THAT(late.message, HasSubstr(name()));
+}
+
 /// What a lender's handle is, when it is not what it says.
 struct FalseHandle {
   const char* name;

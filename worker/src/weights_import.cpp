@@ -68,6 +68,9 @@ class WeightsImport::Impl {
     return sizes_.size() == total_allocations_ && infos_.size() == total_tensors_;
   }
   [[nodiscard]] ipc::Error lost(const ipc::Error& why) const;
+  [[nodiscard]] ipc::Error given_up() const {
+    return KVFERRY_ERROR(kCancelled, "the update was given up while {} was asked", lender());
+  }
 
   const std::string name_;
   ipc::PacketSocket socket_;
@@ -111,9 +114,7 @@ Result<ipc::Packet> WeightsImport::Impl::hear(Deadline deadline,
     auto packet = socket_.receive(Deadline::after(kLoanLook).earlier(deadline));
     if (packet) return packet;
     if (packet.error().code != ipc::ErrorCode::kTimeout) return lost(packet.error());
-    if (cancelled != nullptr && cancelled->load()) {
-      return KVFERRY_ERROR(kCancelled, "the update was given up while {} was asked", lender());
-    }
+    if (cancelled != nullptr && cancelled->load()) return given_up();
     if (deadline.expired()) {
       return KVFERRY_ERROR(kTimeout, "{} did not answer by the deadline; is it stopped?", lender());
     }
@@ -121,8 +122,13 @@ Result<ipc::Packet> WeightsImport::Impl::hear(Deadline deadline,
 }
 
 Status WeightsImport::Impl::take(Deadline deadline, const std::atomic<bool>& cancelled) {
-  bool first = true;
-  do {
+  for (bool first = true; first || !complete(); first = false) {
+    // One that answers at once, but a little each time, gives hear() nothing to wait for.
+    if (cancelled.load()) return given_up();
+    if (!first && deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "{} had described {} of {} tensors by the deadline", lender(),
+                           infos_.size(), total_tensors_);
+    }
     KVFERRY_TRY(ask(ipc::LoanStep::kTake));
     KVFERRY_ASSIGN(ipc::Packet packet, hear(deadline, &cancelled));
     if (const Status taken = take_part(std::move(packet), first); !taken) {
@@ -130,8 +136,7 @@ Status WeightsImport::Impl::take(Deadline deadline, const std::atomic<bool>& can
       error.message = fmt::format("{}: {}", lender(), error.message);
       return error;
     }
-    first = false;
-  } while (!complete());
+  }
   return ipc::ok();
 }
 
