@@ -165,6 +165,11 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"TooManyDimensions",
             [](LoanPart& part) { part.tensors[0].shape = std::vector<std::uint64_t>(9, 1); },
             ErrorCode::kInvalidArgument, "it has 9 dimensions"},
+        Lie{"ANameThatIsTooLong",
+            [](LoanPart& part) {
+              part.tensors[0].name = std::string(LoanPart::kMaxNameBytes + 1, 'w');
+            },
+            ErrorCode::kProtocol, "a name of 1025 bytes"},
         Lie{"MoreTensorsThanItSays",
             [](LoanPart& part) { part.tensors.push_back(part.tensors[0]); }, ErrorCode::kProtocol,
             "2 tensors at 0 of 1 do not follow"},
@@ -195,7 +200,12 @@ INSTANTIATE_TEST_SUITE_P(
             ErrorCode::kProtocol, "descriptor 1 of 1"},
         Lie{"ADescriptorThatItDoesNotName",
             [](LoanPart& part) { part.allocations[0].has_fd = false; }, ErrorCode::kProtocol,
-            "1 descriptors came for 0 allocations"}),
+            "1 descriptors came for 0 allocations"},
+        Lie{"ARefusalInSomebodyElsesName",
+            [](LoanPart& part) {
+              part.refused = KVFERRY_ERROR(kNoManager, "{}", std::string(100'000, 'x'));
+            },
+            ErrorCode::kProtocol, "xxx"}),
     [](const auto& lie) { return std::string(lie.param.name); });
 
 TEST_F(WeightsImportTest, ARefusalIsHandedOn) {

@@ -28,6 +28,16 @@ constexpr ipc::Duration kLoanLook = 100ms;
 /// A lender that lives answers at once.
 constexpr ipc::Duration kReturnAnswer = 2s;
 
+/// What a lender may say of itself; what any other code means, such as "no manager", is not its to
+/// say.
+ipc::Error refusal_of(const ipc::Error& said) {
+  if (said.code == ipc::ErrorCode::kNotReady || said.code == ipc::ErrorCode::kVersionMismatch) {
+    return {said.code, std::string(shown(said.message))};
+  }
+  return KVFERRY_ERROR(kProtocol, "it refuses as {}: {}", ipc::to_string(said.code),
+                       shown(said.message));
+}
+
 }  // namespace
 
 class WeightsImport::Impl {
@@ -146,7 +156,7 @@ Status WeightsImport::Impl::take_part(ipc::Packet packet, bool first) {
     return KVFERRY_ERROR(kVersionMismatch, "it speaks version {}, this worker {}: use one release",
                          part.version, ipc::kWireVersion);
   }
-  if (part.refused) return *part.refused;
+  if (part.refused) return refusal_of(*part.refused);
   if (first) {
     total_allocations_ = part.total_allocations;
     total_tensors_ = part.total_tensors;
@@ -194,6 +204,10 @@ Status WeightsImport::Impl::take_handles(LoanPart& part, std::vector<ipc::Unique
 
 // Allocations come before the tensors that lie in them.
 Status WeightsImport::Impl::take_tensor(ipc::LentTensor& tensor) {
+  if (tensor.name.size() > LoanPart::kMaxNameBytes) {
+    return KVFERRY_ERROR(kProtocol, "tensor '{}': a name of {} bytes; at most {} are taken",
+                         shown(tensor.name), tensor.name.size(), LoanPart::kMaxNameBytes);
+  }
   TensorInfo info{tensor.name, tensor.dtype, tensor.shape, 0, tensor.size_bytes};
   KVFERRY_TRY(check_tensor(info));
   if (tensor.size_bytes > 0 &&
