@@ -57,7 +57,7 @@ class DaemonsTest : public testing::Test {
     }
     return false;
   }
-  [[nodiscard]] std::string device() const { return "host:" + device_name_ + ":64MiB"; }
+  [[nodiscard]] std::string device() const { return "host:" + device_name_ + ":" + device_size_; }
   static bool offload_ready(const nlohmann::json& status) {
     return status["engines"].size() == 1 && status["engines"][0]["offload_ready"] == true;
   }
@@ -66,6 +66,7 @@ class DaemonsTest : public testing::Test {
   /// Not that of tests that run beside this one: a name is a device for all processes of the
   /// machine.
   const std::string device_name_ = "d" + std::to_string(::getpid());
+  std::string device_size_ = "64MiB";
   std::string geometry_ = "tiny";
   int gpu_blocks_ = 32;
   std::string host_memory_ = "16MiB";
