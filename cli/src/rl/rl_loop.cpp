@@ -46,6 +46,10 @@ class RlRun {
   void end(std::optional<std::string> error);
   void on_signal();
   void tick();
+  /// What takes its time to be there at the start, and to be gone at the end.
+  [[nodiscard]] std::uint64_t bytes_to_prepare() const noexcept {
+    return set_up_.plan.host_bytes + set_up_.settings.lent_bytes;
+  }
 
   const RlConfig& config_;
   RunDir& dir_;
@@ -91,7 +95,7 @@ void RlRun::start_driver() {
   options.cycle = {set_up_.plan.engine, config_.mode,  config_.update,
                    config_.empty_cache, config_.clear, config_.release};
   options.patience = config_.stall_timeout;
-  options.start_limit = start_limit(config_.stall_timeout, set_up_.plan.host_bytes);
+  options.start_limit = start_limit(config_.stall_timeout, bytes_to_prepare());
   LoopDriver::Hooks hooks;
   hooks.say = [this](const std::string& line) { table_.say(line); };
   hooks.on_started = [this] {
@@ -134,7 +138,7 @@ void RlRun::take_down() {
   processes_->observe();
   driver_.reset();
   const Leavings left =
-      processes_->end(set_up_.devices, set_up_.plan.host_bytes, !report_.errors.empty());
+      processes_->end(set_up_.devices, bytes_to_prepare(), !report_.errors.empty());
   processes_.reset();
   report_.restarts = left.restarts;
   report_.leaked_device_bytes = left.device_bytes;

@@ -58,8 +58,9 @@ class RunProcesses {
   void interrupt();
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_at_.has_value(); }
   [[nodiscard]] std::uint64_t deaths() const noexcept { return supervisor_->deaths(); }
-  /// Ends all and looks at what they left. host_bytes: of the manager's pool, which takes its time
-  /// to be unmapped. failed: shows the ends of their logs, unless the reason has been told.
+  /// Ends all and looks at what they left. host_bytes: of the manager's pool and of what else takes
+  /// its time to be unmapped. failed: shows the ends of their logs, unless the reason has been
+  /// told.
   [[nodiscard]] Leavings end(const DeviceProbe& devices, std::uint64_t host_bytes, bool failed);
 
  private:
