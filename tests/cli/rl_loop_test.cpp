@@ -185,6 +185,13 @@ TEST_F(RlLoopTest, LentWeightsOutliveClearsAndReleases) {
   EXPECT_GT(report["verified"], 0);
 }
 
+TEST_F(RlLoopTest, SimulatedDevicesHaveRoomForTheLenders) {
+  const auto free_at_the_end = [this](const std::string& update) {
+    return loop({"--update=" + update})["iterations"].back()["free_on_device"];
+  };
+  EXPECT_EQ(free_at_the_end("ipc"), free_at_the_end("disk"));
+}
+
 // An update that needs it fails, one that comes after its successor does not.
 TEST_F(RlLoopTest, AKilledLenderIsNamedAndNothingOfItStays) {
   running_.emplace(
