@@ -4,9 +4,11 @@
 // their device. What WeightsImport refuses is in weights_import_test.
 #include "cli/update_sources_fixture.hpp"
 #include "kvferry/worker/weights_exporter.hpp"
+#include "support/processor_time.hpp"
 #include "support/scripted_lender.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <csignal>
@@ -127,6 +129,28 @@ TEST_F(LyingLenderTest, IsNamedAndChangesNothing) {
   lend(second_, "trainer");
   const Finished updated = update("ipc");
   EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+}
+
+using LenderDescriptorsTest = UpdateSourcesTest;
+
+// Its connections wait, and it does not try again and again.
+TEST_F(LenderDescriptorsTest, WithoutAnyItWaitsAndGoesOnWhenItHasSome) {
+  ChildProcess& lender = lend(second_, "trainer");
+  rlimit before{};
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{3, before.rlim_max};
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  const auto used = processor_time(lender.pid());
+  auto waiting = ipc::PacketSocket::connect(temp_ / "run/chat/trainer.weights", soon());
+  ASSERT_TRUE(waiting) << waiting.error().to_string();
+  ASSERT_TRUE(waiting->send(ipc::encode(LoanRequest{})));
+  EXPECT_FALSE(lender.wait_zombie(Deadline::after(800ms)));
+  EXPECT_LT(processor_time(lender.pid()) - used, 400ms) << "it tries again and again";
+  EXPECT_THAT(lender.stderr_text(), HasSubstr("Too many open files"));
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  const auto answer = waiting->receive(soon());
+  ASSERT_TRUE(answer) << answer.error().to_string();
+  EXPECT_EQ(ipc::decode<LoanPart>(answer->bytes, "LoanPart").value().total_tensors, 3U);
 }
 
 /// Weights that take their time to copy, and a worker that is stopped while it has them mapped.

@@ -3,6 +3,7 @@
 #include "kvferry/worker/weights_exporter.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/log_gate.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
@@ -18,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace kvferry::worker {
@@ -36,6 +38,7 @@ constexpr std::size_t kTensorWireBytes = 160;
 /// With tokens of kMaxTokenBytes they leave room for tensors.
 constexpr std::size_t kAllocationsPerPart = ipc::PacketSocket::kMaxFds;
 constexpr std::size_t kMaxBorrowers = 256;
+constexpr std::chrono::milliseconds kAcceptPause{100};
 
 /// What is lent, described once.
 struct Lending {
@@ -120,6 +123,7 @@ class LendingService {
 
   void stop_lending() {
     if (!listener_) return;
+    loop_.cancel(accept_timer_);
     loop_.unwatch(listener_->fd());
     listener_.reset();
   }
@@ -132,6 +136,8 @@ class LendingService {
   };
 
   void accept();
+  void pause_accepting();
+  void warn(std::string_view what);
   void on_readable(std::uint64_t number);
   [[nodiscard]] Status answer(Peer& peer, const ipc::Packet& packet);
   [[nodiscard]] Status hand_out(Peer& peer, const ipc::LoanRequest& request);
@@ -146,18 +152,23 @@ class LendingService {
   Borrowers& borrowers_;
   std::map<std::uint64_t, Peer> peers_;
   std::uint64_t last_peer_ = 0;
+  ipc::TimerId accept_timer_ = 0;
+  ipc::LogGate gate_;
 };
 
 void LendingService::accept() {
   while (listener_) {
     auto socket = listener_->try_accept();
-    if (!socket) return ipc::log_warn("weights: {}", socket.error().to_string());
+    if (!socket) {
+      warn(socket.error().to_string());
+      return pause_accepting();
+    }
     if (!socket->has_value()) return;
     auto process = (*socket)->peer();
     if (!process || peers_.size() >= kMaxBorrowers) {
-      ipc::log_warn(
-          "weights: a borrower is refused: {}",
-          process ? fmt::format("{} are there", peers_.size()) : process.error().to_string());
+      warn(fmt::format("a borrower is refused: {}", process
+                                                        ? fmt::format("{} are there", peers_.size())
+                                                        : process.error().to_string()));
       continue;
     }
     const std::uint64_t number = ++last_peer_;
@@ -167,6 +178,20 @@ void LendingService::accept() {
     loop_.watch(peer.socket->fd(), [this, number] { on_readable(number); });
     // The kernel's proof that nothing is mapped any more, whatever it has said.
     loop_.watch(peer.process.pidfd(), [this, number] { forget(number); });
+  }
+}
+
+// Out of descriptors: the connection stays in the backlog, and trying again at once would spin.
+void LendingService::pause_accepting() {
+  loop_.unwatch(listener_->fd());
+  accept_timer_ =
+      loop_.after(kAcceptPause, [this] { loop_.watch(listener_->fd(), [this] { accept(); }); });
+}
+
+void LendingService::warn(std::string_view what) {
+  std::uint64_t suppressed = 0;
+  if (gate_.open(suppressed)) {
+    ipc::log_warn("weights: {} ({} more like it)", what, suppressed);
   }
 }
 
