@@ -74,38 +74,12 @@ loop rl-ipc-release --update ipc --release --iterations 20 --weights-size 512MiB
 loop rl-ipc-never-emptied --update ipc --no-empty-cache --iterations 20 --weights-size 512MiB
 loop rl-clear-large --clear --iterations "$large_cycles" --gpu-blocks "$large_blocks" --weights-size 64MiB
 
+run components bash "$(dirname "$0")/gpu_components.sh" --bin "$bin"
+[[ ! -e $out/components.log ]] || cat "$out/components.log"
 run lent-weights bash "$(dirname "$0")/gpu_lent_weights.sh" --bin "$bin"
 [[ ! -e $out/lent-weights.log ]] || cat "$out/lent-weights.log"
 
-python3 - "$out" <<'PY'
-import glob, json, os, sys
-MIB = 1 << 20
-columns = ["iter", "failed", "corrupt", "verified", "leaked", "reserved before", "after", "used", "free least", "pause", "update", "clear", "reinit", "release", "resume", "continue", "graph"]
-print("%-24s %4s %6s %7s %8s %6s %21s %15s %9s %21s %6s %6s %6s %6s %7s %6s %8s  %s" % ("run (MiB, median ms)", *columns))
-def middle(values):
-    values = sorted(v for v in values if v is not None)
-    return "%.1f" % values[len(values) // 2] if values else "-"
-def span(values):
-    return "%.0f-%.0f" % (min(values) / MIB, max(values) / MIB)
-for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
-    try:
-        report = json.load(open(path))
-    except ValueError as error:
-        print(path, error)
-        continue
-    done = [i for i in report["iterations"] if i["done"]][3:]
-    if not done:
-        print("%-24s %s" % (os.path.basename(path)[:-5], report["failures"]))
-        continue
-    column = lambda name: [i[name] for i in done]
-    print("%-24s %4d %6d %7d %8d %6d %21s %15s %9s %21s %6s %6s %6s %6s %7s %6s %8s  %s" % (
-        os.path.basename(path)[:-5], len(report["iterations"]), len(report["failures"]), report["corrupt"], report["verified"],
-        report["leaked_device_bytes"], span(column("reserved_before")), span(column("reserved_after")), span(column("used_after")),
-        span(column("free_on_device_least")), *(middle(column(c + "_ms")) for c in ("pause", "update", "clear", "reinit", "release", "resume", "continue")),
-        ", ".join("%d/%d" % (g["recordings"], g["launches"]) for g in report["graphs"])))
-    for failure in report["failures"][:3]:
-        print("    " + failure)
-PY
+python3 "$(dirname "$0")/rl_table.py" "$out"
 printf '%s\n' "${rows[@]}"
 echo "logs: $out"
 exit "$((failed > 0))"

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: The kvferry authors
+# SPDX-License-Identifier: Apache-2.0
+"""A table of reports of `kvferry rl-loop`: python3 rl_table.py FOLDER, one line for each *.json in it.
+
+Sizes are MiB, spans over the iterations behind the first three; times are medians in ms. The slopes are
+the least-squares lines through what is reserved after each continue, and through the least free memory of
+a device, in bytes per iteration.
+"""
+
+import glob
+import json
+import os
+import sys
+
+MIB = 1 << 20
+WARM_UP = 3
+TIMES = ("pause", "update", "clear", "reinit", "release", "resume", "continue")
+
+
+def median(values):
+    values = sorted(value for value in values if value is not None)
+    return "%.1f" % values[len(values) // 2] if values else "-"
+
+
+def span(values):
+    low, high = "%.0f" % (min(values) / MIB), "%.0f" % (max(values) / MIB)
+    return low if low == high else low + "-" + high
+
+
+def slope(values):
+    count = len(values)
+    if count < 2:
+        return "-"
+    middle = (count - 1) / 2
+    mean = sum(values) / count
+    rise = sum((i - middle) * (value - mean) for i, value in enumerate(values))
+    return "%.0f" % (rise / sum((i - middle) ** 2 for i in range(count)))
+
+
+def row(name, report):
+    done = [i for i in report["iterations"] if i["done"]][WARM_UP:]
+    if not done:
+        return [name, str(len(report["iterations"])), str(len(report["failures"]))]
+
+    def column(field):
+        return [i[field] for i in done]
+
+    return [
+        name,
+        str(len(report["iterations"])),
+        str(len(report["failures"])),
+        "%d/%d" % (report["corrupt"], report["verified"]),
+        str(report["leaked_device_bytes"]),
+        span(column("reserved_before")),
+        span(column("reserved_after")),
+        span(column("used_after")),
+        slope(column("reserved_after")),
+        span(column("free_on_device_least")),
+        slope(column("free_on_device_least")),
+        *(median(column(time + "_ms")) for time in TIMES),
+        median([1000 * seconds for seconds in column("seconds")]),
+        " ".join("%d/%d" % (graph["recordings"], graph["launches"]) for graph in report["graphs"]),
+    ]
+
+
+def main():
+    rows = [
+        ["run", "iter", "failed", "corrupt", "leaked", "reserved", "after", "used", "slope", "free", "slope"]
+        + list(TIMES)
+        + ["iteration", "graph"]
+    ]
+    failures = []
+    for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
+        name = os.path.basename(path)[: -len(".json")]
+        try:
+            with open(path, encoding="utf-8") as file:
+                report = json.load(file)
+        except ValueError as error:
+            failures.append("%s: %s" % (path, error))
+            continue
+        rows.append(row(name, report))
+        failures += ["%s: %s" % (name, failure) for failure in report["failures"][:3]]
+    widths = [max(len(cells[i]) for cells in rows if i < len(cells)) for i in range(len(rows[0]))]
+    for cells in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
+    print("\n".join(failures), end="\n" if failures else "")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main()
