@@ -27,6 +27,7 @@ using ipc::LoanPart;
 using ipc::LoanRequest;
 using ipc::LoanStep;
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 using testing::HasSubstr;
 
 ipc::HandleKind kind_of(const std::string& name) {
@@ -210,7 +211,7 @@ class HeldLoanTest : public UpdateSourcesTest, public testing::WithParamInterfac
   std::optional<ChildProcess> update_held_in_the_middle(pid_t lender) {
     const std::uint64_t inode = lent_by(lender);
     EXPECT_NE(inode, 0U);
-    const Deadline deadline = soon();
+    const Deadline deadline = Deadline::after(60s);  // Of several updates, on a busy machine.
     while (!deadline.expired()) {
       std::vector<std::string> arguments = common("update-weights");
       arguments.insert(arguments.end(), {"--from=ipc", "--source=trainer", "--empty-cache"});
