@@ -137,7 +137,7 @@ run_sanitized() {
 # memory, and report what they cannot look at), memory's growth (they keep what is freed), what is
 # preloaded (they have to come first), files without a size (their reports), and threads of a forked
 # child (not supported by the one for threads).
-not_sanitized='^ScriptsTest|WithoutDescriptors|^MoverDescriptorsTest|SoakTest\.AFewCycles'
+not_sanitized='^ScriptsTest|WithoutDescriptors|^(Mover|Lender)DescriptorsTest|SoakTest\.AFewCycles'
 not_sanitized+='|SoakLeakTest.*/memory|Odd(Replay|Soak)Test|ALimitOnTheSizeOfFiles|ForkedChildTest\.ConnectsA'
 readonly not_sanitized
 
