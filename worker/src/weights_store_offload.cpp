@@ -25,7 +25,7 @@ Status WeightsStore::give_up(Deadline deadline) {
   }
   KVFERRY_TRY(let_go_of_last());
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (const Status kept = keep_on_host(i, tensors_[i].memory.address(), deadline); !kept) {
+    if (Status kept = keep_on_host(i, tensors_[i].memory.address(), deadline); !kept) {
       for (LoadedTensor& tensor : tensors_) tensor.host = {};
       return kept;
     }
