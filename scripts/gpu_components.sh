@@ -10,7 +10,7 @@
 #
 #   --bin DIR  holds kvferry
 set -euo pipefail
-[[ ${1:-} == --bin && -n ${2:-} ]] || { sed -n 's/^# \{0,1\}//; 4,13p' "$0" >&2; exit 2; }
+[[ ${1:-} == --bin && -n ${2:-} ]] || { sed -n 's/^# \{0,1\}//; 4,11p' "$0" >&2; exit 2; }
 bin=$2
 dir=$(mktemp -d /tmp/kvferry-components.XXXXXX)
 processes=()
@@ -73,6 +73,11 @@ for strategy in resident offloaded layerwise; do
   wait "${processes[-1]}"
   unset 'processes[-1]'
   echo "   used $(used_mib) MiB after one that was lent"
+  shown=$(ask components | awk '$2 == "weights" { print $5, $6 }')
+  case $strategy in
+    resident) [[ $shown == "512.0 MiB" ]] || { echo "resident weights have $shown on the device"; exit 1; } ;;
+    *) [[ $shown == "0 B" ]] || { echo "$strategy weights have $shown on the device"; exit 1; } ;;
+  esac
   ask continue --no-empty-cache > /dev/null
   ask components --release decode_graph
   ask components --release weights | tail -n +2

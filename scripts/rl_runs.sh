@@ -27,15 +27,25 @@ while (($#)); do
     *) die "unknown option '$1'; see --help" ;;
   esac
 done
+given() { # a folder, as the caller means it
+  case $1 in
+    /*) echo "$1" ;;
+    *) echo "$caller_directory/$1" ;;
+  esac
+}
+if [[ $bin == build/release/cli ]]; then bin=$root/$bin; else bin=$(given "$bin"); fi
+if [[ $out == build/rl-runs ]]; then out=$root/$out; else out=$(given "$out"); fi
 [[ -x $bin/kvferry ]] || die "$bin/kvferry is not there: build it, or name its folder with --bin"
-rm -rf "$out"
 mkdir -p "$out"
+# Of earlier runs, which would stand in the table.
+rm -f "$out"/*.json
 
-failed=0
+failed=0 runs=0
 loop() { # name, options...
   local name=$1 started=$SECONDS code=0
   shift
   [[ $name =~ $only ]] || return 0
+  runs=$((runs + 1))
   "$bin/kvferry" rl-loop --device host --geometry tiny --weights-size 16MiB --report "$out/$name.json" \
     --plot "$out/$name.svg" "$@" > "$out/$name.log" 2>&1 || code=$?
   ((code == 0)) || failed=$((failed + 1))
@@ -51,5 +61,6 @@ for mode in abort retract in_place; do
 done
 loop release --release --ranks 2 --iterations "$iterations"
 loop clear-4-ranks --clear --ranks 4 --iterations "$cycles"
+((runs > 0)) || die "no run's name matches '$only'"
 python3 scripts/rl_table.py "$out"
 exit "$failed"

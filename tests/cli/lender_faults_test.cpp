@@ -61,10 +61,11 @@ TEST_F(LyingLenderTest, IsNamedAndChangesNothing) {
   const std::uint64_t held = device_bytes();
 
   // Both ranks ask, one after the other or at the same time.
-  const auto refused = [&](const char* lie, ScriptedLender::Script script, const char* why) {
+  const auto refused = [&](const char* lie, ScriptedLender::Script script, const char* why,
+                           const char* deadline = "--deadline=20s") {
     SCOPED_TRACE(lie);
     ScriptedLender lender(*dir_->weights_socket("trainer"), std::move(script));
-    const Finished done = update("ipc", {"--deadline=1s", "--empty-cache"});
+    const Finished done = update("ipc", {deadline, "--empty-cache"});
     EXPECT_EQ(done.exit, ChildExit::exited(1));
     EXPECT_THAT(done.complaints, HasSubstr(fmt::format("exporter 'trainer' (pid {})", getpid())));
     EXPECT_THAT(done.complaints, HasSubstr(why));
@@ -119,9 +120,9 @@ TEST_F(LyingLenderTest, IsNamedAndChangesNothing) {
       "protocol");
   refused(
       "silence", [](const LoanRequest& /*request*/) { return std::vector<LenderPacket>(); },
-      "did not answer by the deadline");
+      "did not answer by the deadline", "--deadline=2s");
   refused("silence at the return", says([](LoanPart& /*part*/) {}, false),
-          "did not answer by the deadline");
+          "did not answer by the deadline", "--deadline=2s");
 
   EXPECT_LE(device_bytes(), held) << "something of it stays mapped or prepared";
   ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
@@ -141,12 +142,15 @@ TEST_F(LenderDescriptorsTest, WithoutAnyItWaitsAndGoesOnWhenItHasSome) {
   ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
   const rlimit none{3, before.rlim_max};
   ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
-  const auto used = processor_time(lender.pid());
   auto waiting = ipc::PacketSocket::connect(temp_ / "run/chat/trainer.weights", soon());
   ASSERT_TRUE(waiting) << waiting.error().to_string();
   ASSERT_TRUE(waiting->send(ipc::encode(LoanRequest{})));
-  EXPECT_FALSE(lender.wait_zombie(Deadline::after(800ms)));
-  EXPECT_LT(processor_time(lender.pid()) - used, 400ms) << "it tries again and again";
+  const Deadline by = soon();
+  do {
+    const auto used = processor_time(lender.pid());
+    ASSERT_FALSE(lender.wait_zombie(Deadline::after(800ms)));
+    EXPECT_LT(processor_time(lender.pid()) - used, 400ms) << "it tries again and again";
+  } while (lender.stderr_text().find("Too many open files") == std::string::npos && !by.expired());
   EXPECT_THAT(lender.stderr_text(), HasSubstr("Too many open files"));
   ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
   const auto answer = waiting->receive(soon());

@@ -54,11 +54,14 @@ TEST_F(LifecycleComponentsTest, Row14ASmallOneIsReleasedWhileRequestsRunAndEmpti
   const std::string seen = components().output;
   EXPECT_THAT(line_of(seen, "decode_graph"), HasSubstr("offloaded  no"));
   EXPECT_THAT(line_of(seen, "weights"), ContainsRegex("resident +yes +6\\.00 MiB"));
-  for (int i = 0; i < 3; ++i) {
+  int found = 0;
+  for (int i = 0; i < 3 || (found == 0 && !answer); ++i) {
     const std::string released = components({"--release=decode_graph"}).output;
     EXPECT_THAT(line_of(released, "decode_graph"), ContainsRegex("no +0 B .*not emptied"));
+    if (line_of(released, "decode_graph").find("KiB") != std::string::npos) ++found;
     EXPECT_THAT(line_of(released, "weights"), AllOf(HasSubstr("6.00 MiB"), Not(HasSubstr("empt"))));
   }
+  EXPECT_GT(found, 0) << "it never had anything to give up";
   const GenerateReply served = wait_for(answer);
   EXPECT_EQ(served.admissions, 1U) << "nothing held it";
   EXPECT_TRUE(std::equal(first.tokens.begin(), first.tokens.end(), served.tokens.begin()));

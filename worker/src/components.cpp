@@ -15,16 +15,6 @@ using ipc::Status;
 
 namespace {
 
-constexpr std::size_t kLongestName = 64;
-
-bool is_name(std::string_view name) {
-  return !name.empty() && name.size() <= kLongestName &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-                  c == '.';
-         });
-}
-
 /// Which part of the rule decided.
 std::string_view rule_of(const ipc::ComponentRelease& release, bool has_allocator) {
   const ipc::ComponentState& component = release.component;
@@ -42,10 +32,11 @@ std::string_view rule_of(const ipc::ComponentRelease& release, bool has_allocato
 }  // namespace
 
 Status ComponentRegistry::add(ComponentSpec spec, Component& component) {
-  if (!is_name(spec.name)) {
+  if (!ipc::is_component_name(spec.name)) {
     return KVFERRY_ERROR(kInvalidArgument,
-                         "component '{}': a name has 1 to {} of a-z, 0-9, '_', '-' and '.'",
-                         spec.name, kLongestName);
+                         "component '{}': a name has 1 to {} of a-z, 0-9, '_', '-' and '.', and is "
+                         "not 'all'",
+                         spec.name, ipc::kLongestComponentName);
   }
   const std::lock_guard lock(mutex_);
   const bool taken = std::any_of(entries_.begin(), entries_.end(),
@@ -85,7 +76,10 @@ Result<ComponentRegistry::Entry> ComponentRegistry::find(std::string_view name) 
 
 Result<ipc::ComponentRelease> ComponentRegistry::release(std::string_view name,
                                                          ipc::Deadline deadline) {
-  const std::lock_guard one_at_a_time(releasing_);
+  const std::unique_lock one_at_a_time(releasing_, deadline.when());
+  if (!one_at_a_time.owns_lock()) {
+    return KVFERRY_ERROR(kBusy, "component '{}': the release of another one runs: retry", name);
+  }
   KVFERRY_ASSIGN(const Entry entry, find(name));
   ipc::ComponentRelease release;
   release.device_bytes_before = entry.component->device_bytes();

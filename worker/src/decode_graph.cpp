@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "decode_graph.hpp"
 
+#include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
 
 #include <algorithm>
@@ -116,13 +117,18 @@ Status DecodeGraph::record(const MappedArena& arena,
 std::uint64_t DecodeGraph::release() {
   const std::uint64_t bytes = memory_.size_bytes();
   if (bytes > 0) released_groups_ = (bytes - kOutputBytes) / kGroupBytes;
+  give_up();
+  return bytes;
+}
+
+void DecodeGraph::give_up() {
+  KVFERRY_CHECK(!busy_, "the decode graph was given up under a launch");
   work_.reset();
   tables_.clear();
   memory_ = {};
   device_bytes_.store(0);
   inputs_.reset();
   outputs_.reset();
-  return bytes;
 }
 
 ipc::Result<std::uint64_t> DecodeGraph::resume() {

@@ -47,8 +47,10 @@ class DecodeGraph {
 
   /// Whether a launch is under way.
   [[nodiscard]] bool is_busy() const noexcept { return busy_; }
-  /// Gives its buffers and what is recorded up. Returns the bytes of device memory. The next launch
-  /// takes them again and records anew.
+  /// Gives its buffers and what is recorded up; the next launch takes them again and records anew.
+  /// @pre no launch is under way
+  void give_up();
+  /// The same until resume(). Returns the bytes of device memory.
   /// @pre no launch is under way
   std::uint64_t release();
   /// Takes as much as it had when it was released, before a launch needs it.

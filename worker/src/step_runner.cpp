@@ -86,7 +86,7 @@ void StepRunner::when_graph_rests(std::function<void()> call) {
   }
 }
 
-std::uint64_t StepRunner::release_graph() { return graph_.release(); }
+void StepRunner::release_graph() { graph_.give_up(); }
 
 void StepRunner::on_peer(const ipc::Peer& peer) {
   ipc::log_info("steps: {} connected (pid {})", peer.name, peer.pid);

@@ -69,9 +69,9 @@ class StepRunner final : public ipc::ControlHandler {
   /// Runs a call as soon as no launch of the decode graph is under way: at once, or when the one
   /// that is has ended. It is dropped when the runner ends before.
   void when_graph_rests(std::function<void()> call);
-  /// Gives up the decode graph's memory; the next pass that it computes takes it again. Returns its
-  /// bytes. @pre none of its launches is under way
-  std::uint64_t release_graph();
+  /// Gives up the decode graph's memory; the next pass that it computes takes it again.
+  /// @pre none of its launches is under way
+  void release_graph();
 
   void on_peer(const ipc::Peer& peer) override;
   void on_message(const ipc::Peer& peer, ipc::Envelope envelope) override;

@@ -179,7 +179,10 @@ Status WeightsStore::load_tensor(Load& load,
       is_layerwise() ? load.layer.address() : tensors_[tensor].memory.address();
   if (part.bytes.empty()) {
     KVFERRY_TRY(stream_->copy_within(part.transient.address(), memory, size));
-    if (is_layerwise()) KVFERRY_TRY(keep_on_host(tensor, memory, deadline));
+    if (is_layerwise()) {
+      tensors_[tensor].host = std::move(part.host);
+      KVFERRY_TRY(keep_on_host(tensor, memory, deadline));
+    }
   } else {
     KVFERRY_TRY(copy(part.bytes, memory, deadline));
     if (is_layerwise()) tensors_[tensor].host = std::move(part.bytes);

@@ -87,7 +87,8 @@ class WeightsStore final : public ipc::WeightsUser {
     std::vector<std::byte> bytes;
     ScratchBuffer memory;  ///< Of the first load alone; later ones go into what is there.
     ScratchBuffer transient;
-    std::uint64_t size_bytes = 0;  ///< Without bytes: so many lie at the transient's start.
+    std::uint64_t size_bytes = 0;   ///< Without bytes: so many lie at the transient's start.
+    std::vector<std::byte> host{};  ///< Layer by layer: room for what is lent.
   };
   /// What of a tensor is this rank's.
   struct Share {
@@ -125,6 +126,9 @@ class WeightsStore final : public ipc::WeightsUser {
     return !is_layerwise() && (tensors_.empty() || offloaded_);
   }
   [[nodiscard]] ipc::Status make_layer(Load& load, bool with_transient);
+  [[nodiscard]] static ipc::Status make_room(std::vector<std::byte>& host,
+                                             const std::string& name,
+                                             std::uint64_t size_bytes);
   [[nodiscard]] ipc::Status keep_on_host(std::size_t tensor,
                                          ipc::DevicePtr from,
                                          ipc::Deadline deadline);

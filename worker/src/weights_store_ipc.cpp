@@ -59,6 +59,9 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
     if (share.size_bytes > 0) {
       KVFERRY_ASSIGN(part.transient, allocator_.allocate(transient_bytes(i, share.size_bytes)));
     }
+    if (is_layerwise()) {
+      KVFERRY_TRY(make_room(part.host, tensors[i].name, share.size_bytes));
+    }
     load.parts.push_back(std::move(part));
     if (share.size_bytes == 0) continue;
     KVFERRY_TRY(check_time(tensors[i], 0, deadline));

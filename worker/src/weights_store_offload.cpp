@@ -36,20 +36,27 @@ Status WeightsStore::give_up(Deadline deadline) {
   return ipc::ok();
 }
 
+Status WeightsStore::make_room(std::vector<std::byte>& host,
+                               const std::string& name,
+                               std::uint64_t size_bytes) {
+  try {
+    host.resize(size_bytes);
+  } catch (const std::bad_alloc&) {
+    return KVFERRY_ERROR(kNoHostMemory,
+                         "tensor '{}' of {} does not fit this process's host memory: let the "
+                         "weights be resident",
+                         name, ipc::format_size(size_bytes));
+  }
+  return ipc::ok();
+}
+
 Status WeightsStore::keep_on_host(std::size_t tensor, ipc::DevicePtr from, Deadline deadline) {
   LoadedTensor& kept = tensors_[tensor];
   if (deadline.expired()) {
     return KVFERRY_ERROR(kTimeout, "tensor '{}' of rank {} was not in host memory by the deadline",
                          kept.name, rank_.value);
   }
-  try {
-    kept.host.resize(kept.size_bytes);
-  } catch (const std::bad_alloc&) {
-    return KVFERRY_ERROR(kNoHostMemory,
-                         "tensor '{}' of {} does not fit this process's host memory: let the "
-                         "weights be resident",
-                         kept.name, ipc::format_size(kept.size_bytes));
-  }
+  KVFERRY_TRY(make_room(kept.host, kept.name, kept.size_bytes));
   return kept.host.empty() ? ipc::ok() : copy_out(from, kept.host, deadline);
 }
 

@@ -6,10 +6,20 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "step_runner.hpp"
 
+#include <algorithm>
+#include <chrono>
+
 namespace kvferry::worker {
 
 using ipc::Deadline;
 using ipc::Status;
+
+namespace {
+
+/// A launch takes milliseconds; one that takes longer hangs with its device.
+constexpr std::chrono::seconds kRests{5};
+
+}  // namespace
 
 WorkerComponents::WorkerComponents(CachingAllocator& allocator,
                                    WeightsStore* weights,
@@ -31,12 +41,14 @@ WorkerComponents::WorkerComponents(CachingAllocator& allocator,
 }
 
 ipc::Result<std::uint64_t> WorkerComponents::Graph::give_up(Deadline deadline) {
+  // What else this worker is told waits behind it, and so does its end.
+  const Deadline sooner = Deadline::at(std::min(deadline.when(), Deadline::after(kRests).when()));
   return runner_.run_when_graph_rests(
       [this](StepRunner& runner) {
-        (void)runner.release_graph();
+        runner.release_graph();
         return bytes_.load();
       },
-      deadline);
+      sooner);
 }
 
 // The new weights are in use: that the old place of the tensors was not given up changes nothing

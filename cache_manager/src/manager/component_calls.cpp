@@ -77,7 +77,9 @@ void ComponentCalls::note(Round& round,
   auto reply = answer ? ipc::decode<ipc::RankComponentsReply>(answer->body, "RankComponentsReply")
                       : ipc::Result<ipc::RankComponentsReply>(answer.error());
   ipc::RankComponentsOutcome& outcome = round.reply.ranks[rank];
-  if (reply) {
+  if (const ipc::Status fits = reply ? reply->check() : ipc::ok(); !fits) {
+    outcome.error = fits.error();
+  } else if (reply) {
     outcome.reply = std::move(*reply);
   } else {
     outcome.error = reply.error();

@@ -379,7 +379,8 @@ void GenerationOperations::on_scheduler(const ClientRecord& client,
         tell(other->peer.id, schedule_of(*client.engine));  // It came first.
       }
     }
-  } else if (client.engine->paused() != paused) {
+  } else if (client.engine->paused() != paused ||
+             (paused && client.engine->paused_by_release() != by_release)) {
     tell(client.peer.id, schedule_of(*client.engine));
   }
 }

@@ -224,7 +224,8 @@ void GenerationOperations::take_cache_back(const OperationRef& operation,
 
 void GenerationOperations::end_resume(const OperationRef& operation) {
   const EngineRecord& engine = *operation->engine;
-  if (engine.paused_by_release() && engine.held_back().empty() && !engine.weights_lost()) {
+  if (engine.paused_by_release() && engine.held_back().empty() && !engine.weights_lost() &&
+      !engine.mixed_weights()) {
     let_run(operation);
   } else {
     finish(operation);

@@ -141,9 +141,10 @@ std::vector<ipc::IncarnationId> GenerationOperations::workers_of(const EngineRec
 }
 
 // A pause outlives this manager, the hold of an idle engine does not: were it to end in the middle,
-// nobody would compute with weights of which some are changed.
+// nobody would compute with weights of which some are changed. Nor is the pause that a release made
+// one that the next manager's resume may end.
 void GenerationOperations::hold_for_commit(const OperationRef& operation, bool empty_cache) {
-  if (operation->engine->paused()) {
+  if (operation->engine->paused() && !operation->engine->paused_by_release()) {
     commit_weights(operation, empty_cache);
     return;
   }
@@ -189,10 +190,9 @@ void GenerationOperations::commit_weights(const OperationRef& operation, bool em
     }
     operation->engine->set_mixed_weights(operation->error);
     if (operation->error) {
-      // Some ranks have the new weights and some may not: nothing computes until all agree.
-      if (!operation->engine->paused()) {
-        operation->engine->set_paused(ipc::PauseMode::kRetract);
-      }
+      // Some ranks have the new weights and some may not: nothing computes until all agree, and
+      // somebody says that it may.
+      operation->engine->set_paused(operation->engine->paused().value_or(ipc::PauseMode::kRetract));
       give_up(operation);
     } else if (empty_cache) {
       empty_workers(operation, ipc::EmptyReason::kUpdate,

@@ -36,9 +36,9 @@ bool ComponentCommands::only_looks(const Envelope& request) {
   return order && order->release.only_looks();
 }
 
-Envelope ComponentCommands::run(const Envelope& request) {
+Envelope ComponentCommands::run(const Envelope& request, TimePoint received) {
   Envelope reply = reply_to(request);
-  auto outcome = answer(request);
+  auto outcome = answer(request, received);
   if (outcome) {
     reply.body = encode(*outcome);
   } else {
@@ -68,7 +68,7 @@ Status ComponentCommands::check_known(const std::vector<ComponentState>& known,
   return ok();
 }
 
-Result<RankComponentsReply> ComponentCommands::answer(const Envelope& request) {
+Result<RankComponentsReply> ComponentCommands::answer(const Envelope& request, TimePoint received) {
   KVFERRY_ASSIGN(const auto order, decode<RankComponents>(request.body, "RankComponents"));
   KVFERRY_TRY(order.release.check());
   std::vector<ComponentState> known;
@@ -77,7 +77,13 @@ Result<RankComponentsReply> ComponentCommands::answer(const Envelope& request) {
                    guarded<std::vector<ComponentState>>([this] { return user_->components(); }));
   }
   KVFERRY_TRY(check_known(known, order.release));
-  const Deadline deadline = Deadline::after(order.deadline);
+  const Deadline deadline = Deadline::at(received + order.deadline);
+  if (!order.release.only_looks() && deadline.expired()) {
+    return KVFERRY_ERROR(kTimeout,
+                         "its turn came after {} ms, behind what else this worker was "
+                         "told; nothing was released: retry",
+                         order.deadline.count());
+  }
   RankComponentsReply reply;
   for (ComponentState& one : known) {
     ComponentOutcome& component = reply.components.emplace_back();

@@ -19,11 +19,12 @@ class ComponentCommands {
   }
   /// Whether it releases nothing, so that nothing has to be waited for.
   [[nodiscard]] static bool only_looks(const Envelope& request);
-  /// Carries a command out, to its end.
-  [[nodiscard]] Envelope run(const Envelope& request);
+  /// Carries a command out, to its end. received: when it came; by its deadline from then on nobody
+  /// waits for it any more, and it does nothing.
+  [[nodiscard]] Envelope run(const Envelope& request, TimePoint received);
 
  private:
-  [[nodiscard]] Result<RankComponentsReply> answer(const Envelope& request);
+  [[nodiscard]] Result<RankComponentsReply> answer(const Envelope& request, TimePoint received);
   [[nodiscard]] Status check_known(const std::vector<ComponentState>& known,
                                    const ComponentNames& asked) const;
 

@@ -17,6 +17,14 @@ std::string_view to_string(ComponentStrategy strategy) noexcept {
   return "invalid";
 }
 
+bool is_component_name(std::string_view name) noexcept {
+  return !name.empty() && name.size() <= kLongestComponentName && name != "all" &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+                  c == '.';
+         });
+}
+
 Status ComponentNames::check() const {
   if (names.size() > kMost) {
     return KVFERRY_ERROR(kInvalidArgument,
@@ -26,14 +34,30 @@ Status ComponentNames::check() const {
   }
   if (all && !names.empty()) {
     return KVFERRY_ERROR(kInvalidArgument,
-                         "all components and {} by name ('{}' first): give one "
+                         "all components and {} by name: give one "
                          "of the two",
-                         names.size(), names.front());
+                         names.size());
   }
-  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return name.empty(); })) {
-    return KVFERRY_ERROR(kInvalidArgument, "a component without a name: leave it out");
+  for (const std::string& name : names) {
+    if (is_component_name(name)) continue;
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a component's name of {} bytes: it has 1 to {} of a-z, 0-9, '_', '-' and "
+                         "'.', and is not 'all'",
+                         name.size(), kLongestComponentName);
   }
   return ok();
+}
+
+Status RankComponentsReply::check() const {
+  const bool named = std::all_of(components.begin(), components.end(), [](const auto& one) {
+    return is_component_name(one.outcome.component.name);
+  });
+  if (named && components.size() <= kMost) return ok();
+  return KVFERRY_ERROR(kProtocol,
+                       "a worker tells of {} components{}: at most {} with names of 1 to "
+                       "{} bytes are taken",
+                       components.size(), named ? "" : ", some without a name", kMost,
+                       kLongestComponentName);
 }
 
 }  // namespace kvferry::ipc

@@ -151,12 +151,15 @@ class RankService::Impl {
 
   /// A look waits for nothing: it is not to wait for an update that reads from a disk, either.
   void on_components(Envelope request) {
+    const TimePoint received = MonotonicClock::now();
     if (ComponentCommands::only_looks(request)) {
-      send_logged(components_.run(request));
+      send_logged(components_.run(request, received));
       return;
     }
-    upkeep_->post([this, request = std::move(request)] {
-      calls_.post([this, answer = components_.run(request)] { send_answer({answer, {}}); });
+    upkeep_->post([this, received, request = std::move(request)] {
+      calls_.post([this, answer = components_.run(request, received)] {
+        send_answer({answer, {}});
+      });
     });
   }
 

@@ -278,6 +278,16 @@ TEST_F(ManagerMemoryTest, AnotherManagersLastResumeEndsThePauseThatTheReleaseMad
   EXPECT_FALSE(resumed->paused.has_value());
 }
 
+// Whose hello is older than the pause that took the release's place.
+TEST_F(ManagerMemoryTest, ASchedulerThatTakesThePauseForTheReleasesIsToldBetter) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ASSERT_NO_FATAL_FAILURE(pause(PauseMode::kRetract, ScheduleOrder::kRetract));
+  ASSERT_NO_FATAL_FAILURE(say_hello(*client_, PauseMode::kRetract, /*paused_by_release=*/true));
+  const Order told = next_order(*client_);
+  EXPECT_EQ(told.schedule.order, ScheduleOrder::kRetract);
+  EXPECT_FALSE(told.schedule.for_release);
+}
+
 TEST_F(ManagerMemoryTest, APauseThatAReleaseMadeSaysSoToSchedulers) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
   ask_release();

@@ -50,7 +50,7 @@ class Component {
 };
 
 struct ComponentSpec {
-  std::string name;  ///< 1 to 64 of a-z, 0-9, '_', '-' and '.'; once in a process.
+  std::string name;  ///< ipc::is_component_name(); once in a process.
   ComponentStrategy strategy = ComponentStrategy::kResident;
   bool memory_intensive = false;  ///< So large that memory kept of it is worth an emptying.
 };
@@ -67,12 +67,14 @@ class ComponentRegistry final : public ipc::ComponentUser {
 
   /// kInvalidArgument for a name that is none, kAlreadyExists for one that is taken.
   [[nodiscard]] ipc::Status add(ComponentSpec spec, Component& component);
-  /// Waits for a release that runs. Of an unknown name: nothing.
+  /// Waits for a release that runs, to that one's deadline. Of an unknown name: nothing. Not from
+  /// within give_up().
   void remove(std::string_view name);
 
   [[nodiscard]] std::vector<ipc::ComponentState> components() const override;
   /// Ends a component's use, empties the allocator where the rule says so, and logs component, rule
-  /// and bytes. One at a time: others wait. kNotFound; else what give_up() or the emptying failed
+  /// and bytes. One at a time: others wait, or are kBusy at their deadline. Not from within
+  /// give_up(). kNotFound; else what give_up() or the emptying failed
   /// with.
   [[nodiscard]] ipc::Result<ipc::ComponentRelease> release(std::string_view name,
                                                            ipc::Deadline deadline) override;
@@ -86,9 +88,9 @@ class ComponentRegistry final : public ipc::ComponentUser {
   [[nodiscard]] ipc::Status empty_after(ipc::ComponentRelease& release) const;
 
   const ipc::EmptyAllocator empty_;
-  std::mutex releasing_;      ///< Held by the one release that runs. Before mutex_.
-  mutable std::mutex mutex_;  ///< Guards entries_.
-  std::list<Entry> entries_;  ///< In the order of their registration.
+  std::timed_mutex releasing_;  ///< Held by the one release that runs. Before mutex_.
+  mutable std::mutex mutex_;    ///< Guards entries_.
+  std::list<Entry> entries_;    ///< In the order of their registration.
 };
 
 }  // namespace kvferry::worker

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,6 +24,10 @@ constexpr std::uint64_t wire_max(ComponentStrategy) {
 }
 /// "resident", "offloaded", "layerwise".
 [[nodiscard]] std::string_view to_string(ComponentStrategy strategy) noexcept;
+
+/// 1 to kLongestComponentName of a-z, 0-9, '_', '-' and '.'; not "all", which means all of them.
+inline constexpr std::size_t kLongestComponentName = 64;
+[[nodiscard]] bool is_component_name(std::string_view name) noexcept;
 
 /// A component of a worker's process beside the arena: weights, a draft model's cache, buffers of
 /// recorded work.

@@ -24,7 +24,7 @@ struct ComponentNames {
   std::vector<std::string> names;  ///< Without all.
   template <typename V> void visit(V& v) { v(all, names); }
   [[nodiscard]] bool only_looks() const noexcept { return !all && names.empty(); }
-  /// kInvalidArgument for more than kMost names, an empty one, or names beside all.
+  /// kInvalidArgument for more than kMost names, what is no name, or names beside all.
   [[nodiscard]] Status check() const;
 };
 
@@ -46,6 +46,9 @@ struct ComponentOutcome {
 struct RankComponentsReply {
   std::vector<ComponentOutcome> components;  ///< All that the rank has.
   template <typename V> void visit(V& v) { v(components); }
+  /// kProtocol for more than kMost, or what is no name: a worker says so to its manager.
+  static constexpr std::size_t kMost = 1024;
+  [[nodiscard]] Status check() const;
 };
 struct RankComponentsOutcome {
   Rank rank;
