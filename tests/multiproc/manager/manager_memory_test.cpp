@@ -278,6 +278,54 @@ TEST_F(ManagerMemoryTest, AnotherManagersLastResumeEndsThePauseThatTheReleaseMad
   EXPECT_FALSE(resumed->paused.has_value());
 }
 
+// No resume ends a pause under which weights of the ranks may not belong together, of this manager
+// or of the next one, should this one die in the middle.
+TEST_F(ManagerMemoryTest, ACommitThatFailsMakesTheReleasesPauseOneThatStays) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release({MemoryTag::kScratch});
+  ASSERT_NO_FATAL_FAILURE(hold());
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankRelease, {MemoryTag::kScratch}));
+  }
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  ASSERT_TRUE(operator_->next_body<ipc::ReleaseReply>(MessageKind::kReleaseMemory).has_value());
+  ipc::UpdateWeightsRequest update;
+  update.engine = "chat";
+  update.source.location = "/new.safetensors";
+  update.flush_cache = false;
+  operator_->ask(MessageKind::kUpdateWeights, update);
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  const auto answer_weights = [this](bool fails) {
+    for (const std::uint32_t rank : {0U, 1U}) {
+      const auto request = workers_[rank]->next(MessageKind::kRankWeights);
+      ASSERT_TRUE(request.has_value()) << "rank " << rank << " was not asked";
+      if (fails) {
+        workers_[rank]->reply_error(*request, KVFERRY_ERROR(kCuda, "the device is gone"));
+      } else {
+        workers_[rank]->reply(*request, ipc::RankWeightsReply{{}, 77});
+      }
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(answer_weights(false));
+  Order held = next_order(*client_);
+  EXPECT_EQ(held.schedule.order, ScheduleOrder::kRetract);
+  EXPECT_FALSE(held.schedule.for_release) << "the next manager would let it run";
+  client_->reply(held.request, ipc::SchedulerLoad{});
+  ASSERT_NO_FATAL_FAILURE(answer_weights(true));
+  held = next_order(*client_);
+  EXPECT_FALSE(held.schedule.for_release);
+  EXPECT_EQ(refusal(MessageKind::kUpdateWeights), ErrorCode::kCuda);
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(resumed->paused, PauseMode::kRetract);
+  operator_->ask(MessageKind::kContinue, ipc::ContinueRequest{"chat"});
+  EXPECT_EQ(refusal(MessageKind::kContinue), ErrorCode::kNotReady);
+}
+
 // Whose hello is older than the pause that took the release's place.
 TEST_F(ManagerMemoryTest, ASchedulerThatTakesThePauseForTheReleasesIsToldBetter) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
