@@ -203,6 +203,9 @@ TEST_F(LifecycleMemoryTest, AReleaseOutlivesItsManager) {
   ASSERT_NO_FATAL_FAILURE(replace_manager());
   EXPECT_EQ(device_bytes(), 0U);
   refused("continue", {}, "is released");
+  const Finished part = ask("resume", {"--tags=weights,scratch"});
+  EXPECT_THAT(part.output, HasSubstr("kv_cache is still released")) << part.complaints;
+  refused("continue", {}, "is released");
   const Finished back = ask("resume");
   EXPECT_THAT(back.output, HasSubstr("requests run again")) << back.complaints;
   EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);

@@ -76,8 +76,8 @@ Result<ComponentRegistry::Entry> ComponentRegistry::find(std::string_view name) 
 
 Result<ipc::ComponentRelease> ComponentRegistry::release(std::string_view name,
                                                          ipc::Deadline deadline) {
-  const std::unique_lock one_at_a_time(releasing_, deadline.when());
-  if (!one_at_a_time.owns_lock()) {
+  const std::lock_guard one_at_a_time(releasing_);
+  if (deadline.expired()) {
     return KVFERRY_ERROR(kBusy, "component '{}': the release of another one runs: retry", name);
   }
   KVFERRY_ASSIGN(const Entry entry, find(name));

@@ -374,7 +374,9 @@ ipc::MemoryTags EngineRecord::held_back() const {
   for (const RankRecord& rank : ranks_) {
     if (rank.worker) tags = tags | rank.worker->state.released;
   }
-  if (cache_released_) tags.add(ipc::MemoryTag::kKvCache);
+  // An earlier manager's release is known by the pause that it made.
+  const bool gone = phase_ == ipc::CachePhase::kCleared && paused_by_release_;
+  if (cache_released_ || gone) tags.add(ipc::MemoryTag::kKvCache);
   return tags;
 }
 

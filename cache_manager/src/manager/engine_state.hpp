@@ -157,6 +157,10 @@ class EngineRecord {
   [[nodiscard]] ipc::MemoryTags held_back() const;
   /// A rank's weights were released without a backup, and not updated since.
   [[nodiscard]] bool weights_lost() const;
+  /// It was paused for a release alone, and lacks nothing to compute with.
+  [[nodiscard]] bool release_pause_may_end() const {
+    return paused_by_release_ && held_back().empty() && !weights_lost() && !mixed_;
+  }
   void note_cache_released() { cache_released_ = true; }
 
   void begin(EngineOperation operation) {

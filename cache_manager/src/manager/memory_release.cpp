@@ -142,10 +142,8 @@ void GenerationOperations::release_cache(const OperationRef& operation,
                   if (operation->engine->phase() != ipc::CachePhase::kReady) {
                     operation->engine->note_cache_released();
                   }
-                  if (outcome.cancelled) {
-                    end_release(operation);
-                    return;
-                  }
+                  // The manager ends, and the ranks go on: whoever comes next finds it paused.
+                  if (outcome.cancelled) return;
                   // A worker that had nothing mapped was not told to clear: one that was replaced
                   // while the cache was cleared, say.
                   empty_other_workers(operation, outcome.told, ipc::EmptyReason::kRelease,
@@ -159,7 +157,7 @@ void GenerationOperations::end_release(const OperationRef& operation) {
     run_again(operation);  // That is, held by the pause.
     return;
   }
-  if (engine.paused_by_release() && engine.held_back().empty()) {
+  if (engine.release_pause_may_end()) {
     engine.set_paused(std::nullopt);  // It lacks nothing.
   }
   give_up(operation);
@@ -224,8 +222,7 @@ void GenerationOperations::take_cache_back(const OperationRef& operation,
 
 void GenerationOperations::end_resume(const OperationRef& operation) {
   const EngineRecord& engine = *operation->engine;
-  if (engine.paused_by_release() && engine.held_back().empty() && !engine.weights_lost() &&
-      !engine.mixed_weights()) {
+  if (engine.release_pause_may_end()) {
     let_run(operation);
   } else {
     finish(operation);

@@ -88,9 +88,9 @@ class ComponentRegistry final : public ipc::ComponentUser {
   [[nodiscard]] ipc::Status empty_after(ipc::ComponentRelease& release) const;
 
   const ipc::EmptyAllocator empty_;
-  std::timed_mutex releasing_;  ///< Held by the one release that runs. Before mutex_.
-  mutable std::mutex mutex_;    ///< Guards entries_.
-  std::list<Entry> entries_;    ///< In the order of their registration.
+  std::mutex releasing_;      ///< Held by the one release that runs. Before mutex_.
+  mutable std::mutex mutex_;  ///< Guards entries_.
+  std::list<Entry> entries_;  ///< In the order of their registration.
 };
 
 }  // namespace kvferry::worker
