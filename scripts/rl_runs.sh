@@ -37,6 +37,8 @@ if [[ $bin == build/release/cli ]]; then bin=$root/$bin; else bin=$(given "$bin"
 if [[ $out == build/rl-runs ]]; then out=$root/$out; else out=$(given "$out"); fi
 [[ -x $bin/kvferry ]] || die "$bin/kvferry is not there: build it, or name its folder with --bin"
 mkdir -p "$out"
+[[ -z $(ls -A "$out") || -e $out/.rl-runs ]] || die "$out holds other things: name an empty folder"
+touch "$out/.rl-runs"
 # Of earlier runs, which would stand in the table.
 rm -f "$out"/*.json
 
