@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # RL loops on a GPU, from a folder of built binaries: the model against its CPU twin, every mode with and
 # without emptying against the driver's free memory, releases and resumes of everything, weights that other
-# processes lend, once and in every iteration, and clears of a large arena with the first decode graph
+# processes lend or messages bring or rank 0 broadcasts, and clears of a large arena with the first decode graph
 # replayed after each. Works on a machine that has only a driver.
 set -euo pipefail
 
@@ -11,12 +11,14 @@ usage() {
   cat <<'TXT'
 usage: gpu_rl.sh --bin DIR [--out DIR] [--iterations N] [--large-cycles N] [--large-blocks N] [--only REGEX]
 
-  --bin DIR         holds kvferry and device_cuda_model_test
+  --bin DIR         holds kvferry, device_cuda_model_test, device_cuda_broadcast_test, kvferry_broadcast_peer
   --out DIR         logs, reports and drawings (default: a new folder under /tmp)
   --iterations N    of each loop (default 200)
   --large-cycles N  clears and re-inits of the large arena (default 200)
   --large-blocks N  its blocks of 2 MiB (default 32768: 64 GiB)
   --only REGEX      only the runs whose name matches
+
+Broadcasts need NCCL: without libnccl.so.2 where the linker looks, give its folder in LD_LIBRARY_PATH.
 
 Example, after a build with the preset "cuda":
   scripts/gpu_rl.sh --bin build/cuda/gpu
@@ -40,7 +42,7 @@ done
 [[ -n $out ]] || out=$(mktemp -d /tmp/kvferry-gpu-rl.XXXXXX)
 mkdir -p "$out"
 
-rows=()
+rows=() loops=()
 failed=0
 used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{sum += $1} END {print sum}'; }
 run() { # name, command...
@@ -56,7 +58,11 @@ export KVFERRY_REQUIRE_GPU=1
 run model "$bin/device_cuda_model_test"
 loop() { # name, options...
   local name=$1; shift
-  run "$name" "$bin/kvferry" rl-loop --device cuda:0 --geometry llama-3-8b --report "$out/$name.json" \
+  [[ $name =~ $only ]] || return 0
+  loops+=("$name")
+  rm -f "$out/$name.json" # Of an earlier run.
+  [[ $* == *--device* ]] || set -- --device cuda:0 "$@"
+  run "$name" "$bin/kvferry" rl-loop --geometry llama-3-8b --report "$out/$name.json" \
     --plot "$out/$name.svg" "$@"
 }
 for mode in abort retract in_place; do
@@ -64,7 +70,25 @@ for mode in abort retract in_place; do
   loop "rl-$mode-never-emptied" --mode "$mode" --iterations "$iterations" --weights-size 512MiB --no-empty-cache
 done
 loop rl-release --release --iterations "$iterations" --weights-size 512MiB
-loop rl-distributed --update distributed --ranks 2 --iterations 20 --weights-size 512MiB
+# Two ranks: each on a GPU of its own, or both on one, which NCCL takes for GPUs of two hosts then.
+apart=(--ranks 2)
+if (($(nvidia-smi -L | grep -c '^GPU ') > 1)); then
+  apart+=(--device "cuda:0,1")
+else
+  apart+=(--device cuda:0 --worker-environment "NCCL_HOSTID=rank-{rank},NCCL_SOCKET_IFNAME=lo")
+fi
+run broadcast "$bin/device_cuda_broadcast_test"
+for mode in abort retract in_place; do
+  for emptied in "" -never-emptied; do
+    options=(--mode "$mode" --iterations "$iterations" --weights-size 64MiB)
+    [[ -z $emptied ]] || options+=(--no-empty-cache)
+    loop "rl-tensor-$mode$emptied" --update tensor "${options[@]}"
+    loop "rl-broadcast-$mode$emptied" --update distributed "${apart[@]}" "${options[@]}"
+  done
+done
+loop rl-broadcast-large --update distributed "${apart[@]}" --iterations 20 --weights-size 512MiB
+loop rl-broadcast-release --update distributed "${apart[@]}" --release --iterations 20 --weights-size 512MiB
+loop rl-messages --update distributed --ranks 2 --weights-broadcast messages --iterations 20 --weights-size 512MiB
 for handles in vmm legacy; do
   loop "rl-ipc-$handles" --update ipc --handles "$handles" --iterations "$iterations" --weights-size 512MiB
 done
@@ -79,7 +103,7 @@ run components bash "$(dirname "$0")/gpu_components.sh" --bin "$bin"
 run lent-weights bash "$(dirname "$0")/gpu_lent_weights.sh" --bin "$bin"
 [[ ! -e $out/lent-weights.log ]] || cat "$out/lent-weights.log"
 
-python3 "$(dirname "$0")/rl_table.py" "$out"
+((${#loops[@]} == 0)) || python3 "$(dirname "$0")/rl_table.py" "$out" "${loops[@]}"
 printf '%s\n' "${rows[@]}"
 echo "logs: $out"
 exit "$((failed > 0))"

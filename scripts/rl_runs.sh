@@ -42,12 +42,12 @@ touch "$out/.rl-runs"
 # Of earlier runs, which would stand in the table.
 rm -f "$out"/*.json
 
-failed=0 runs=0
+failed=0 runs=()
 loop() { # name, options...
   local name=$1 started=$SECONDS code=0
   shift
   [[ $name =~ $only ]] || return 0
-  runs=$((runs + 1))
+  runs+=("$name")
   "$bin/kvferry" rl-loop --device host --geometry tiny --weights-size 16MiB --report "$out/$name.json" \
     --plot "$out/$name.svg" "$@" > "$out/$name.log" 2>&1 || code=$?
   ((code == 0)) || failed=$((failed + 1))
@@ -63,6 +63,6 @@ for mode in abort retract in_place; do
 done
 loop release --release --ranks 2 --iterations "$iterations"
 loop clear-4-ranks --clear --ranks 4 --iterations "$cycles"
-((runs > 0)) || die "no run's name matches '$only'"
-python3 scripts/rl_table.py "$out"
+((${#runs[@]} > 0)) || die "no run's name matches '$only'"
+python3 scripts/rl_table.py "$out" "${runs[@]}"
 exit "$failed"

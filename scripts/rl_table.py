@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: The kvferry authors
 # SPDX-License-Identifier: Apache-2.0
-"""A table of reports of `kvferry rl-loop`: python3 rl_table.py FOLDER, one line for each *.json in it.
+"""A table of reports of `kvferry rl-loop`: python3 rl_table.py FOLDER [RUN...]
 
-Sizes are MiB, spans over the iterations behind the first three; times are medians in ms. The slopes are
-the least-squares lines through what is reserved after each continue, and through the least free memory of
-a device, in bytes per iteration.
+One line for each run, whose report is FOLDER/RUN.json, also when it left none; without names one for each
+*.json in the folder. Sizes are MiB, spans over the iterations behind the third; times are medians in ms.
+The slopes are the least-squares lines through what is reserved after each continue, and through the least
+free memory of a device, over the iterations' numbers, in bytes per iteration.
 """
 
 import glob
@@ -27,18 +28,18 @@ def span(values):
     return low if low == high else low + "-" + high
 
 
-def slope(values):
+def slope(numbers, values):
     count = len(values)
     if count < 2:
         return "-"
-    middle = (count - 1) / 2
+    middle = sum(numbers) / count
     mean = sum(values) / count
-    rise = sum((i - middle) * (value - mean) for i, value in enumerate(values))
-    return "%.0f" % (rise / sum((i - middle) ** 2 for i in range(count)))
+    rise = sum((number - middle) * (value - mean) for number, value in zip(numbers, values))
+    return "%.0f" % (rise / sum((number - middle) ** 2 for number in numbers))
 
 
 def row(name, report):
-    done = [i for i in report["iterations"] if i["done"]][WARM_UP:]
+    done = [i for i in report["iterations"] if i["done"] and i["iteration"] > WARM_UP]
     if not done:
         return [name, str(len(report["iterations"])), str(len(report["failures"]))]
 
@@ -54,29 +55,33 @@ def row(name, report):
         span(column("reserved_before")),
         span(column("reserved_after")),
         span(column("used_after")),
-        slope(column("reserved_after")),
+        slope(column("iteration"), column("reserved_after")),
         span(column("free_on_device_least")),
-        slope(column("free_on_device_least")),
+        slope(column("iteration"), column("free_on_device_least")),
         *(median(column(time + "_ms")) for time in TIMES),
         median([1000 * seconds for seconds in column("seconds")]),
         " ".join("%d/%d" % (graph["recordings"], graph["launches"]) for graph in report["graphs"]),
     ]
 
 
-def main():
+def main(folder, names):
+    if not names:
+        paths = sorted(glob.glob(os.path.join(folder, "*.json")))
+        names = [os.path.basename(path)[: -len(".json")] for path in paths]
     rows = [
         ["run", "iter", "failed", "corrupt", "leaked", "reserved", "after", "used", "slope", "free", "slope"]
         + list(TIMES)
         + ["iteration", "graph"]
     ]
     failures = []
-    for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
-        name = os.path.basename(path)[: -len(".json")]
+    for name in names:
+        path = os.path.join(folder, name + ".json")
         try:
             with open(path, encoding="utf-8") as file:
                 report = json.load(file)
-        except ValueError as error:
-            failures.append("%s: %s" % (path, error))
+        except (OSError, ValueError) as error:
+            rows.append([name, "no report"])
+            failures.append("%s: no report: %s" % (name, error))
             continue
         rows.append(row(name, report))
         failures += ["%s: %s" % (name, failure) for failure in report["failures"][:3]]
@@ -87,6 +92,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main()
+    main(sys.argv[1], sys.argv[2:])

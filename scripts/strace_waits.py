@@ -177,7 +177,8 @@ class Judge:
 
     def on_poll(self, process, thread, name, args, result, time, took, ended, call="poll"):
         text = f"{call}({args}"
-        timeout = re.search(r"\], \d+, (-?\d+)$|^NULL, 0, (-?\d+)$", args.strip())
+        # Of a process that is being killed, strace shows where the descriptors are, not which.
+        timeout = re.search(r"(?:\]|^0x[0-9a-f]+), \d+, (-?\d+)$|^NULL, 0, (-?\d+)$", args.strip())
         if call == "ppoll" or not timeout:
             if re.search(r", NULL, (?:NULL|\[.*\]), \d+$", args) or not timeout and call != "ppoll":
                 self.breach(thread, name, time, "no time limit", text)

@@ -31,6 +31,7 @@ WAITING = "|".join(
         r"\bcuda(?:Device|Stream|Event)Synchronize\(|\bcu(?:Ctx|Stream|Event)Synchronize\(",
         r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(|\bcudaFree(?:Host)?\(|\bcudaHost(?:Alloc|Register|Unregister)\(",
         r"\bcudaIpcCloseMemHandle\(|\bcudaStreamDestroy\(|\bcuda(?:Event)Destroy\(|\bmem_unmap\b\(",
+        r"\bcomm_abort\(",
     ]
 )
 WAITING_RE = re.compile(WAITING)

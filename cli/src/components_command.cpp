@@ -109,11 +109,11 @@ int components_command(const Arguments& arguments) {
   ipc::init_logging("kvferry components", common.log_level);
   const auto outcome = ask_outcome<ipc::ComponentsReply>(common, ipc::MessageKind::kComponents,
                                                          request, request.deadline);
-  if (!outcome) return failure("components", outcome.error());
-  print_components(outcome->reply, !request.release.only_looks());
-  if (!outcome->error) return kExitDone;
-  report_failures(outcome->reply);
-  return failure("components", *outcome->error);
+  const bool releases = !request.release.only_looks();
+  return end_command(
+      "components", outcome,
+      [releases](const ipc::ComponentsReply& reply) { print_components(reply, releases); },
+      report_failures, [](const ipc::ComponentsReply& /*reply*/) { return kExitDone; });
 }
 
 }  // namespace kvferry::cli

@@ -139,6 +139,11 @@ int worker_command(const Arguments& arguments) {
                                      "Where the weights' tensors are once they are packed for the "
                                      "model: on the device, or in host "
                                      "memory between two updates, as a whole or layer by layer");
+  add_choice<bool>(*app, "--weights-broadcast", config.weights_broadcast,
+                   {{"auto", true}, {"messages", false}},
+                   "How updates from rank 0's file come to the other ranks: by broadcast between "
+                   "devices where each rank has one of its own, else in messages; or in messages "
+                   "alone");
   add_seconds(*app, "--idle-trim", config.idle_trim,
               "Without a step for so long, what the allocator caches goes back to the driver; "
               "0: never");
@@ -153,6 +158,9 @@ int worker_command(const Arguments& arguments) {
   if (!rank) return usage_error(*app, rank.error());
   config.rank = std::move(rank).value();
   if (weights_id) config.weights_id = *weights_id;
+  // All ranks are on this machine: what NCCL opens is nobody else's to reach.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): there is no other thread yet
+  (void)::setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
   return run_daemon(fmt::format("worker/{}", options.rank), options.common.log_level,
                     options.parent_fd, [&] { worker::run_worker(config); });
 }

@@ -120,14 +120,13 @@ int continue_command(const Arguments& arguments) {
   request.empty_cache = !keep;
   const auto outcome = ask_outcome<ipc::ContinueReply>(common, ipc::MessageKind::kContinue, request,
                                                        request.deadline);
-  if (!outcome) return failure("continue", outcome.error());
-  print_memory(outcome->reply.ranks);
-  if (outcome->error) {
-    report_failures("continue", outcome->reply.ranks);
-    return failure("continue", *outcome->error);
-  }
-  print_out("running again after {:.1f} ms\n", to_ms(outcome->reply.took));
-  return kExitDone;
+  return end_command(
+      "continue", outcome, [](const ipc::ContinueReply& reply) { print_memory(reply.ranks); },
+      [](const ipc::ContinueReply& reply) { report_failures("continue", reply.ranks); },
+      [](const ipc::ContinueReply& reply) {
+        print_out("running again after {:.1f} ms\n", to_ms(reply.took));
+        return kExitDone;
+      });
 }
 
 int flush_command(const Arguments& arguments) {
@@ -155,15 +154,14 @@ int flush_command(const Arguments& arguments) {
   request.empty_cache = !keep;
   const auto outcome = ask_outcome<ipc::FlushReply>(common, ipc::MessageKind::kFlush, request,
                                                     request.timeout + request.deadline);
-  if (!outcome) return failure("flush", outcome.error());
-  print_memory(outcome->reply.ranks);
-  if (outcome->error) {
-    report_failures("flush", outcome->reply.ranks);
-    return failure("flush", *outcome->error);
-  }
-  print_out("flushed in {:.1f} ms; {} blocks dropped from host memory\n",
-            to_ms(outcome->reply.took), with_separators(outcome->reply.host_blocks_dropped));
-  return kExitDone;
+  return end_command(
+      "flush", outcome, [](const ipc::FlushReply& reply) { print_memory(reply.ranks); },
+      [](const ipc::FlushReply& reply) { report_failures("flush", reply.ranks); },
+      [](const ipc::FlushReply& reply) {
+        print_out("flushed in {:.1f} ms; {} blocks dropped from host memory\n", to_ms(reply.took),
+                  with_separators(reply.host_blocks_dropped));
+        return kExitDone;
+      });
 }
 
 namespace {
@@ -286,8 +284,10 @@ int update_weights_command(const Arguments& arguments) {
   print_memory(reply.ranks);
   std::uint64_t bytes = 0;
   for (const ipc::RankUpdate& update : reply.updates) bytes += update.bytes;
-  print_out("weights {} on {} ranks, {}, in {:.1f} ms\n", reply.weights.hex(), reply.updates.size(),
-            ipc::format_size(bytes), to_ms(reply.took));
+  print_out("weights {} on {} ranks, {}{}, in {:.1f} ms\n", reply.weights.hex(),
+            reply.updates.size(), ipc::format_size(bytes),
+            reply.transport.empty() ? "" : fmt::format(" handed on by {}", reply.transport),
+            to_ms(reply.took));
   return kExitDone;
 }
 

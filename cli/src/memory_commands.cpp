@@ -107,6 +107,16 @@ bool report_quarantine(const ipc::ReleaseReply& reply) {
   return any;
 }
 
+void print_resume(const ipc::ResumeReply& reply) {
+  Table table({{"rank", Align::kRight}, {"weights", Align::kRight}, {"scratch", Align::kRight}});
+  for (const ipc::RankReleased& rank : reply.ranks) {
+    table.add({std::to_string(rank.rank.value),
+               rank.error ? "failed" : ipc::format_size(rank.outcome.weights_bytes),
+               rank.error ? "failed" : ipc::format_size(rank.outcome.scratch_bytes)});
+  }
+  if (!table.empty()) (void)write_out(table.render());
+}
+
 /// What keeps requests from running now, and what lets them.
 std::string describe_hold(const ipc::ResumeReply& reply) {
   if (!reply.released.empty()) {
@@ -152,17 +162,20 @@ int release_command(const Arguments& arguments) {
   ipc::init_logging("kvferry release", common.log_level);
   const auto outcome = ask_outcome<ipc::ReleaseReply>(common, ipc::MessageKind::kReleaseMemory,
                                                       request, request.deadline);
-  if (!outcome) return failure("release", outcome.error());
-  const ipc::ReleaseReply& reply = outcome->reply;
-  print_release(reply);
-  const bool quarantined = report_quarantine(reply);
-  if (outcome->error) {
-    report_failures("release", reply.ranks);
-    return failure("release", *outcome->error);
-  }
-  print_out("released in {:.1f} ms: {}; {} blocks dropped from host memory\n", to_ms(reply.took),
-            to_string(reply.released), with_separators(reply.host_blocks_dropped));
-  return quarantined ? kExitQuarantined : kExitDone;
+  bool quarantined = false;
+  return end_command(
+      "release", outcome,
+      [&quarantined](const ipc::ReleaseReply& reply) {
+        print_release(reply);
+        quarantined = report_quarantine(reply);
+      },
+      [](const ipc::ReleaseReply& reply) { report_failures("release", reply.ranks); },
+      [&quarantined](const ipc::ReleaseReply& reply) {
+        print_out("released in {:.1f} ms: {}; {} blocks dropped from host memory\n",
+                  to_ms(reply.took), to_string(reply.released),
+                  with_separators(reply.host_blocks_dropped));
+        return quarantined ? kExitQuarantined : kExitDone;
+      });
 }
 
 int resume_command(const Arguments& arguments) {
@@ -187,22 +200,14 @@ int resume_command(const Arguments& arguments) {
   ipc::init_logging("kvferry resume", common.log_level);
   const auto outcome = ask_outcome<ipc::ResumeReply>(common, ipc::MessageKind::kResumeMemory,
                                                      request, request.deadline);
-  if (!outcome) return failure("resume", outcome.error());
-  const ipc::ResumeReply& reply = outcome->reply;
-  Table table({{"rank", Align::kRight}, {"weights", Align::kRight}, {"scratch", Align::kRight}});
-  for (const ipc::RankReleased& rank : reply.ranks) {
-    table.add({std::to_string(rank.rank.value),
-               rank.error ? "failed" : ipc::format_size(rank.outcome.weights_bytes),
-               rank.error ? "failed" : ipc::format_size(rank.outcome.scratch_bytes)});
-  }
-  if (!table.empty()) (void)write_out(table.render());
-  if (outcome->error) {
-    report_failures("resume", reply.ranks);
-    return failure("resume", *outcome->error);
-  }
-  print_out("resumed {} in {:.1f} ms; {}\n", to_string(reply.resumed), to_ms(reply.took),
-            describe_hold(reply));
-  return kExitDone;
+  return end_command(
+      "resume", outcome, print_resume,
+      [](const ipc::ResumeReply& reply) { report_failures("resume", reply.ranks); },
+      [](const ipc::ResumeReply& reply) {
+        print_out("resumed {} in {:.1f} ms; {}\n", to_string(reply.resumed), to_ms(reply.took),
+                  describe_hold(reply));
+        return kExitDone;
+      });
 }
 
 }  // namespace kvferry::cli

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace kvferry::cli {
@@ -51,6 +52,21 @@ template <typename Reply, typename Request>
   KVFERRY_ASSIGN(auto outcome, ask_outcome<Reply>(common, kind, request, time));
   if (outcome.error) return std::move(*outcome.error);
   return std::move(outcome.reply);
+}
+
+/// The end of a command that all ranks were asked for: shows what they came to, also when it failed
+/// on some, then what failed and why. Returns the exit code: done's, when nothing failed.
+template <typename Reply, typename Show, typename ReportFailures, typename Done>
+[[nodiscard]] int end_command(std::string_view command,
+                              const ipc::Result<Outcome<Reply>>& outcome,
+                              const Show& show,
+                              const ReportFailures& report_failures,
+                              const Done& done) {
+  if (!outcome) return failure(command, outcome.error());
+  show(outcome->reply);
+  if (!outcome->error) return done(outcome->reply);
+  report_failures(outcome->reply);
+  return failure(command, *outcome->error);
 }
 
 }  // namespace kvferry::cli

@@ -7,6 +7,8 @@
 #include "rl/rl_loop.hpp"
 #include "run_options.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,6 +38,12 @@ constexpr const char* kRlExample =
     "  kvferry rl-loop --ranks 2 --update ipc                  weights from device to device\n"
     "  kvferry rl-loop --no-empty-cache --report r.json --plot memory.svg\n"
     "                                                          what it is like without emptying";
+
+std::string is_variable(const std::string& text) {
+  const auto sign = text.find('=');
+  if (sign != std::string::npos && sign > 0) return {};
+  return fmt::format("'{}' is not of the form NAME=VALUE", text);
+}
 
 struct RlOptions {
   CommonOptions common;
@@ -88,6 +96,15 @@ void add_loop_options(CLI::App& app, RlOptions& options) {
 void add_instance_options(CLI::App& app, RlOptions& options) {
   RlConfig& config = options.config;
   add_ranks(app, options.ranks);
+  app.add_option("--worker-environment", config.worker_environment,
+                 "Variables in the environment of the workers; {rank} stands for the number of a "
+                 "worker's rank")
+      ->type_name("NAME=VALUE[,...]")
+      ->delimiter(',')
+      ->check(is_variable);
+  add_choice<bool>(app, "--weights-broadcast", config.weights_broadcast,
+                   {{"auto", true}, {"messages", false}},
+                   "With --update distributed: as the workers' option");
   add_device_choice(app, options.device);
   add_geometry(app, options.geometry);
   add_gpu_blocks(app, options.gpu_blocks, "Blocks on each device [for half of the requests]");

@@ -35,7 +35,7 @@ class DaemonsTest : public testing::Test {
     if (command != "manager") {
       arguments.push_back("--geometry=" + geometry_);
       arguments.push_back("--gpu-blocks=" + std::to_string(gpu_blocks_));
-      arguments.push_back("--device=" + device());
+      arguments.push_back("--device=" + device_for(more));
     } else {
       arguments.push_back("--host-memory=" + host_memory_);
     }
@@ -57,6 +57,16 @@ class DaemonsTest : public testing::Test {
     }
     return false;
   }
+  /// Of a process with these options: that of its rank, when each has one of its own.
+  [[nodiscard]] std::string device_for(const std::vector<std::string>& options) const {
+    constexpr std::string_view kRank = "--rank=";
+    for (const std::string& option : options) {
+      if (own_devices_ && option.starts_with(kRank)) {
+        return "host:" + device_name_ + "-" + option.substr(kRank.size()) + ":" + device_size_;
+      }
+    }
+    return device();
+  }
   [[nodiscard]] std::string device() const { return "host:" + device_name_ + ":" + device_size_; }
   static bool offload_ready(const nlohmann::json& status) {
     return status["engines"].size() == 1 && status["engines"][0]["offload_ready"] == true;
@@ -67,6 +77,7 @@ class DaemonsTest : public testing::Test {
   /// machine.
   const std::string device_name_ = "d" + std::to_string(::getpid());
   std::string device_size_ = "64MiB";
+  bool own_devices_ = false;  ///< Each rank has one.
   std::string geometry_ = "tiny";
   int gpu_blocks_ = 32;
   std::string host_memory_ = "16MiB";

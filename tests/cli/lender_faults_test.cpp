@@ -4,6 +4,7 @@
 // their device. What WeightsImport refuses is in weights_import_test.
 #include "cli/update_sources_fixture.hpp"
 #include "kvferry/worker/weights_exporter.hpp"
+#include "kvferry/worker/weights_import.hpp"
 #include "support/processor_time.hpp"
 #include "support/scripted_lender.hpp"
 
@@ -11,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -156,6 +158,39 @@ TEST_F(LenderDescriptorsTest, WithoutAnyItWaitsAndGoesOnWhenItHasSome) {
   const auto answer = waiting->receive(soon());
   ASSERT_TRUE(answer) << answer.error().to_string();
   EXPECT_EQ(ipc::decode<LoanPart>(answer->bytes, "LoanPart").value().total_tensors, 3U);
+}
+
+/// The next descriptor that it opens.
+int lowest_free_descriptor(pid_t pid) {
+  int fd = 0;
+  while (fs::exists(fs::symlink_status(fmt::format("/proc/{}/fd/{}", pid, fd)))) ++fd;
+  return fd;
+}
+
+// With the last one the connection is accepted: what watches for the borrower's death needs
+// another.
+TEST_F(LenderDescriptorsTest, WithASingleOneABorrowerIsToldAndMayComeAgain) {
+  ChildProcess& lender = lend(second_, "trainer");
+  rlimit before{};
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  const auto most = static_cast<rlim_t>(lowest_free_descriptor(lender.pid()) + 1);
+  const rlimit one{most, before.rlim_max};
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &one, nullptr), 0);
+  const fs::path socket = temp_ / "run/chat/trainer.weights";
+  const std::atomic<bool> cancelled{false};
+  for (int i = 0; i < 20; ++i) {
+    const auto refused = worker::WeightsImport::open(socket, soon(), cancelled);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kNotReady) << refused.error().message;
+    EXPECT_THAT(refused.error().message, HasSubstr("it takes no borrower now: "));
+    EXPECT_THAT(refused.error().message, HasSubstr("Too many open files"));
+  }
+  EXPECT_THAT(lender.stderr_text(),
+              HasSubstr(fmt::format("borrower pid {} is refused", ::getpid())));
+  ASSERT_EQ(::prlimit(lender.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  const auto import = worker::WeightsImport::open(socket, soon(), cancelled);
+  ASSERT_TRUE(import) << import.error().to_string();
+  EXPECT_EQ(import->tensors().size(), 3U);
 }
 
 /// Weights that take their time to copy, and a worker that is stopped while it has them mapped.

@@ -187,6 +187,11 @@ TEST_F(LifecycleMemoryTest, Row13WithoutABackupNothingComputesBeforeAnUpdate) {
   ask_for(answer, prompt_, 16);
   refused("continue", {}, "released without a backup: update them");
   EXPECT_FALSE(answer.has_value());
+  // There is nothing to back up, and the memory is given up all the same.
+  done("release", {"--tags=weights"});
+  EXPECT_THAT(running_.back()->stderr_text(), HasSubstr("no backup of weights that were lost"));
+  done("resume");
+  EXPECT_EQ(engine()["weights_lost"], true);
   // Of the same model they have to be all the same.
   write_safetensors(first_, {{"w", "BF16", {64, 33}}}, 3);
   refused("update-weights", {"--file=" + first_}, "the model in use has 'w' BF16 [4096, 1024]");

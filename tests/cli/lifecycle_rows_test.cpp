@@ -19,12 +19,12 @@ TEST_F(LifecycleRowsTest, Row1FlushForgetsAndEmptiesOnce) {
   ASSERT_NO_FATAL_FAILURE(start_rows());
   const GenerateReply first = generate(prompt_, 16);
   const std::uint64_t epoch = epoch_of(0);
-  done("flush", {"--host=keep"});
+  done("flush", {kSettles, "--host=keep"});
   expect_emptied({{EmptyReason::kFlush, 1}});
   GenerateReply again = generate(prompt_, 16);
   EXPECT_EQ(again.tokens, first.tokens);
   EXPECT_GT(again.cached_tokens, 0U) << "from host memory";
-  done("flush", {"--no-empty-cache"});
+  done("flush", {kSettles, "--no-empty-cache"});
   expect_emptied({});
   again = generate(prompt_, 16);
   EXPECT_EQ(again.tokens, first.tokens);
@@ -40,7 +40,7 @@ TEST_F(LifecycleRowsTest, Row1FlushForgetsAndEmptiesOnce) {
   const GenerateReply whole = wait_for(answer);
   EXPECT_EQ(whole.admissions, 1U);
   EXPECT_GT(whole.cached_tokens, 0U) << "the refused flush had forgotten it";
-  done("flush");
+  done("flush", {kSettles});
   expect_emptied({{EmptyReason::kFlush, 1}});
 }
 
@@ -132,7 +132,7 @@ TEST_F(LifecycleRowsTest, Row5PauseRetractLetsAFlushWork) {
 TEST_F(LifecycleRowsTest, Row6PauseInPlaceKeepsBlocksAndDrainsTransfers) {
   ASSERT_NO_FATAL_FAILURE(start_rows());
   const GenerateReply expected = generate(prompt_, kLong);
-  done("flush");
+  done("flush", {kSettles});
   expect_emptied({{EmptyReason::kFlush, 1}});
   Answer answer;
   ask_for(answer, prompt_, kLong);

@@ -204,6 +204,20 @@ TEST_F(LoopDriverTest, WhatIsMissingAtTheStartIsNamed) {
   EXPECT_THAT(report.iterations, IsEmpty());
 }
 
+TEST_F(LoopDriverTest, WhatIsMissingIsNamedWhileTheManagerIsAskedAnew) {
+  options_.start_limit = 4s;  // Less than a status may take: it ends while one is due.
+  const RlReport report = run({.statuses = 1, .lacks_a_mover = true});
+  ASSERT_THAT(report.errors, SizeIs(1));
+  EXPECT_THAT(report.errors[0], HasSubstr("waiting for the mover of rank 1"));
+}
+
+TEST_F(LoopDriverTest, AManagerThatDoesNotAnswerAtTheStartIsNamed) {
+  options_.start_limit = 4s;
+  const RlReport report = run({.statuses = 0});
+  ASSERT_THAT(report.errors, SizeIs(1));
+  EXPECT_THAT(report.errors[0], HasSubstr("waiting for an answer of the manager"));
+}
+
 TEST_F(LoopDriverTest, ALenderThatIsMissingAtTheStartIsNamed) {
   options_.start_limit = 5s;
   options_.lenders = {"v0-r0"};

@@ -32,6 +32,7 @@ struct FakeFaults {
   int busy_answers = 0;          ///< Requests that are refused as busy.
   int wrong_answers_after = -1;  ///< From so many answers on, all are wrong. -1: none.
   int not_idle_updates = 0;
+  int statuses = -1;  ///< So many are answered, later ones never. -1: all.
   bool forgets_long_requests = false;
   bool lacks_a_mover = false;
   bool other_weights = false;  ///< Updates to other weights than it was told to.
@@ -188,7 +189,10 @@ class FakeInstance {
     }
     const auto reply = [&](const auto& body) { (void)manager_->reply(peer.id, message, body); };
     switch (message.kind) {
-      case ipc::MessageKind::kStatus: return reply(ipc::StatusReply{status()});
+      case ipc::MessageKind::kStatus:
+        if (faults_.statuses == 0) return;
+        if (faults_.statuses > 0) --faults_.statuses;
+        return reply(ipc::StatusReply{status()});
       case ipc::MessageKind::kPause: {
         const auto asked = ipc::decode<ipc::PauseRequest>(message.body, "PauseRequest").value();
         paused_ = asked.mode;

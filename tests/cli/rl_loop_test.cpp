@@ -101,6 +101,7 @@ TEST_P(RlLoopModeTest, UpdatesAndAnswersAndKeepsNothingAtContinues) {
   const bool lent = std::string(source) == "ipc";
   EXPECT_EQ(report["settings"]["lenders"], lent ? 6 : 0) << "each rank has a device of its own";
   EXPECT_EQ(report["settings"]["lent_bytes"], lent ? 6 * (2 << 20) : 0);
+  EXPECT_EQ(report["transport"], std::string(source) == "distributed" ? "host" : "");
   EXPECT_GT(report["verified"], 0);
   EXPECT_LT(report["requests"]["equal_prompts"], report["requests"]["compared_prompts"]);
   EXPECT_EQ(sum(report, "finished"), report["requests"]["finished"]);
@@ -123,6 +124,17 @@ INSTANTIATE_TEST_SUITE_P(Modes,
                            return std::string(std::get<0>(name.param)) + "_" +
                                   std::get<1>(name.param);
                          });
+
+TEST_F(RlLoopTest, WorkersTakeMessagesWhenToldOnTheirCommandLineOrInTheirEnvironment) {
+  // A rank that was not filled in is no time, and the worker would not start.
+  for (const char* told : {"--weights-broadcast=messages",
+                           "--worker-environment=KVFERRY_WEIGHTS_BROADCAST=messages,"
+                           "KVFERRY_IDLE_TRIM=6{rank}s"}) {
+    const json report = loop({"--update=distributed", told});
+    EXPECT_EQ(report["transport"], "messages") << told;
+    EXPECT_GT(report["verified"], 0);
+  }
+}
 
 // The trainer has the device meanwhile: nothing of it is the engine's, and every answer stays
 // right.
@@ -291,6 +303,7 @@ TEST_F(RlLoopTest, AWrongUseIsToldBeforeAnythingStarts) {
   refused({"--iterations=0"}, "--iterations");
   refused({"--plot=/dev/null/m.svg"}, "/dev/null/m.svg");
   refused({"--weights-size=lots"}, "lots");
+  refused({"--worker-environment=A=1,B"}, "'B' is not of the form NAME=VALUE");
   const Finished too_large = run_kvferry({"rl-loop", "--device=host", "--update=ipc",
                                           "--weights-size=64TiB", "--runtime-dir=" + path("run")});
   EXPECT_EQ(too_large.exit, ChildExit::exited(1));

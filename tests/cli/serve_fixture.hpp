@@ -33,6 +33,9 @@ inline std::vector<std::uint32_t> prompt_of(std::uint32_t first, std::uint32_t l
 class ServeTest : public DaemonsTest {
  protected:
   using Answer = std::optional<ipc::Result<GenerateReply>>;
+  /// For a flush behind a request: that is answered before its blocks have been stored, and an
+  /// engine is idle only when its copies have ended, too.
+  static constexpr const char* kSettles = "--timeout=10";
 
   void start_engine(std::uint32_t ranks,
                     const std::vector<std::string>& workers = {},

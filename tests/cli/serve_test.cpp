@@ -51,8 +51,8 @@ TEST_F(ServeTest, NothingButOutputsTellsOfAClearAFlushAndAPause) {
   const auto prompt = prompt_of(7, 50);
   const GenerateReply first = generate(prompt, 16);
   for (const std::vector<std::string>& command :
-       std::vector<std::vector<std::string>>{{"flush"},
-                                             {"flush", "--host=keep"},
+       std::vector<std::vector<std::string>>{{"flush", kSettles},
+                                             {"flush", kSettles, "--host=keep"},
                                              {"clear"},
                                              {"reinit"},
                                              {"pause", "--mode=retract"},
@@ -72,7 +72,7 @@ TEST_F(ServeTest, RequestsThatAPauseStoppedGoOnWithTheSameTokens) {
   const auto prompt = prompt_of(1000, 30);
   constexpr std::uint32_t kTokens = 1500;  // Long enough to be stopped in the middle.
   const GenerateReply expected = generate(prompt, kTokens);
-  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  ASSERT_EQ(ask("flush", {kSettles}).exit, ChildExit::exited(0));
   for (const auto& [mode, left] : {std::pair{"--mode=retract", "0 frozen, 1 waiting"},
                                    std::pair{"--mode=in_place", "1 frozen, 0 waiting"}}) {
     Answer answer;
@@ -100,14 +100,14 @@ TEST_F(ServeTest, WhatAPauseFrozeIsNotInTheWayOfAClearedEngine) {
   const auto prompt = prompt_of(1000, 30);
   constexpr std::uint32_t kTokens = 1500;
   const GenerateReply expected = generate(prompt, kTokens);
-  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  ASSERT_EQ(ask("flush", {kSettles}).exit, ChildExit::exited(0));
   Answer answer;
   ask_for(answer, prompt, kTokens);
   const Finished paused = ask("pause", {"--mode=in_place"});
   EXPECT_THAT(paused.output, HasSubstr("1 frozen"));
   ASSERT_EQ(ask("flush").exit, ChildExit::exited(1)) << "frozen requests hold blocks";
   ASSERT_EQ(ask("clear").exit, ChildExit::exited(0));
-  const Finished flushed = ask("flush", {"--timeout=10"});
+  const Finished flushed = ask("flush", {kSettles});
   EXPECT_EQ(flushed.exit, ChildExit::exited(0)) << flushed.complaints;
   ASSERT_EQ(ask("reinit").exit, ChildExit::exited(0));
   ASSERT_EQ(ask("continue").exit, ChildExit::exited(0));
@@ -127,7 +127,7 @@ TEST_F(ServeTest, APrefixThatWasLoadedBeforeAnUpdateIsOfTheEarlierWeights) {
   ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--weights=" + first}));
   const auto prompt = prompt_of(1000, 100);
   const GenerateReply before = generate(prompt, 4);
-  ASSERT_EQ(ask("flush", {"--host=keep"}).exit, ChildExit::exited(0));
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
   // The load of its prefix is on its way for as long as the mover is stopped.
   ChildProcess& mover = *running_[1];
   ASSERT_TRUE(mover.stop());
@@ -206,7 +206,7 @@ TEST_F(ServeTest, ManyRequestsShareADeviceThatHoldsAFewOfThem) {
   ASSERT_NO_FATAL_FAILURE(start_engine(1));
   std::vector<GenerateReply> alone;
   for (std::uint32_t i = 0; i < 12; ++i) alone.push_back(generate(prompt_of(i * 50, 33), 60));
-  ASSERT_EQ(ask("flush").exit, ChildExit::exited(0));
+  ASSERT_EQ(ask("flush", {kSettles}).exit, ChildExit::exited(0));
   std::vector<Answer> answers(alone.size());
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
     ask_for(answers[i], prompt_of(i * 50, 33), 60);

@@ -28,6 +28,8 @@ class UpdateSourcesTest : public ServeTest {
     write_safetensors(file, {{"w", "BF16", {64, 32}}, {"n", "F32", {5}}, {"none", "U8", {0}}},
                       seed);
   }
+  /// Where broadcasts reach the ranks, each has a device of its own.
+  void prepare_for(const std::string& from) { own_devices_ = from == "broadcast"; }
   /// Lends a file on the workers' device; says so before this returns.
   ChildProcess& lend(const std::string& file,
                      const std::string& name,
@@ -45,7 +47,7 @@ class UpdateSourcesTest : public ServeTest {
   }
   [[nodiscard]] Finished update(const std::string& from,
                                 const std::vector<std::string>& more = {}) {
-    std::vector<std::string> options{"--from=" + from};
+    std::vector<std::string> options{"--from=" + (from == "broadcast" ? "distributed" : from)};
     options.push_back(from == "ipc" ? "--source=trainer" : "--file=" + second_);
     options.insert(options.end(), more.begin(), more.end());
     return ask("update-weights", options);

@@ -20,6 +20,7 @@ class LifecycleUpdateTest : public UpdateSourcesTest,
 TEST_P(LifecycleUpdateTest, GivesTheTokensOfAFreshEngineAndEmptiesOnlyWhenAsked) {
   const std::string from = GetParam();
   const auto prompt = prompt_of(5, 40);
+  prepare_for(from);
   geometry_ = "tiny-mla";  // Its ranks share regions, and so a table of all of the weights.
   ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--weights=" + second_}));
   const GenerateReply fresh = generate(prompt, 20);
@@ -36,6 +37,11 @@ TEST_P(LifecycleUpdateTest, GivesTheTokensOfAFreshEngineAndEmptiesOnlyWhenAsked)
   const Finished updated = update(from);
   ASSERT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
   EXPECT_THAT(updated.output, HasSubstr("on 2 ranks, 4.04 KiB"));
+  const bool broadcast = from == "broadcast";
+  EXPECT_EQ(updated.output.find(broadcast ? "handed on by host" : "handed on by messages") !=
+                std::string::npos,
+            broadcast || from == "distributed")
+      << updated.output;
   EXPECT_NE(identity(), kFirstId);
   for (std::uint32_t rank : {0U, 1U}) EXPECT_EQ(empties_of(memory_of(rank)), empties[rank]);
   const Finished emptied = update(from, {"--empty-cache"});
@@ -49,6 +55,7 @@ TEST_P(LifecycleUpdateTest, GivesTheTokensOfAFreshEngineAndEmptiesOnlyWhenAsked)
 
 TEST_P(LifecycleUpdateTest, WhatFailsKeepsIdentityAndTokensAndFrozenRequestsAreInTheWayOfAFlush) {
   const std::string from = GetParam();
+  prepare_for(from);
   gpu_blocks_ = 160;
   ASSERT_NO_FATAL_FAILURE(
       start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
@@ -91,11 +98,12 @@ TEST_P(LifecycleUpdateTest, WhatFailsKeepsIdentityAndTokensAndFrozenRequestsAreI
 
 INSTANTIATE_TEST_SUITE_P(Row,
                          LifecycleUpdateTest,
-                         testing::Values("disk", "distributed", "tensor", "ipc"),
+                         testing::Values("disk", "distributed", "broadcast", "tensor", "ipc"),
                          [](const auto& from) {
                            const std::string name = from.param;
                            return (name == "disk"          ? "8FromDisk"
                                    : name == "distributed" ? "9FromDistributed"
+                                   : name == "broadcast"   ? "9FromBroadcast"
                                    : name == "tensor"      ? "10FromTensor"
                                                            : "11FromIpc");
                          });
@@ -164,6 +172,102 @@ TEST_F(UpdateSourcesTest, ARankThatTakesNoPartInADistributionIsNamed) {
   const Finished dead = update("distributed");
   EXPECT_EQ(dead.exit, ChildExit::exited(1));
   EXPECT_THAT(dead.complaints, HasSubstr("rank 1"));
+}
+
+/// Ranks of which one is in the middle of a broadcast, or has not come to it, and does not go on.
+class BrokenBroadcastTest : public UpdateSourcesTest {
+ protected:
+  void start_large() {
+    own_devices_ = true;
+    device_size_ = "256MiB";
+    write_safetensors(first_, model_, 1);
+    write_safetensors(second_, model_, 2);
+    ASSERT_NO_FATAL_FAILURE(
+        start_engine(2, {"--weights=" + first_, std::string("--weights-id=") + kFirstId}));
+    ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  }
+  /// Stops rank 1 between the order to prepare and its answer. An update that was faster is made
+  /// again.
+  ChildProcess begin_and_stop(const std::vector<std::string>& options = {}) {
+    for (int attempt = 0;; ++attempt) {
+      ChildProcess asks = begin(options);
+      EXPECT_TRUE(says(*running_.back(), "which rank 0 broadcasts", attempt + 1));
+      EXPECT_TRUE(running_.back()->stop());
+      if (times(*running_.back(), "that rank 0 broadcast\n") <= attempt) return asks;
+      running_.back()->signal(SIGCONT);
+      EXPECT_TRUE(asks.wait(soon()).has_value());
+    }
+  }
+  ChildProcess begin(const std::vector<std::string>& options) {
+    auto arguments = common("update-weights");
+    for (const auto& option : {std::string("--from=distributed"), "--file=" + second_}) {
+      arguments.push_back(option);
+    }
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return ChildProcess(ChildOptions{.program = KVFERRY_PROGRAM, .arguments = arguments});
+  }
+  static int times(const ChildProcess& process, const std::string& text) {
+    const std::string all = process.stderr_text();
+    int count = 0;
+    for (auto at = all.find(text); at != std::string::npos; at = all.find(text, at + 1)) ++count;
+    return count;
+  }
+  bool says(const ChildProcess& process, const std::string& text, int often = 1) {
+    return wait_status(
+        [&](const nlohmann::json& /*status*/) { return times(process, text) >= often; });
+  }
+  ChildProcess& worker_zero() { return *running_.at(2); }
+
+  const std::vector<WrittenTensor> model_{{"w", "U8", {2, 24 << 20}}, {"n", "F32", {5}}};
+};
+
+TEST_F(BrokenBroadcastTest, ADeathEndsItAndLeavesAllAsTheyWere) {
+  ASSERT_NO_FATAL_FAILURE(start_large());
+  ChildProcess asks = begin_and_stop();
+  running_.back()->kill();
+  EXPECT_EQ(asks.wait(soon()), ChildExit::exited(1));
+  EXPECT_THAT(asks.stderr_text(), HasSubstr("peer_died: engine default rank 1"));
+  EXPECT_TRUE(says(worker_zero(), "weights: cancelled") ||
+              says(worker_zero(), "weights: peer_died"))
+      << worker_zero().stderr_text();
+  EXPECT_EQ(update("disk").exit, ChildExit::exited(1)) << "rank 1 has no worker";
+  start("worker", {"--rank=1", "--ranks=2", "--weights=" + first_,
+                   std::string("--weights-id=") + kFirstId, "--serve"});
+  ASSERT_TRUE(wait_status(offload_ready));
+  EXPECT_EQ(identity(), kFirstId);
+  const Finished updated = update("broadcast");
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  EXPECT_THAT(updated.output, HasSubstr("handed on by host"));
+}
+
+TEST_F(BrokenBroadcastTest, ARankThatHangsEndsItAtTheDeadlineAndGoesOnLater) {
+  ASSERT_NO_FATAL_FAILURE(start_large());
+  ChildProcess asks = begin_and_stop({"--deadline=6s"});
+  EXPECT_TRUE(says(worker_zero(), "weights: timeout")) << worker_zero().stderr_text();
+  running_.back()->signal(SIGCONT);
+  EXPECT_EQ(asks.wait(soon()), ChildExit::exited(1));
+  EXPECT_THAT(asks.stderr_text(), HasSubstr("timeout: engine default rank"));
+  EXPECT_EQ(identity(), kFirstId);
+  const Finished updated = update("broadcast");
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+}
+
+TEST_F(BrokenBroadcastTest, OneRankThatTakesMessagesAloneIsServedWithThem) {
+  own_devices_ = true;
+  DaemonsTest::start("manager");
+  for (const std::string rank : {"0", "1"}) {
+    const std::vector<std::string> shared{"--rank=" + rank, "--ranks=2"};
+    DaemonsTest::start("mover", shared);
+    std::vector<std::string> worker = shared;
+    worker.insert(worker.end(), {"--weights=" + first_, "--serve"});
+    if (rank == "1") worker.emplace_back("--weights-broadcast=messages");
+    DaemonsTest::start("worker", worker);
+  }
+  ASSERT_TRUE(wait_status(offload_ready));
+  ASSERT_EQ(ask("pause").exit, ChildExit::exited(0));
+  const Finished updated = update("broadcast");
+  EXPECT_EQ(updated.exit, ChildExit::exited(0)) << updated.complaints;
+  EXPECT_THAT(updated.output, HasSubstr("handed on by messages"));
 }
 
 TEST_F(UpdateSourcesTest, AWrongUseIsToldAtOnce) {

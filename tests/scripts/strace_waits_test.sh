@@ -52,6 +52,7 @@ condition="FUTEX_WAIT_BITSET_PRIVATE|FUTEX_CLOCK_REALTIME, 0, NULL, $any"
 expect 'no time limit: poll(' kvferry "$ours" "poll([{fd=4<$event>, events=POLLIN}], 1, -1) = 1"
 expect 'no time limit: poll(' kvf-lease "- poll([{fd=4<socket:[9]>, events=POLLIN}], 1, -1)"
 expect 'no time limit: poll(' kvf-parent "- poll([{fd=4<socket:[9]>, events=POLLIN}], 1, -1)"
+expect 'no time limit: poll(' kvferry "- poll(0x7ffb88b59970, 1, -1)"
 expect 'no time limit: epoll_wait(' kvf-lease "epoll_wait(3<$epoll>, [], 64, -1) = 0"
 expect 'and no eventfd that wakes' kvferry \
   "epoll_ctl(3<$epoll>, EPOLL_CTL_ADD, 5<socket:[9]>, {events=EPOLLIN}) = 0" \
@@ -79,6 +80,7 @@ expect 'no time limit' kvferry '- pause()'
 expect 'no time limit: rt_sigtimedwait(' kvferry '- rt_sigtimedwait([USR1], NULL, NULL, 8)'
 
 accept 'poll with a time limit' kvferry "60.1 poll([{fd=4<$event>, events=POLLIN}], 1, 250) = 0"
+accept 'poll with a time limit' kvferry "- poll(0x7ffb88b59970, 1, 0)"
 accept 'futex with a time limit' kvf-lease \
   "futex(0x100, FUTEX_WAIT_BITSET_PRIVATE, 0, {tv_sec=9, tv_nsec=0}, $any) = -1 ETIMEDOUT"
 accept 'epoll_wait with a time limit' kvferry "epoll_wait(3<$epoll>, [], 64, 250) = 0"

@@ -144,7 +144,14 @@ TEST_F(ComponentRegistryTest, AnAllocatorThatCannotBeEmptiedIsAnError) {
   });
   Buffers draft(allocator_, 8 * kMiB);
   ASSERT_TRUE(broken.add({"draft", ComponentStrategy::kOffloaded, true}, draft));
-  EXPECT_EQ(broken.release("draft", Deadline::after(20s)).error().code, ErrorCode::kCuda);
+  testing::internal::CaptureStderr();
+  ipc::init_logging("test", ipc::LogLevel::kInfo);
+  const auto failed = broken.release("draft", Deadline::after(20s));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("W test component: the allocator was not emptied: "));
+  EXPECT_EQ(failed.error().code, ErrorCode::kCuda);
+  EXPECT_THAT(failed.error().message,
+              HasSubstr("9.00 MiB -> 0 B on the device, which stay cached: the device is gone"));
   ComponentRegistry without(nullptr);
   draft.use(8 * kMiB);
   ASSERT_TRUE(without.add({"draft", ComponentStrategy::kOffloaded, true}, draft));

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -16,7 +17,9 @@ namespace kvferry::test {
 /// A name that no other test of this machine uses.
 inline std::string unique_device_name() {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  return fmt::format("w-{}-{}", ::getpid(), test->name()).substr(0, 64);
+  std::string name = fmt::format("w-{}-{}", ::getpid(), test->name()).substr(0, 64);
+  std::replace(name.begin(), name.end(), '/', '.');  // Of a test with parameters.
+  return name;
 }
 
 inline std::unique_ptr<ipc::Device> open_host_device(std::uint64_t capacity_bytes) {

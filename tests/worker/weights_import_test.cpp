@@ -275,11 +275,11 @@ TEST_F(WeightsImportTest, ALenderThatClosesIsNotTakenForDead) {
   EXPECT_THAT(error.message, HasSubstr(name() + " closed its connection"));
 }
 
-/// One tensor for each question, and an answer to each at once.
+/// One tensor for each question, and an answer to each at once: seconds, of all together.
 ScriptedLender::Script in_small_pieces() {
   return [](const LoanRequest& request) {
     LoanPart part;
-    part.total_tensors = 5000;
+    part.total_tensors = ipc::kMaxWireElements;
     if (request.step == LoanStep::kTake) part.tensors.push_back({"none", "U8", {0}, 0, 0, 0});
     std::vector<LenderPacket> answer;
     answer.push_back({ipc::encode(part)});
@@ -291,7 +291,7 @@ TEST_F(WeightsImportTest, ALenderThatAnswersInSmallPiecesCanBeGivenUp) {
   cancelled_ = true;
   EXPECT_EQ(refusal(in_small_pieces()).code, ErrorCode::kCancelled);
   cancelled_ = false;
-  const ipc::Error late = refusal(in_small_pieces(), Deadline::after(0ms));
+  const ipc::Error late = refusal(in_small_pieces(), Deadline::after(500ms));
   EXPECT_EQ(late.code, ErrorCode::kTimeout);
   EXPECT_THAT(late.message, HasSubstr(name()));
 }

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 // Zeroing that fails half-way must be waited for like any other work.
+#include "support/forwarding_device.hpp"
 #include "worker/host_device.hpp"
 #include "worker_arena.hpp"
 
@@ -113,55 +114,19 @@ class TroubledStream final : public ipc::Stream {
 };
 
 /// A host device whose streams are troubled.
-class TroubledDevice final : public ipc::Device {
+class TroubledDevice final : public test::ForwardingDevice {
  public:
   TroubledDevice(std::unique_ptr<ipc::Device> device, Trouble& trouble)
-      : device_(std::move(device)), trouble_(trouble) {}
+      : ForwardingDevice(std::move(device)), trouble_(trouble) {}
 
-  [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return device_->spec(); }
-  [[nodiscard]] std::string name() const override { return device_->name(); }
-  [[nodiscard]] Result<ipc::MemoryInfo> memory_info() override { return device_->memory_info(); }
-  [[nodiscard]] Result<std::unique_ptr<ipc::AddressRange>> reserve(std::uint64_t size) override {
-    return device_->reserve(size);
-  }
-  [[nodiscard]] Result<std::unique_ptr<ipc::DeviceMemory>> allocate(
-      std::uint64_t size, ipc::HandleKind kind, ipc::AddressRange* at) override {
-    return device_->allocate(size, kind, at);
-  }
-  [[nodiscard]] Result<std::unique_ptr<ipc::DeviceMemory>> import(ipc::ExportedHandle handle,
-                                                                  ipc::AddressRange* at) override {
-    return device_->import(std::move(handle), at);
-  }
-  [[nodiscard]] std::uint64_t allocation_granularity() const noexcept override {
-    return device_->allocation_granularity();
-  }
-  [[nodiscard]] Result<std::unique_ptr<ipc::BorrowedMemory>> borrow(
-      ipc::DevicePtr address) override {
-    return device_->borrow(address);
-  }
   [[nodiscard]] Result<std::unique_ptr<ipc::Stream>> make_stream(
       ipc::StreamPriority priority) override {
-    KVFERRY_ASSIGN(auto stream, device_->make_stream(priority));
+    KVFERRY_ASSIGN(auto stream, ForwardingDevice::make_stream(priority));
     return std::unique_ptr<ipc::Stream>(
         std::make_unique<TroubledStream>(std::move(stream), trouble_));
   }
-  [[nodiscard]] Result<std::unique_ptr<ipc::RegionTable>> make_region_table(
-      std::vector<kernels::StridedRegion> regions) override {
-    return device_->make_region_table(std::move(regions));
-  }
-  [[nodiscard]] Result<std::unique_ptr<ipc::PinnedBuffer>> make_pinned_buffer(
-      std::uint64_t size) override {
-    return device_->make_pinned_buffer(size);
-  }
-  [[nodiscard]] Status register_host(void* data, std::uint64_t size) override {
-    return device_->register_host(data, size);
-  }
-  [[nodiscard]] Status unregister_host(void* data) override {
-    return device_->unregister_host(data);
-  }
 
  private:
-  std::unique_ptr<ipc::Device> device_;
   Trouble& trouble_;
 };
 

@@ -88,7 +88,13 @@ Result<ipc::ComponentRelease> ComponentRegistry::release(std::string_view name,
   if (entry.spec.strategy != ComponentStrategy::kResident) {
     KVFERRY_ASSIGN(release.component.device_bytes, entry.component->give_up(deadline));
   }
-  KVFERRY_TRY(empty_after(release));
+  if (const Status emptied = empty_after(release); !emptied) {
+    ipc::Error error = emptied.error();
+    error.message = fmt::format("{} -> {} on the device, which stay cached: {}",
+                                ipc::format_size(release.device_bytes_before),
+                                ipc::format_size(release.component.device_bytes), error.message);
+    return error;
+  }
   ipc::log_info("component {} ({}): {} -> {} on the device; {}{}", entry.spec.name,
                 to_string(entry.spec.strategy), ipc::format_size(release.device_bytes_before),
                 ipc::format_size(release.component.device_bytes),
@@ -106,7 +112,8 @@ Status ComponentRegistry::empty_after(ipc::ComponentRelease& release) const {
                                      release.device_bytes_before, component.device_bytes)) {
     return ipc::ok();
   }
-  KVFERRY_ASSIGN(const ipc::EmptiedCache emptied, empty_(ipc::EmptyReason::kComponent));
+  KVFERRY_ASSIGN(const ipc::EmptiedCache emptied,
+                 ipc::empty_or_warn(empty_, ipc::EmptyReason::kComponent));
   release.emptied = true;
   release.reserved_before = emptied.reserved_before;
   release.reserved_after = emptied.reserved_after;

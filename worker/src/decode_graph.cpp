@@ -62,12 +62,18 @@ bool DecodeGraph::is_bound_to(const MappedArena& arena, DevicePtr tables) const 
 
 Status DecodeGraph::make_buffers(std::size_t groups) {
   const std::uint64_t input_bytes = groups * kGroupBytes;
-  if (memory_.size_bytes() == kOutputBytes + input_bytes && outputs_ != nullptr) return ipc::ok();
+  if (memory_.size_bytes() == kOutputBytes + input_bytes) return ipc::ok();
   work_.reset();
+  memory_ = {};
+  device_bytes_.store(0);
   KVFERRY_ASSIGN(ScratchBuffer memory, allocator_.allocate(kOutputBytes + input_bytes));
-  KVFERRY_ASSIGN(inputs_, device_.make_pinned_buffer(input_bytes));
-  KVFERRY_ASSIGN(outputs_, device_.make_pinned_buffer(kOutputBytes));
-  memory_ = std::move(memory);
+  if (inputs_ == nullptr || inputs_->size_bytes() != input_bytes) {
+    KVFERRY_ASSIGN(inputs_, device_.make_pinned_buffer(input_bytes));
+  }
+  if (outputs_ == nullptr) {
+    KVFERRY_ASSIGN(outputs_, device_.make_pinned_buffer(kOutputBytes));
+  }
+  memory_ = std::move(memory);  // Last: they are all there.
   device_bytes_.store(memory_.size_bytes());
   return ipc::ok();
 }
@@ -118,6 +124,8 @@ std::uint64_t DecodeGraph::release() {
   const std::uint64_t bytes = memory_.size_bytes();
   if (bytes > 0) released_groups_ = (bytes - kOutputBytes) / kGroupBytes;
   give_up();
+  inputs_.reset();
+  outputs_.reset();
   return bytes;
 }
 
@@ -127,8 +135,6 @@ void DecodeGraph::give_up() {
   tables_.clear();
   memory_ = {};
   device_bytes_.store(0);
-  inputs_.reset();
-  outputs_.reset();
 }
 
 ipc::Result<std::uint64_t> DecodeGraph::resume() {

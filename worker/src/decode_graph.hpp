@@ -47,10 +47,11 @@ class DecodeGraph {
 
   /// Whether a launch is under way.
   [[nodiscard]] bool is_busy() const noexcept { return busy_; }
-  /// Gives its buffers and what is recorded up; the next launch takes them again and records anew.
+  /// Gives its device memory and what is recorded up; the next launch takes it again and records
+  /// anew. The pinned buffers stay: to free one synchronises the device, and steps run.
   /// @pre no launch is under way
   void give_up();
-  /// The same until resume(). Returns the bytes of device memory.
+  /// The same until resume(), and the pinned buffers. Returns the bytes of device memory.
   /// @pre no launch is under way
   std::uint64_t release();
   /// Takes as much as it had when it was released, before a launch needs it.

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_tables.hpp"
 
-#include "await_stream.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "make_stream.hpp"
 
 #include <utility>

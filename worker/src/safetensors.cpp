@@ -26,7 +26,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kLengthBytes = SafetensorsFile::kHeaderStart;
 /// Far above what any model needs; a file that says more is broken.
 constexpr std::uint64_t kMaxHeaderBytes = 100ULL << 20;
 constexpr std::size_t kMaxTensors = 1U << 20;
@@ -189,6 +189,16 @@ Result<std::vector<TensorInfo>> parse_safetensors(std::span<const std::byte> hea
   return tensors;
 }
 
+Status check_header_size(std::uint64_t header_bytes, std::uint64_t file_bytes) {
+  if (file_bytes >= kLengthBytes && header_bytes <= kMaxHeaderBytes &&
+      header_bytes <= file_bytes - kLengthBytes) {
+    return ipc::ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "a header of {} bytes in a file of {}: it is no safetensors file",
+                       header_bytes, file_bytes);
+}
+
 Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& file) {
   const std::string name = file.string();
   // Not a pipe or a terminal, whose reads may wait for ever.
@@ -210,21 +220,20 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& file)
   static_assert(std::endian::native == std::endian::little);
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, length.data(), length.size());
-  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - kLengthBytes) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "weights file {}: a header of {} bytes in a file of {}: it is no "
-                         "safetensors file",
-                         name, header_bytes, file_bytes);
+  const auto named = [&name](ipc::Error error) {
+    error.message = fmt::format("weights file {}: {}", name, error.message);
+    return error;
+  };
+  if (const Status checked = check_header_size(header_bytes, file_bytes); !checked) {
+    return named(checked.error());
   }
   std::vector<std::byte> header(header_bytes);
   KVFERRY_TRY(opened.read(kLengthBytes, header));
   auto tensors = parse_safetensors(header, header_bytes, file_bytes);
-  if (!tensors) {
-    ipc::Error error = tensors.error();
-    error.message = fmt::format("weights file {}: {}", name, error.message);
-    return error;
-  }
+  if (!tensors) return named(tensors.error());
   opened.tensors_ = std::move(tensors).value();
+  opened.header_bytes_ = header_bytes;
+  opened.size_bytes_ = file_bytes;
   return opened;
 }
 

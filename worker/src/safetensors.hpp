@@ -40,13 +40,20 @@ struct TensorInfo {
 [[nodiscard]] ipc::Result<std::vector<TensorInfo>> parse_safetensors(
     std::span<const std::byte> header, std::uint64_t header_bytes, std::uint64_t file_bytes);
 
+/// kInvalidArgument unless a file of that size can begin with a header of that one.
+[[nodiscard]] ipc::Status check_header_size(std::uint64_t header_bytes, std::uint64_t file_bytes);
+
 /// An open safetensors file. @threading one at a time.
 class SafetensorsFile {
  public:
   /// kNotFound, kPermission, kInvalidArgument: every error names the file.
   [[nodiscard]] static ipc::Result<SafetensorsFile> open(const std::filesystem::path& file);
 
+  static constexpr std::uint64_t kHeaderStart = 8;
+
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] std::uint64_t header_bytes() const noexcept { return header_bytes_; }
+  [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
   /// Reads from the file's start on; kSystem with what the kernel said, kInvalidArgument when the
   /// file has become shorter.
   [[nodiscard]] ipc::Status read(std::uint64_t offset, std::span<std::byte> target) const;
@@ -58,6 +65,8 @@ class SafetensorsFile {
   ipc::UniqueFd fd_;
   std::string name_;
   std::vector<TensorInfo> tensors_;
+  std::uint64_t header_bytes_ = 0;
+  std::uint64_t size_bytes_ = 0;
 };
 
 }  // namespace kvferry::worker

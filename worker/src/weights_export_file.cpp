@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/weights_export_file.hpp"
 
-#include "await_stream.hpp"
 #include "kvferry/ipc/base/keep.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "make_stream.hpp"
 #include "safetensors.hpp"

@@ -19,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -137,6 +138,7 @@ class LendingService {
 
   void accept();
   void pause_accepting();
+  void refuse(ipc::PacketSocket& socket, const std::string& why);
   void warn(std::string_view what);
   void on_readable(std::uint64_t number);
   [[nodiscard]] Status answer(Peer& peer, const ipc::Packet& packet);
@@ -166,9 +168,8 @@ void LendingService::accept() {
     if (!socket->has_value()) return;
     auto process = (*socket)->peer();
     if (!process || peers_.size() >= kMaxBorrowers) {
-      warn(fmt::format("a borrower is refused: {}", process
-                                                        ? fmt::format("{} are there", peers_.size())
-                                                        : process.error().to_string()));
+      refuse(**socket, process ? fmt::format("{} borrowers are there", peers_.size())
+                               : process.error().message);
       continue;
     }
     const std::uint64_t number = ++last_peer_;
@@ -188,6 +189,15 @@ void LendingService::pause_accepting() {
       loop_.after(kAcceptPause, [this] { loop_.watch(listener_->fd(), [this] { accept(); }); });
 }
 
+// Out of descriptors for what would tell of its death, say: it is told so, and may come again.
+void LendingService::refuse(ipc::PacketSocket& socket, const std::string& why) {
+  warn(fmt::format("borrower pid {} is refused: {}", socket.peer_pid(), why));
+  LoanPart part;
+  part.refused = KVFERRY_ERROR(kNotReady, "it takes no borrower now: {}; retry", why);
+  // One that is gone hears nothing.
+  if (const Status sent = socket.send(ipc::encode(part)); !sent) warn(sent.error().message);
+}
+
 void LendingService::warn(std::string_view what) {
   std::uint64_t suppressed = 0;
   if (gate_.open(suppressed)) {
@@ -201,7 +211,6 @@ void LendingService::on_readable(std::uint64_t number) {
   if (!packet) return on_closed(number, packet.error());
   if (!packet->has_value()) return;
   const Status answered = answer(peer, **packet);
-  tell_borrowers();
   if (!answered) on_closed(number, answered.error());
 }
 
@@ -215,6 +224,7 @@ Status LendingService::answer(Peer& peer, const ipc::Packet& packet) {
   }
   if (request.step == ipc::LoanStep::kReturn) {
     peer.holds = false;
+    tell_borrowers();  // Whoever hears of the answer may ask who has the memory mapped.
     return peer.socket->send(ipc::encode(LoanPart{}));
   }
   return hand_out(peer, request);
@@ -254,6 +264,7 @@ Status LendingService::hand_out(Peer& peer, const ipc::LoanRequest& request) {
     part.tensors.push_back(tensor);
   }
   peer.holds = peer.holds || !handles.empty();
+  tell_borrowers();
   return peer.socket->send(ipc::encode(part), fds);
 }
 

@@ -113,7 +113,9 @@ Status WeightsImport::Impl::ask(ipc::LoanStep step) {
   request.step = step;
   request.first_allocation = static_cast<std::uint32_t>(sizes_.size());
   request.first_tensor = static_cast<std::uint32_t>(infos_.size());
-  if (const Status sent = socket_.send(ipc::encode(request)); !sent) return lost(sent.error());
+  const Status sent = socket_.send(ipc::encode(request));
+  // One that has closed may have said why: that is heard first.
+  if (!sent && sent.error().code != ipc::ErrorCode::kPeerDied) return lost(sent.error());
   return ipc::ok();
 }
 
@@ -123,6 +125,11 @@ Result<ipc::Packet> WeightsImport::Impl::hear(Deadline deadline,
     // wait: an answer of the lender; deadline, of the caller, in steps of kLoanLook; its end
     auto packet = socket_.receive(Deadline::after(kLoanLook).earlier(deadline));
     if (packet) return packet;
+    if (packet.error().code == ipc::ErrorCode::kPeerDied) {
+      // A reset, by a lender that closed before it read the question, comes before what it said.
+      auto said = socket_.try_receive();
+      if (said && *said) return std::move(**said);
+    }
     if (packet.error().code != ipc::ErrorCode::kTimeout) return lost(packet.error());
     if (cancelled != nullptr && cancelled->load()) return given_up();
     if (deadline.expired()) {

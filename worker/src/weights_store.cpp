@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights_store.hpp"
 
-#include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "kvferry/kernels/host_twins.hpp"
 #include "make_stream.hpp"
 
@@ -37,24 +37,24 @@ WeightsStore::WeightsStore(ipc::Device& device,
                            ipc::Rank rank,
                            std::uint32_t ranks,
                            bool replicated,
-                           ipc::ComponentStrategy strategy)
+                           ipc::ComponentStrategy strategy,
+                           bool broadcasts)
     : device_(device),
       allocator_(allocator),
       rank_(rank),
       ranks_(ranks),
       shares_table_(replicated && ranks > 1),
       strategy_(strategy),
+      broadcasts_(broadcasts),
       tables_(tables),
       bounce_(make_bounce(device, kBounceBytes)),
       stream_(make_stream(device, ipc::StreamPriority::kNormal)) {}
 
 Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, Deadline deadline) {
   prepared_ = {};
+  drop_group();  // Updates come in another way now.
   KVFERRY_TRY(let_go_of_last());
-  if (released_) {
-    return KVFERRY_ERROR(kNotReady, "the weights of rank {} are released: resume them first",
-                         rank_.value);
-  }
+  KVFERRY_TRY(check_not_released());
   if (source.from == ipc::WeightsFrom::kIpc) return prepare_lent(source.location, deadline);
   KVFERRY_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(source.location));
   if (file.tensors().empty()) {
@@ -83,6 +83,12 @@ Result<std::uint64_t> WeightsStore::prepare(const ipc::WeightsSource& source, De
   ipc::log_info("weights: rank {} read {} of {} tensors from {}", rank_.value,
                 ipc::format_size(total), prepared_.parts.size(), source.location);
   return total;
+}
+
+Status WeightsStore::check_not_released() const {
+  if (!released_) return ipc::ok();
+  return KVFERRY_ERROR(kNotReady, "the weights of rank {} are released: resume them first",
+                       rank_.value);
 }
 
 Status WeightsStore::check_same(const std::vector<TensorInfo>& tensors,
@@ -197,12 +203,14 @@ Status WeightsStore::load_tensor(Load& load,
 
 // Of what failed, work may still run: what it writes is not anybody else's before it ends.
 Status WeightsStore::let_go_of_last() {
+  if (broadcast_) broadcast_->end();
   KVFERRY_ASSIGN(const bool ended, stream_->query());
   if (!ended) {
     return KVFERRY_ERROR(
         kBusy, "rank {}: work of an earlier update still runs on the device: retry", rank_.value);
   }
   loan_.reset();
+  broadcast_.reset();
   committing_ = {};
   return ipc::ok();
 }
@@ -267,6 +275,8 @@ Status WeightsStore::copy(std::span<const std::byte> from, ipc::DevicePtr to, De
 
 void WeightsStore::abandon() {
   prepared_ = {};
+  opened_.reset();
+  drop_group();            // It may have failed at another rank.
   (void)let_go_of_last();  // What still runs keeps it until the next look.
   cancelled_.store(false);
 }

@@ -12,6 +12,7 @@
 #include "kvferry/worker/weights_import.hpp"
 #include "model_tables.hpp"
 #include "safetensors.hpp"
+#include "weights_broadcast.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -49,17 +50,26 @@ class WeightsStore final : public ipc::WeightsUser {
  public:
   /// Throws Exception when the device refuses a stream or pinned memory.
   /// replicated: some of what the model writes is the same on all ranks, and so has to depend on
-  /// what all of them know: on all of the weights.
+  /// what all of them know: on all of the weights. broadcasts: whether rank 0 may hand them on so.
   WeightsStore(ipc::Device& device,
                CachingAllocator& allocator,
                ModelTables& tables,
                ipc::Rank rank,
                std::uint32_t ranks,
                bool replicated,
-               ipc::ComponentStrategy strategy = ipc::ComponentStrategy::kResident);
+               ipc::ComponentStrategy strategy = ipc::ComponentStrategy::kResident,
+               bool broadcasts = true);
+  WeightsStore(const WeightsStore&) = delete;
+  WeightsStore& operator=(const WeightsStore&) = delete;
+  ~WeightsStore() override;
 
   [[nodiscard]] ipc::Result<std::uint64_t> prepare(const ipc::WeightsSource& source,
                                                    ipc::Deadline deadline) override;
+  [[nodiscard]] ipc::Result<ipc::BroadcastPort> broadcast_port() override;
+  [[nodiscard]] ipc::Result<ipc::BroadcastId> open_broadcast(const std::string& file,
+                                                             bool again) override;
+  [[nodiscard]] ipc::Result<std::uint64_t> prepare_broadcast(const ipc::BroadcastId& id,
+                                                             ipc::Deadline deadline) override;
   [[nodiscard]] ipc::Status commit(ipc::Deadline deadline) override;
   void abandon() override;
   void cancel() noexcept override { cancelled_.store(true); }
@@ -100,6 +110,7 @@ class WeightsStore final : public ipc::WeightsUser {
     /// What is written depends on it, where that is to be the same on all ranks.
     std::vector<std::uint64_t> shared_table;
     ScratchBuffer folded;  ///< Where it comes about, when it does on the device.
+    std::uint64_t folds = 0;
     // Of a load layer by layer, for one tensor after another; the transient not of one that is
     // lent, whose tensors lie in transients of their own.
     ScratchBuffer layer;
@@ -146,9 +157,25 @@ class WeightsStore final : public ipc::WeightsUser {
                                                         ipc::Deadline deadline);
   [[nodiscard]] ipc::Result<std::uint64_t> take_lent(const std::vector<TensorInfo>& tensors,
                                                      ipc::Deadline deadline);
-  [[nodiscard]] ipc::Status fold_lent(const std::vector<TensorInfo>& tensors,
-                                      ipc::Deadline deadline,
-                                      Load& load);
+  [[nodiscard]] ipc::Status fold_lent(const std::vector<TensorInfo>& tensors, Load& load);
+  // Of those that come on the device.
+  [[nodiscard]] ipc::Status add_part(const TensorInfo& tensor, Load& load);
+  [[nodiscard]] ipc::Status start_folding(Load& load);
+  [[nodiscard]] ipc::Status fold_piece(ipc::DevicePtr piece, std::uint64_t size_bytes, Load& load);
+  [[nodiscard]] ipc::Status read_folded(Load& load, ipc::Deadline deadline);
+  // weights_store_broadcast.cpp
+  [[nodiscard]] ipc::Result<std::unique_ptr<ipc::BroadcastGroup>> group_for(
+      const ipc::BroadcastId& id, const ipc::BroadcastWait& wait);
+  void drop_group();
+  void leave_broadcast();
+  [[nodiscard]] ipc::Result<std::uint64_t> take_broadcast(const ipc::BroadcastWait& wait);
+  [[nodiscard]] ipc::Result<std::uint64_t> take_broadcast_safely(const ipc::BroadcastWait& wait);
+  [[nodiscard]] ipc::Status take_pieces(const TensorInfo& tensor,
+                                        const Prepared& part,
+                                        Load& load,
+                                        const ipc::BroadcastWait& wait);
+
+  [[nodiscard]] ipc::Status check_not_released() const;
   [[nodiscard]] Share share_of(const TensorInfo& tensor) const;
 
   [[nodiscard]] ipc::Status check_same(const std::vector<TensorInfo>& tensors,
@@ -182,13 +209,18 @@ class WeightsStore final : public ipc::WeightsUser {
   const std::uint32_t ranks_;
   const bool shares_table_;
   const ipc::ComponentStrategy strategy_;
+  const bool broadcasts_;
   ModelTables& tables_;
   std::uint64_t loads_ = 0;
   ipc::EventFd copied_;
   std::unique_ptr<ipc::PinnedBuffer> bounce_;
   Load prepared_;
   Load committing_;  ///< Stays until its work was seen to end: the stream writes into it.
-  std::optional<WeightsImport> loan_;  ///< As committing_: the stream reads from it.
+  std::optional<WeightsImport> loan_;               ///< As committing_: the stream reads from it.
+  std::optional<WeightsBroadcast::Opened> opened_;  ///< Until it is prepared from. Rank 0 alone.
+  std::unique_ptr<WeightsBroadcast> broadcast_;     ///< As loan_.
+  std::unique_ptr<ipc::BroadcastGroup> group_;      ///< Of the last update, a broadcast.
+  ipc::BroadcastId group_id_;
   std::vector<LoadedTensor> tensors_;
   bool offloaded_ = false;  ///< tensors_ are in host memory; their memory is not taken.
   std::optional<Released> released_;

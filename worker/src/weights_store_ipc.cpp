@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights that another process lends: copied from device to device into the transient memory of the
 // load, and given back at once, so that a commit needs nobody else.
-#include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "weights_store.hpp"
 
 #include <algorithm>
@@ -51,18 +51,8 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
   std::uint64_t total = 0;
   Load& load = committing_;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    KVFERRY_TRY(add_part(tensors[i], load));
     const Share share = share_of(tensors[i]);
-    Prepared part{tensors[i].name, describe(tensors[i]), {}, {}, {}, share.size_bytes};
-    if (lacks_memory() && share.size_bytes > 0) {
-      KVFERRY_ASSIGN(part.memory, allocator_.allocate(share.size_bytes));
-    }
-    if (share.size_bytes > 0) {
-      KVFERRY_ASSIGN(part.transient, allocator_.allocate(transient_bytes(i, share.size_bytes)));
-    }
-    if (is_layerwise()) {
-      KVFERRY_TRY(make_room(part.host, tensors[i].name, share.size_bytes));
-    }
-    load.parts.push_back(std::move(part));
     if (share.size_bytes == 0) continue;
     KVFERRY_TRY(check_time(tensors[i], 0, deadline));
     KVFERRY_TRY(stream_->copy_within(loan_->address(i) + share.start,
@@ -74,7 +64,8 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
   }
   if (is_layerwise()) KVFERRY_TRY(make_layer(load, /*with_transient=*/false));
   KVFERRY_TRY(tables_.memory(deadline));
-  if (shares_table_) KVFERRY_TRY(fold_lent(tensors, deadline, load));
+  KVFERRY_TRY(fold_lent(tensors, load));
+  KVFERRY_TRY(read_folded(load, deadline));
   KVFERRY_TRY(loan_->check_lender());
   WeightsImport loan = std::move(*std::exchange(loan_, std::nullopt));
   prepared_ = std::exchange(committing_, {});
@@ -88,24 +79,50 @@ Result<std::uint64_t> WeightsStore::take_lent(const std::vector<TensorInfo>& ten
   return total;
 }
 
-// As fold_whole(), to the bit.
-Status WeightsStore::fold_lent(const std::vector<TensorInfo>& tensors,
-                               Deadline deadline,
-                               Load& load) {
-  KVFERRY_ASSIGN(load.folded, allocator_.allocate(ModelTables::kTableBytes));
-  KVFERRY_TRY(stream_->zero(load.folded.address(), ModelTables::kTableBytes));
-  std::uint64_t seed = 0;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    for (std::uint64_t done = 0; done < tensors[i].size_bytes; done += kReadBytes) {
-      const std::uint64_t length = std::min(kReadBytes, tensors[i].size_bytes - done);
-      KVFERRY_TRY(stream_->fold(loan_->address(i) + done, length, seed++, load.folded.address()));
-    }
+Status WeightsStore::fold_lent(const std::vector<TensorInfo>& tensors, Load& load) {
+  KVFERRY_TRY(start_folding(load));
+  for (std::size_t i = 0; shares_table_ && i < tensors.size(); ++i) {
+    KVFERRY_TRY(fold_piece(loan_->address(i), tensors[i].size_bytes, load));
   }
+  return ipc::ok();
+}
+
+Status WeightsStore::add_part(const TensorInfo& tensor, Load& load) {
+  const std::uint64_t size = share_of(tensor).size_bytes;
+  Prepared part{tensor.name, describe(tensor), {}, {}, {}, size};
+  if (size > 0) {
+    if (lacks_memory()) {
+      KVFERRY_ASSIGN(part.memory, allocator_.allocate(size));
+    }
+    KVFERRY_ASSIGN(part.transient, allocator_.allocate(transient_bytes(load.parts.size(), size)));
+  }
+  if (is_layerwise()) KVFERRY_TRY(make_room(part.host, tensor.name, size));
+  load.parts.push_back(std::move(part));
+  return ipc::ok();
+}
+
+Status WeightsStore::start_folding(Load& load) {
+  if (!shares_table_) return ipc::ok();
+  KVFERRY_ASSIGN(load.folded, allocator_.allocate(ModelTables::kTableBytes));
+  return stream_->zero(load.folded.address(), ModelTables::kTableBytes);
+}
+
+// As fold_whole(), to the bit.
+Status WeightsStore::fold_piece(ipc::DevicePtr piece, std::uint64_t size_bytes, Load& load) {
+  for (std::uint64_t done = 0; done < size_bytes; done += kReadBytes) {
+    const std::uint64_t length = std::min(kReadBytes, size_bytes - done);
+    KVFERRY_TRY(stream_->fold(piece + done, length, load.folds++, load.folded.address()));
+  }
+  return ipc::ok();
+}
+
+Status WeightsStore::read_folded(Load& load, Deadline deadline) {
+  if (!shares_table_) return ipc::ok();
   const std::array ops{
       ipc::CopyOp{bounce_->data(), load.folded.address(), ModelTables::kTableBytes}};
   KVFERRY_TRY(stream_->copy(ipc::CopyDirection::kDeviceToHost, ops, ipc::CopyMode::kEach));
   KVFERRY_TRY(stream_->notify(copied_.fd()));
-  KVFERRY_TRY(await_stream(*stream_, copied_, deadline, "reading weights that are lent"));
+  KVFERRY_TRY(await_stream(*stream_, copied_, deadline, "reading what the weights come to"));
   load.shared_table.resize(kernels::kModelWords);
   std::memcpy(load.shared_table.data(), bounce_->data(), ModelTables::kTableBytes);
   load.folded = {};

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The weights' device memory, given up and taken back: through host memory, bit for bit, or without
 // what it held.
-#include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "weights_store.hpp"
 
 #include <algorithm>
@@ -34,6 +34,7 @@ std::uint64_t WeightsStore::total_bytes() const {
 Result<std::uint64_t> WeightsStore::release(ipc::WeightsBackup kind, Deadline deadline) {
   if (released_) return 0;
   prepared_ = {};
+  drop_group();
   KVFERRY_TRY(let_go_of_last());
   Released released;
   if (kind == ipc::WeightsBackup::kHost) {

@@ -110,7 +110,7 @@ class Worker {
                              [](const ipc::RegionSpec& region) { return region.replicated; });
         });
     weights_.emplace(*device_, allocator_, tables_, config_.rank, config_.geometry.ranks,
-                     replicated, config.weights_strategy);
+                     replicated, config.weights_strategy, config.weights_broadcast);
   }
 
   void load_weights(const WorkerConfig& config) {

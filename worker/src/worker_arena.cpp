@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_arena.hpp"
 
-#include "await_stream.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/device/await_stream.hpp"
 #include "make_stream.hpp"
 
 #include <poll.h>

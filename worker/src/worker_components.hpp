@@ -64,6 +64,17 @@ class WorkerComponents {
                                                      ipc::Deadline deadline) override {
       return store_.prepare(source, deadline);
     }
+    [[nodiscard]] ipc::Result<ipc::BroadcastPort> broadcast_port() override {
+      return store_.broadcast_port();
+    }
+    [[nodiscard]] ipc::Result<ipc::BroadcastId> open_broadcast(const std::string& file,
+                                                               bool again) override {
+      return store_.open_broadcast(file, again);
+    }
+    [[nodiscard]] ipc::Result<std::uint64_t> prepare_broadcast(const ipc::BroadcastId& id,
+                                                               ipc::Deadline deadline) override {
+      return store_.prepare_broadcast(id, deadline);
+    }
     [[nodiscard]] ipc::Status commit(ipc::Deadline deadline) override;
     void abandon() override { store_.abandon(); }
     void cancel() noexcept override { store_.cancel(); }

@@ -4,12 +4,17 @@
 
 #include "manager/rank_errors.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <utility>
 
 namespace kvferry::cache_manager {
 namespace {
+
+/// A rank ends a release at the deadline that it was told, and says why: that is worth waiting for.
+/// Less than clients wait beyond what they tell the manager.
+constexpr std::chrono::milliseconds kAnswerMargin{2000};
 
 /// What one rank's answer came to: its own error, or the first of its components.
 std::optional<ipc::Error> first_error(const ipc::RankComponentsOutcome& rank) {
@@ -33,20 +38,34 @@ void ComponentCalls::ask(const ipc::Peer& peer,
                          const ipc::Envelope& request,
                          const ipc::ComponentsRequest& message,
                          const EngineRecord& engine) {
+  const bool releases = !message.release.only_looks();
+  const bool busy = std::any_of(rounds_.begin(), rounds_.end(), [&](const RoundRef& other) {
+    return other->releases && other->engine == engine.name();
+  });
+  if (releases && busy) {
+    context_.refuse(
+        peer, request,
+        KVFERRY_ERROR(kBusy,
+                      "engine {} runs a release of components already: retry when it is over",
+                      engine.name()));
+    return;
+  }
   const auto round = std::make_shared<Round>();
   round->peer = peer;
   round->request = request;
   round->request.body.clear();
   round->engine = engine.name();
+  round->releases = releases;
   round->start = ipc::MonotonicClock::now();
   rounds_.push_back(round);
-  if (!message.release.only_looks()) {
+  if (releases) {
     ipc::log_info("engine {}: {} asks for the release of {}", round->engine, peer.name,
                   message.release.all
                       ? std::string("all components")
                       : fmt::format("components {}", fmt::join(message.release.names, ", ")));
   }
-  const ipc::Deadline deadline = ipc::Deadline::after(message.deadline);
+  const ipc::Deadline deadline = ipc::Deadline::after(
+      message.deadline + (releases ? kAnswerMargin : std::chrono::milliseconds(0)));
   const ipc::RankComponents order{.release = message.release, .deadline = message.deadline};
   round->pending = 1;  // Held until everything is sent.
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {

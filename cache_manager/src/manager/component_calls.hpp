@@ -13,7 +13,8 @@
 namespace kvferry::cache_manager {
 
 /// Passes looks at components, and releases of them, on to the workers of all ranks. They change
-/// nothing that a command of the lifecycle works on, so that they run beside any of them.
+/// nothing that a command of the lifecycle works on, so that they run beside any of them. Releases
+/// are one at a time for each engine.
 /// @threading the loop's thread.
 class ComponentCalls {
  public:
@@ -22,7 +23,8 @@ class ComponentCalls {
   ComponentCalls& operator=(const ComponentCalls&) = delete;
   ~ComponentCalls() = default;
 
-  /// Answered when every rank has answered, or is proven dead, or at the deadline.
+  /// Answered when every rank has answered, or is proven dead, or shortly after the deadline that
+  /// the ranks are told. kBusy: a release, while another one runs on the engine.
   void ask(const ipc::Peer& peer,
            const ipc::Envelope& request,
            const ipc::ComponentsRequest& message,
@@ -35,6 +37,7 @@ class ComponentCalls {
     ipc::Peer peer;
     ipc::Envelope request;  ///< Without its body.
     std::string engine;
+    bool releases = false;
     ipc::TimePoint start;
     std::size_t pending = 0;
     bool answered = false;

@@ -327,6 +327,7 @@ bool EngineRecord::refresh(std::uint64_t& next_generation) {
     phase_ = ipc::CachePhase::kReady;
     cleared_ = false;
     cache_released_ = false;
+    earlier_release_ = false;
     note_.clear();
   } else {
     // Also what another manager, or a clear that failed elsewhere, has left: nothing but a re-init
@@ -369,13 +370,21 @@ ipc::Digest EngineRecord::weights_of_ranks() const {
   return ipc::combine_weights(parts);
 }
 
+void EngineRecord::adopt_pause(std::optional<ipc::PauseMode> mode, bool by_release) {
+  if (!mode || user_has_spoken_) return;
+  earlier_release_ = earlier_release_ || (by_release && (paused_ || !pause_is_known_));
+  // Nobody but a user ends a user's pause, a release's resume neither.
+  const bool holds = by_release ? !pause_is_known_ : !paused_ || paused_by_release_;
+  if (holds) put_pause(mode, by_release);
+}
+
 ipc::MemoryTags EngineRecord::held_back() const {
   ipc::MemoryTags tags;
   for (const RankRecord& rank : ranks_) {
     if (rank.worker) tags = tags | rank.worker->state.released;
   }
   // An earlier manager's release is known by the pause that it made.
-  const bool gone = phase_ == ipc::CachePhase::kCleared && paused_by_release_;
+  const bool gone = phase_ == ipc::CachePhase::kCleared && (paused_by_release_ || earlier_release_);
   if (cache_released_ || gone) tags.add(ipc::MemoryTag::kKvCache);
   return tags;
 }

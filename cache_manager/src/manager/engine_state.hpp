@@ -123,24 +123,26 @@ class EngineRecord {
 
   /// The pause that was ordered and not ended.
   [[nodiscard]] std::optional<ipc::PauseMode> paused() const noexcept { return paused_; }
+  /// By a user's command, or under weights that may not belong together: nothing that a scheduler
+  /// comes with later holds against it.
   void set_paused(std::optional<ipc::PauseMode> mode) {
-    paused_ = mode;
-    pause_is_known_ = true;
-    paused_by_release_ = false;
+    put_pause(mode, /*by_release=*/false);
+    user_has_spoken_ = true;
+    earlier_release_ = false;
   }
   /// A release holds what an idle engine would start; its last resume lets it run again.
-  void pause_for_release() {
-    set_paused(ipc::PauseMode::kRetract);
-    paused_by_release_ = true;
+  void pause_for_release() { put_pause(ipc::PauseMode::kRetract, /*by_release=*/true); }
+  /// Leaves a user's pause that has come to light meanwhile.
+  void end_release_pause() {
+    if (!paused_by_release_) return;
+    put_pause(std::nullopt, /*by_release=*/false);
+    earlier_release_ = false;
   }
   [[nodiscard]] bool paused_by_release() const noexcept { return paused_by_release_; }
   /// A scheduler has come with a pause that an earlier manager ordered: it holds unless this
-  /// manager has been told otherwise since.
-  void adopt_pause(std::optional<ipc::PauseMode> mode, bool by_release) {
-    if (pause_is_known_ || !mode) return;
-    set_paused(mode);
-    paused_by_release_ = by_release;
-  }
+  /// manager has been told otherwise since. A user's holds against a release's, whose schedulers
+  /// may not have heard of it before that manager died.
+  void adopt_pause(std::optional<ipc::PauseMode> mode, bool by_release);
   /// Whether this manager has been told, by a command or by a scheduler that came with one.
   [[nodiscard]] bool pause_is_known() const noexcept { return pause_is_known_; }
 
@@ -210,6 +212,11 @@ class EngineRecord {
     friend bool operator==(const Contents&, const Contents&) = default;
   };
 
+  void put_pause(std::optional<ipc::PauseMode> mode, bool by_release) {
+    paused_ = mode;
+    paused_by_release_ = by_release;
+    pause_is_known_ = true;
+  }
   [[nodiscard]] ipc::Status fix_config(const ipc::RankHello& hello, const ipc::Digest& fingerprint);
   [[nodiscard]] bool rank_connected(std::uint32_t rank) const;
   [[nodiscard]] static bool is_mapped(const RankRecord& rank, const std::optional<RankPeer>& peer);
@@ -226,11 +233,14 @@ class EngineRecord {
   std::uint64_t updates_ = 0;  ///< Of weights, that were done.
   std::optional<ipc::PauseMode> paused_;
   bool pause_is_known_ = false;  ///< Ordered, ended or adopted by this manager.
-  std::uint64_t flushes_ = 0;    ///< Those that were done.
-  std::uint64_t clears_ = 0;     ///< Clears of all ranks that had something to clear.
-  std::uint64_t reinits_ = 0;    ///< Re-inits that made the cache ready.
+  bool user_has_spoken_ =
+      false;                   ///< This manager has been told whether it is paused, by a command.
+  std::uint64_t flushes_ = 0;  ///< Those that were done.
+  std::uint64_t clears_ = 0;   ///< Clears of all ranks that had something to clear.
+  std::uint64_t reinits_ = 0;  ///< Re-inits that made the cache ready.
   bool paused_by_release_ = false;
-  bool cache_released_ = false;  ///< And not re-created since.
+  bool earlier_release_ = false;  ///< A scheduler came with the pause of an earlier manager's.
+  bool cache_released_ = false;   ///< And not re-created since.
   bool clearing_ = false;
   bool cleared_ = false;
   std::uint64_t generation_ = 0;

@@ -22,6 +22,14 @@ void add(ipc::SchedulerLoad& sum, const ipc::SchedulerLoad& one) {
   sum.transfers += one.transfers;
 }
 
+/// Where ranks need each other, one's failure makes others fail: the higher, the less it says why.
+/// Deaths are the kernel's word; without an error the highest.
+int consequence(const std::optional<ipc::Error>& error) {
+  if (!error) return 3;
+  if (error->code == ipc::ErrorCode::kCancelled) return 2;
+  return error->code == ipc::ErrorCode::kPeerDied ? 0 : 1;
+}
+
 }  // namespace
 
 ipc::ScheduleOrder GenerationOperations::order_of(std::optional<ipc::PauseMode> paused) {
@@ -101,7 +109,11 @@ void GenerationOperations::let_run(const OperationRef& operation) {
   ask_schedulers(operation, {.order = ipc::ScheduleOrder::kRun}, [this, operation] {
     // One that did not answer may be held: the engine stays paused, so that it can be repeated.
     if (!operation->error) {
-      operation->engine->set_paused(std::nullopt);
+      if (operation->engine->operation() == EngineOperation::kResume) {
+        operation->engine->end_release_pause();
+      } else {
+        operation->engine->set_paused(std::nullopt);
+      }
       order_back(*operation->engine);  // One that came meanwhile was told that it is paused.
     }
     finish(operation);
@@ -312,9 +324,12 @@ void GenerationOperations::end_round(const OperationRef& operation) {
   if (--operation->pending > 0) {
     return;
   }
+  // The first of those that tell most.
   const auto note_first_of = [&operation](const auto& ranks) {
-    const auto failed = std::find_if(ranks.begin(), ranks.end(),
-                                     [](const auto& rank) { return rank.error.has_value(); });
+    const auto failed =
+        std::min_element(ranks.begin(), ranks.end(), [](const auto& one, const auto& other) {
+          return consequence(one.error) < consequence(other.error);
+        });
     if (failed != ranks.end() && !operation->error) {
       operation->error = failed->error;
     }
@@ -372,8 +387,10 @@ void GenerationOperations::on_scheduler(const ClientRecord& client,
                                         std::optional<ipc::PauseMode> paused,
                                         bool by_release) {
   const std::optional<ipc::PauseMode> before = client.engine->paused();
+  const bool before_by_release = client.engine->paused_by_release();
   client.engine->adopt_pause(paused, by_release);
-  if (client.engine->paused() != before) {
+  if (client.engine->paused() != before ||
+      client.engine->paused_by_release() != before_by_release) {
     for (const ClientRecord* other : context_.directory.clients_of(*client.engine)) {
       if (other->schedules && other->peer.id != client.peer.id) {
         tell(other->peer.id, schedule_of(*client.engine));  // It came first.
@@ -424,7 +441,7 @@ void GenerationOperations::cancel(EngineRecord& engine, const ipc::Error& why) {
   if (operation->commits) {
     return;
   }
-  if (operation->prepares) {
+  if (!operation->workers.empty()) {
     abandon_weights(*operation);
   }
   const bool may_hold = holds_while_it_runs(engine.operation());

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -89,23 +90,26 @@ class GenerationOperations {
     std::optional<std::set<ipc::IncarnationId>> asked;  ///< Schedulers of the first round.
     std::vector<ipc::IncarnationId> open;               ///< Schedulers that have not answered.
     std::uint32_t schedulers = 0;
+    bool waits_for_jobs = false;
     ipc::SchedulerLoad load;
     std::vector<ipc::RankMemory> ranks;
     std::uint64_t host_blocks_dropped = 0;
-    bool waits_for_jobs = false;
     /// Of an update of weights: what the ranks are told, and what they came to.
     ipc::RankWeights weights;
     std::vector<ipc::RankUpdate> updates;
     std::vector<ipc::IncarnationId> workers;  ///< Those that prepare.
+    std::string transport;                    ///< UpdateWeightsReply::transport.
+    std::vector<std::optional<ipc::BroadcastPort>> ports;
     bool prepares = false;
+    bool called_off = false;  ///< The ranks know that the broadcast has failed.
     /// Of a release or a resume.
     ipc::MemoryTags tags;
     std::vector<ipc::RankReleased> memory;
     std::vector<ipc::RankOutcome> cleared;
+    ipc::TimerId timer = 0;
     /// From the commit, or what a release and a resume do on the ranks, to the end: not to be taken
     /// for not done.
     bool commits = false;
-    ipc::TimerId timer = 0;
     bool answered = false;
   };
   using OperationRef = std::shared_ptr<Operation>;  // Shared by the answers that are outstanding.
@@ -179,7 +183,15 @@ class GenerationOperations {
   void hand_to_ranks(const OperationRef& operation,
                      const ipc::WeightsPart& part,
                      std::function<void()> next);
-  void ask_for_weights(const OperationRef& operation, std::function<void()> next);
+  // weights_broadcast.cpp
+  /// Rank 0's file reaches the others in the best way that there is.
+  void hand_weights_on(const OperationRef& operation, std::function<void()> next);
+  void look_for_ports(const OperationRef& operation, std::function<void()> next);
+  void open_broadcast(const OperationRef& operation, std::function<void()> next);
+  /// on_failed: called for each rank that fails, before the others have answered.
+  void ask_for_weights(const OperationRef& operation,
+                       const std::function<void()>& on_failed,
+                       std::function<void()> next);
   void hold_for_commit(const OperationRef& operation, bool empty_cache);
   [[nodiscard]] static std::vector<ipc::IncarnationId> workers_of(const EngineRecord& engine);
   void abandon_weights(const Operation& operation);

@@ -158,7 +158,7 @@ void GenerationOperations::end_release(const OperationRef& operation) {
     return;
   }
   if (engine.release_pause_may_end()) {
-    engine.set_paused(std::nullopt);  // It lacks nothing.
+    engine.end_release_pause();  // It lacks nothing.
   }
   give_up(operation);
 }

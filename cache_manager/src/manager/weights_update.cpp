@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -33,7 +34,7 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
                         .deadline = message.deadline};
   operation->reply = [this, &update = *operation] {
     answer(update, ipc::UpdateWeightsReply{update.engine->weights(), update.updates, update.ranks,
-                                           took(update)});
+                                           took(update), update.transport});
   };
   const auto load = [this, operation, empty_cache = message.empty_cache] {
     if (operation->error) {
@@ -72,16 +73,19 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
 }
 
 void GenerationOperations::ask_for_weights(const OperationRef& operation,
+                                           const std::function<void()>& on_failed,
                                            std::function<void()> next) {
   ask_workers(
       operation, ipc::MessageKind::kRankWeights, operation->weights,
-      [operation = operation.get()](std::uint32_t rank, const ipc::Result<ipc::Envelope>& answer) {
+      [operation = operation.get(), on_failed](std::uint32_t rank,
+                                               const ipc::Result<ipc::Envelope>& answer) {
         const auto done = answer
                               ? ipc::decode<ipc::RankWeightsReply>(answer->body, "RankWeightsReply")
                               : ipc::Result<ipc::RankWeightsReply>(answer.error());
         ipc::RankUpdate& update = operation->updates[rank];
         if (!done) {
           update.error = in_rank(done.error(), operation->engine->name(), ipc::Rank{rank});
+          on_failed();
           return;
         }
         update.weights = done->weights;
@@ -99,8 +103,8 @@ void GenerationOperations::prepare_weights(const OperationRef& operation, bool e
   operation->workers = workers_of(*operation->engine);
   operation->prepares = true;
   if (operation->weights.source.from == ipc::WeightsFrom::kDistributed) {
-    distribute_weights(operation,
-                       [this, operation, empty_cache] { prepare_ranks(operation, empty_cache); });
+    hand_weights_on(operation,
+                    [this, operation, empty_cache] { prepare_ranks(operation, empty_cache); });
   } else {
     prepare_ranks(operation, empty_cache);
   }
@@ -112,7 +116,18 @@ void GenerationOperations::prepare_ranks(const OperationRef& operation, bool emp
     give_up(operation);
     return;
   }
-  ask_for_weights(operation, [this, operation, empty_cache] {
+  // Of a broadcast, no rank comes to its end when one of them fails. Once all have been asked: who
+  // is told before that prepares after it.
+  const auto call_off = [this, weak = std::weak_ptr(operation)] {
+    context_.loop.post([this, weak] {
+      const OperationRef failed = weak.lock();
+      if (failed && failed->prepares && !failed->weights.broadcast.empty() &&
+          !std::exchange(failed->called_off, true)) {
+        abandon_weights(*failed);
+      }
+    });
+  };
+  ask_for_weights(operation, call_off, [this, operation, empty_cache] {
     operation->prepares = false;
     if (!operation->error && operation->workers != workers_of(*operation->engine)) {
       operation->error = KVFERRY_ERROR(
@@ -181,26 +196,30 @@ void GenerationOperations::commit_weights(const OperationRef& operation, bool em
   operation->weights.phase = ipc::WeightsPhase::kCommit;
   operation->weights.deadline = std::chrono::milliseconds(time);
   operation->give_up = ipc::MonotonicClock::now() + time + kCommitTime;
-  ask_for_weights(operation, [this, operation, empty_cache] {
-    if (!operation->error && operation->engine->weights() != operation->weights.weights) {
-      operation->error =
-          KVFERRY_ERROR(kProtocol, "engine {}: its ranks report weights {} after a commit of {}",
-                        operation->engine->name(), operation->engine->weights().hex(),
-                        operation->weights.weights.hex());
-    }
-    operation->engine->set_mixed_weights(operation->error);
-    if (operation->error) {
-      // Some ranks have the new weights and some may not: nothing computes until all agree, and
-      // somebody says that it may.
-      operation->engine->set_paused(operation->engine->paused().value_or(ipc::PauseMode::kRetract));
-      give_up(operation);
-    } else if (empty_cache) {
-      empty_workers(operation, ipc::EmptyReason::kUpdate,
-                    [this, operation] { run_again(operation); });
-    } else {
-      run_again(operation);  // The ranks' reports came before their answers: keys have followed.
-    }
-  });
+  ask_for_weights(
+      operation, [] {},
+      [this, operation, empty_cache] {
+        if (!operation->error && operation->engine->weights() != operation->weights.weights) {
+          operation->error = KVFERRY_ERROR(
+              kProtocol, "engine {}: its ranks report weights {} after a commit of {}",
+              operation->engine->name(), operation->engine->weights().hex(),
+              operation->weights.weights.hex());
+        }
+        operation->engine->set_mixed_weights(operation->error);
+        if (operation->error) {
+          // Some ranks have the new weights and some may not: nothing computes until all agree, and
+          // somebody says that it may.
+          operation->engine->set_paused(
+              operation->engine->paused().value_or(ipc::PauseMode::kRetract));
+          give_up(operation);
+        } else if (empty_cache) {
+          empty_workers(operation, ipc::EmptyReason::kUpdate,
+                        [this, operation] { run_again(operation); });
+        } else {
+          run_again(
+              operation);  // The ranks' reports came before their answers: keys have followed.
+        }
+      });
 }
 
 }  // namespace kvferry::cache_manager

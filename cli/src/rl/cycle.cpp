@@ -162,6 +162,7 @@ void Cycle::on_refused(const ipc::Error& why, void (Cycle::*again)()) {
 
 void Cycle::on_updated(const ipc::UpdateWeightsReply& reply) {
   record_->update_ms = ms_since_asked();
+  transport_ = reply.transport;
   if (reply.weights != weights_->id) {
     return fail(KVFERRY_ERROR(kProtocol,
                               "the engine computes with weights {} after an update to {}",

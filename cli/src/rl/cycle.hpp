@@ -50,6 +50,8 @@ class Cycle {
 
   /// Continues that emptied every rank, so far.
   [[nodiscard]] std::uint64_t emptied_continues() const noexcept { return emptied_continues_; }
+  /// UpdateWeightsReply::transport of the latest update; empty: rank 0 handed nothing on.
+  [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
   /// Clears that left memory with a peer.
   [[nodiscard]] std::uint64_t quarantined() const noexcept { return quarantined_; }
   /// As seen at the end of the latest iteration.
@@ -95,6 +97,7 @@ class Cycle {
   ipc::TimePoint asked_at_{};
   ipc::TimePoint idle_by_{};  ///< A refusal as busy or not idle is not final before.
   ipc::TimerId timer_ = 0;
+  std::string transport_;
   std::uint64_t emptied_continues_ = 0;
   std::uint64_t quarantined_ = 0;
   std::vector<ipc::WorkerMemory> workers_;

@@ -69,22 +69,22 @@ void LoopDriver::look_again() {
 
 void LoopDriver::look_for_processes() {
   if (phase_ != Phase::kStarting) return;
-  missing_.clear();
+  missing_here_.clear();
   for (const std::uint32_t rank : memory_.missing()) {
-    missing_.push_back(fmt::format("the worker of rank {}", rank));
+    missing_here_.push_back(fmt::format("the worker of rank {}", rank));
   }
   if (!channel_.is_up()) {
-    missing_.emplace_back("a scheduler that takes requests (with the worker of rank 0)");
+    missing_here_.emplace_back("a scheduler that takes requests (with the worker of rank 0)");
   }
   for (const std::string& name : missing_lenders(dir_, options_.lenders)) {
-    missing_.push_back("the lender " + name);
+    missing_here_.push_back("the lender " + name);
   }
-  if (!missing_.empty()) return look_again();
+  if (!missing_here_.empty()) return look_again();
   const auto sent =
       calls_.ask(ipc::MessageKind::kStatus, ipc::encode(ipc::Empty{}), kStatusTime,
                  [this](const ipc::Result<ipc::Envelope>& answer) { on_status(answer); });
   if (sent) return;
-  missing_ = {"the manager"};
+  missing_there_ = {"the manager"};
   look_again();
 }
 
@@ -92,10 +92,10 @@ void LoopDriver::on_status(const ipc::Result<ipc::Envelope>& answer) {
   if (phase_ != Phase::kStarting) return;
   const auto status = answer ? ipc::decode<ipc::StatusReply>(answer->body, "StatusReply")
                              : ipc::Result<ipc::StatusReply>(answer.error());
-  missing_ =
+  missing_there_ =
       status ? missing_from(status->json, options_.cycle.engine, options_.ranks, weights_of(0).id)
              : std::vector<std::string>{"the manager"};
-  if (!missing_.empty()) return look_again();
+  if (!missing_there_.empty()) return look_again();
   hooks_.on_started();
   begin_iteration();
 }
@@ -173,9 +173,8 @@ void LoopDriver::expect_progress(ipc::Duration limit) {
 std::string LoopDriver::doing() const {
   switch (phase_) {
     case Phase::kStarting:
-      return fmt::format("waiting for {}", missing_.empty()
-                                               ? "the processes"
-                                               : fmt::format("{}", fmt::join(missing_, ", ")));
+      return fmt::format("waiting for {}",
+                         fmt::join(missing_here_.empty() ? missing_there_ : missing_here_, ", "));
     case Phase::kRollouts: {
       const std::size_t earlier = rollouts_.outstanding_until(current() - 1);
       return fmt::format("iteration {} of {}: {} of {} requests answered{}", current(),
@@ -210,6 +209,7 @@ void LoopDriver::fill(RlReport& report) const {
   report.workers = cycle_.workers();
   report.emptied_continues = cycle_.emptied_continues();
   report.quarantined = cycle_.quarantined();
+  report.transport = cycle_.transport();
 }
 
 }  // namespace kvferry::cli

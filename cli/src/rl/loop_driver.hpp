@@ -102,7 +102,10 @@ class LoopDriver {
   Rollouts rollouts_;
   Cycle cycle_;
   Phase phase_ = Phase::kStarting;
-  std::vector<std::string> missing_;        ///< While starting.
+  // While starting. What the manager missed stands until it answers anew: a limit that ends
+  // between the two still names it.
+  std::vector<std::string> missing_here_;
+  std::vector<std::string> missing_there_{"an answer of the manager"};
   std::deque<IterationRecord> iterations_;  ///< A cycle writes into the last one.
   std::size_t asked_ = 0;                   ///< Requests of the iteration that runs.
   ipc::TimePoint began_at_{};

@@ -196,6 +196,7 @@ Json to_json(const RlReport& report) {
               {"empties", empties_to_json(report.workers)},
               {"graphs", graphs_to_json(report.workers)},
               {"quarantined", report.quarantined},
+              {"transport", report.transport},
               {"restarts", report.restarts},
               {"leaked_device_bytes", report.leaked_device_bytes},
               {"leaked_host_bytes", report.leaked_host_bytes},
@@ -266,6 +267,9 @@ std::string summarize(const RlReport& report) {
         fmt::format("{} used, all ranks together", ipc::format_size(last.used_after)));
   }
   row("  most at any time", ipc::format_size(high_water_bytes(report)));
+  if (!report.transport.empty()) {
+    row("weights handed on by", report.transport, "from rank 0 to the others");
+  }
   if (report.quarantined > 0) {
     row("clears with quarantine", count(report.quarantined), "memory waited for a peer");
   }

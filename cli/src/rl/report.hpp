@@ -50,6 +50,7 @@ struct RlReport {
   std::vector<ipc::WorkerMemory> workers;  ///< Of each rank, at the end of the last iteration.
   std::uint64_t emptied_continues = 0;     ///< Answered with every rank's memory.
   std::uint64_t quarantined = 0;           ///< Clears that left memory with a peer.
+  std::string transport;                   ///< Cycle::transport().
   std::uint64_t restarts = 0;
   std::uint64_t leaked_device_bytes = 0;
   std::uint64_t leaked_host_bytes = 0;

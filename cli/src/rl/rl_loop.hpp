@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace kvferry::cli {
 
@@ -35,6 +36,8 @@ struct RlConfig {
   bool clear = false;    ///< Also clears and re-inits in every iteration.
   bool release = false;  ///< Also releases and resumes all device memory in every iteration.
   std::uint64_t weights_bytes = 64ULL << 20;
+  bool weights_broadcast = true;                ///< WorkerConfig::weights_broadcast.
+  std::vector<std::string> worker_environment;  ///< InstancePlan::worker_environment.
   std::uint64_t seed = 0;
   std::string report_file;  ///< Empty: none.
   std::string plot_file;    ///< Empty: none.

@@ -3,6 +3,7 @@
 #include "rl/set_up.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
+#include "must.hpp"
 #include "replay/sizing.hpp"
 #include "rl/lenders.hpp"
 #include "table.hpp"
@@ -22,11 +23,6 @@ namespace {
 constexpr const char* kRlEngine = "rl";
 /// Sequences of the longest kind that a device holds at least, when nobody says how many blocks.
 constexpr std::uint32_t kLeastSequences = 4;
-
-template <typename T> T must(ipc::Result<T> result) {
-  if (!result) throw ipc::Exception(result.error());
-  return std::move(result).value();
-}
 
 /// Blocks of host memory for everything under all versions, of the device for half of the requests:
 /// others wait, and their prefixes come and go.
@@ -136,6 +132,10 @@ RlSetUp set_up_rl_loop(const RlConfig& config, const RunDir& dir) {
                                              geometry.ranks, config.seed));
   plan.worker_arguments = {"--weights=" + weights.front().file.string(),
                            "--weights-id=" + weights.front().id.hex(), "--serve"};
+  if (!config.weights_broadcast) {
+    plan.worker_arguments.emplace_back("--weights-broadcast=messages");
+  }
+  plan.worker_environment = config.worker_environment;
   if (config.update == UpdateKind::kIpc) plan.lenders = plan_lenders(weights, plan.devices);
   RlSettings settings = settings_of(config, plan);
   return {std::move(prompts), std::move(plan), std::move(weights), std::move(*probe),

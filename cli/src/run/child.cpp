@@ -67,9 +67,12 @@ class SpawnSetup {
   posix_spawnattr_t attributes_{};
 };
 
-/// Ours, less the configuration file: its options have been applied and are passed on by name.
-std::vector<char*> child_environment() {
+/// Ours, less the configuration file: its options have been applied and are passed on by name. The
+/// first of a name counts.
+std::vector<char*> child_environment(std::vector<std::string>& added) {
   std::vector<char*> variables;
+  variables.reserve(added.size());
+  for (std::string& variable : added) variables.push_back(variable.data());
   for (char** variable = environ; *variable != nullptr; ++variable) {
     if (!std::string_view(*variable).starts_with("KVFERRY_CONFIG=")) variables.push_back(*variable);
   }
@@ -88,7 +91,8 @@ ipc::Result<ipc::ProcessRef> start_child(const ChildStart& start) {
   argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  std::vector<char*> variables = child_environment();
+  std::vector<std::string> added = start.environment;
+  std::vector<char*> variables = child_environment(added);
   pid_t pid = 0;
   errno = posix_spawn(&pid, start.program.c_str(), setup.actions(), setup.attributes(), argv.data(),
                       variables.data());

@@ -16,9 +16,10 @@ namespace kvferry::cli {
 /// What is given to posix_spawn.
 struct ChildStart {
   std::filesystem::path program;
-  std::vector<std::string> arguments;  ///< Without argv[0].
-  std::filesystem::path log_file;      ///< Gets stdout and stderr, appended.
-  int inherited_fd = -1;               ///< Becomes kInheritedFd in the child.
+  std::vector<std::string> arguments;    ///< Without argv[0].
+  std::vector<std::string> environment;  ///< NAME=VALUE, beside ours and before it.
+  std::filesystem::path log_file;        ///< Gets stdout and stderr, appended.
+  int inherited_fd = -1;                 ///< Becomes kInheritedFd in the child.
 };
 inline constexpr int kInheritedFd = 3;
 

@@ -41,6 +41,14 @@ std::vector<std::string> rank_arguments(const InstancePlan& plan, std::size_t ra
   return arguments;
 }
 
+std::string for_rank(std::string text, std::size_t rank) {
+  constexpr std::string_view kMark = "{rank}";
+  for (auto mark = text.find(kMark); mark != std::string::npos; mark = text.find(kMark)) {
+    text.replace(mark, kMark.size(), std::to_string(rank));
+  }
+  return text;
+}
+
 ChildSpec lender_child(const InstancePlan& plan,
                        const LenderPlan& lender,
                        const std::filesystem::path& runtime_dir) {
@@ -75,6 +83,9 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
         fmt::format("--arena-memory={}", kvferry::worker::to_string(plan.arena_memory)));
     worker.arguments.insert(worker.arguments.end(), plan.worker_arguments.begin(),
                             plan.worker_arguments.end());
+    for (const std::string& variable : plan.worker_environment) {
+      worker.environment.push_back(for_rank(variable, r));
+    }
     children.push_back(std::move(worker));
     ChildSpec mover;
     mover.name = fmt::format("mover/{}", r);

@@ -39,7 +39,9 @@ struct InstancePlan {
   cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
   std::vector<ipc::DeviceSpec> devices;       ///< Of each rank.
   std::vector<std::string> worker_arguments;  ///< For every worker beyond all that.
-  std::vector<LenderPlan> lenders;            ///< Beside the engine.
+  /// NAME=VALUE for every worker; {rank} stands for its number.
+  std::vector<std::string> worker_environment;
+  std::vector<LenderPlan> lenders;  ///< Beside the engine.
 };
 
 /// The instance's processes with their command lines, in the order in which they are started: the

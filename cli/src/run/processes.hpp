@@ -57,6 +57,8 @@ class RunProcesses {
   /// The user wants all to end: within five seconds, whatever goes on.
   void interrupt();
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_at_.has_value(); }
+  /// Every process that was started, the dead ones too.
+  [[nodiscard]] const std::vector<pid_t>& started() const noexcept { return children_; }
   [[nodiscard]] std::uint64_t deaths() const noexcept { return supervisor_->deaths(); }
   /// Ends all and looks at what they left. host_bytes: of the manager's pool and of what else takes
   /// its time to be unmapped. failed: shows the ends of their logs, unless the reason has been

@@ -80,6 +80,7 @@ ipc::Status Supervisor::spawn(Child& child) {
   start.program = program_;
   start.arguments = child.spec.arguments;
   start.arguments.push_back(fmt::format("--parent-fd={}", kInheritedFd));
+  start.environment = child.spec.environment;
   start.log_file = log_of(child);
   start.inherited_fd = children_end_.get();
   if (child.lives++ == 0) {

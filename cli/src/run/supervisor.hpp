@@ -21,9 +21,10 @@ namespace kvferry::cli {
 
 /// One child that is to run for as long as the run does.
 struct ChildSpec {
-  std::string name;                    ///< "manager", "mover/0": what people see.
-  std::vector<std::string> arguments;  ///< Of this very program.
-  bool ends_last = false;              ///< Told to end when those without it have ended.
+  std::string name;                           ///< "manager", "mover/0": what people see.
+  std::vector<std::string> arguments;         ///< Of this very program.
+  std::vector<std::string> environment = {};  ///< ChildStart::environment.
+  bool ends_last = false;                     ///< Told to end when those without it have ended.
 };
 
 /// Starts children, names each death at once, replaces the dead, and ends them all. When this

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda_device.hpp"
 
+#include "device/cuda_broadcast.hpp"
 #include "device/cuda_context.hpp"
 #include "device/cuda_memory.hpp"
 #include "device/cuda_stream.hpp"
@@ -107,6 +108,17 @@ class CudaDevice final : public Device {
     // wait-driver: unpinning of at most 1 GiB; no copy of ours uses it any more
     KVFERRY_CUDA_TRY(cudaHostUnregister(data));
     return ok();
+  }
+
+  [[nodiscard]] Result<BroadcastPort> broadcast_port() override {
+    return cuda_broadcast_port(*context_);
+  }
+  [[nodiscard]] Result<std::unique_ptr<BroadcastRoot>> open_broadcast() override {
+    return open_cuda_broadcast(context_);
+  }
+  [[nodiscard]] Result<std::unique_ptr<BroadcastGroup>> join_broadcast(
+      const BroadcastSeat& seat, const BroadcastWait& wait) override {
+    return join_cuda_broadcast(context_, seat, wait);
   }
 
  private:

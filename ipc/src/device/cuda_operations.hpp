@@ -54,12 +54,14 @@ class CudaOperations : public Stream {
                               DevicePtr target,
                               std::uint64_t target_bytes) override;
 
+  /// For what other libraries enqueue.
+  [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+
  protected:
   CudaOperations(ContextPtr context, cudaStream_t stream)
       : context_(std::move(context)), stream_(stream) {}
 
   [[nodiscard]] const ContextPtr& context() const noexcept { return context_; }
-  [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
   [[nodiscard]] std::string device_name() const;
 
  private:

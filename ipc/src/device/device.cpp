@@ -106,6 +106,20 @@ std::string DeviceSpec::to_string() const {
   return fmt::format("host:{}:{}", host_name, exact_size(host_capacity_bytes));
 }
 
+Result<BroadcastPort> Device::broadcast_port() {
+  return KVFERRY_ERROR(kNotFound, "{} has no broadcasts", name());
+}
+
+Result<std::unique_ptr<BroadcastRoot>> Device::open_broadcast() {
+  return KVFERRY_ERROR(kNotFound, "{} has no broadcasts", name());
+}
+
+Result<std::unique_ptr<BroadcastGroup>> Device::join_broadcast(const BroadcastSeat& seat,
+                                                               const BroadcastWait& /*wait*/) {
+  return KVFERRY_ERROR(kNotFound, "{} has no broadcasts that rank {} could join", name(),
+                       seat.rank);
+}
+
 std::unique_ptr<Device> open_device(const DeviceSpec& spec) {
   // A spec can be filled in by hand, so its text must stand the same checks as a user's.
   if (auto checked = DeviceSpec::parse(spec.to_string()); !checked.has_value()) {

@@ -3,6 +3,7 @@
 #include "device/host_device.hpp"
 
 #include "device/host_borrowed.hpp"
+#include "device/host_broadcast.hpp"
 #include "device/host_stream.hpp"
 #include "kvferry/ipc/base/size.hpp"
 
@@ -191,6 +192,19 @@ Status HostDevice::unregister_host(void* data) {
     return KVFERRY_ERROR(kNotFound, "{}: nothing is registered at {}", name(), fmt::ptr(data));
   }
   return ok();
+}
+
+Result<BroadcastPort> HostDevice::broadcast_port() {
+  return BroadcastPort{kHostTransport, spec_.host_name, {}};
+}
+
+Result<std::unique_ptr<BroadcastRoot>> HostDevice::open_broadcast() {
+  return open_host_broadcast();
+}
+
+Result<std::unique_ptr<BroadcastGroup>> HostDevice::join_broadcast(const BroadcastSeat& seat,
+                                                                   const BroadcastWait& wait) {
+  return join_host_broadcast(seat, wait);
 }
 
 }  // namespace kvferry::ipc

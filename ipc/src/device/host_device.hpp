@@ -39,6 +39,10 @@ class HostDevice final : public Device {
       std::uint64_t size_bytes) override;
   [[nodiscard]] Status register_host(void* data, std::uint64_t size_bytes) override;
   [[nodiscard]] Status unregister_host(void* data) override;
+  [[nodiscard]] Result<BroadcastPort> broadcast_port() override;
+  [[nodiscard]] Result<std::unique_ptr<BroadcastRoot>> open_broadcast() override;
+  [[nodiscard]] Result<std::unique_ptr<BroadcastGroup>> join_broadcast(
+      const BroadcastSeat& seat, const BroadcastWait& wait) override;
 
  private:
   /// The reservation behind `at`, null for none.

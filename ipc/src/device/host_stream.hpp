@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace kvferry::ipc {
 
@@ -30,6 +31,8 @@ class HostStream final : public HostOperations {
   [[nodiscard]] Status launch(const RecordedWork& work) override;
   [[nodiscard]] Status notify(int event_fd) override;
   [[nodiscard]] Result<bool> query() override;
+  /// Work that no call of Stream makes.
+  [[nodiscard]] Status enqueue(host_work::Item item) { return take(std::move(item)); }
 
  private:
   [[nodiscard]] Status take(host_work::Item item) override;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/host_channel.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/device/device.hpp"
 
@@ -81,6 +82,14 @@ struct Expand {
   void run() const;
 };
 
+struct Broadcast {
+  std::shared_ptr<HostChannel> channel;
+  DevicePtr memory;
+  std::uint64_t size_bytes = 0;
+  Deadline deadline;
+  void run() const { channel->transfer(memory, size_bytes, deadline); }
+};
+
 struct Notify {
   UniqueFd event_fd;  ///< A copy: outlives the caller's.
   void run() const;
@@ -94,8 +103,18 @@ struct Launch {
   void run() const;
 };
 
-using Item = std::
-    variant<Copy, Zero, CopyWithin, Pack, Pattern, Checksum, Decode, Fold, Expand, Notify, Launch>;
+using Item = std::variant<Copy,
+                          Zero,
+                          CopyWithin,
+                          Pack,
+                          Pattern,
+                          Checksum,
+                          Decode,
+                          Fold,
+                          Expand,
+                          Broadcast,
+                          Notify,
+                          Launch>;
 
 struct List {
   std::vector<Item> items;

@@ -203,7 +203,7 @@ Status ProcessRef::signal(int signal_number) const {
 }
 
 std::string environment(const char* name) {
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody calls setenv
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody calls setenv once there are threads
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
 }

@@ -29,6 +29,13 @@ bool is_asked_for(const ComponentNames& asked, const std::string& name) {
   return asked.all || std::find(asked.names.begin(), asked.names.end(), name) != asked.names.end();
 }
 
+ComponentOutcome kept(ComponentState component) {
+  ComponentOutcome one;
+  one.outcome.device_bytes_before = component.device_bytes;
+  one.outcome.component = std::move(component);
+  return one;
+}
+
 }  // namespace
 
 bool ComponentCommands::only_looks(const Envelope& request) {
@@ -86,21 +93,32 @@ Result<RankComponentsReply> ComponentCommands::answer(const Envelope& request, T
   }
   RankComponentsReply reply;
   for (ComponentState& one : known) {
-    ComponentOutcome& component = reply.components.emplace_back();
-    if (is_asked_for(order.release, one.name)) {
-      auto outcome = guarded<ComponentRelease>([&] { return user_->release(one.name, deadline); });
-      if (outcome) {
-        component.outcome = *std::move(outcome);
-        component.released = true;
-        continue;
-      }
-      log_warn("component {}: {}", one.name, outcome.error().to_string());
-      component.error = std::move(outcome).error();
-    }
-    component.outcome.device_bytes_before = one.device_bytes;
-    component.outcome.component = std::move(one);
+    reply.components.push_back(is_asked_for(order.release, one.name)
+                                   ? release(std::move(one), deadline)
+                                   : kept(std::move(one)));
   }
   return reply;
+}
+
+ComponentOutcome ComponentCommands::release(ComponentState before, Deadline deadline) {
+  auto released = guarded<ComponentRelease>([&] { return user_->release(before.name, deadline); });
+  if (released) return {.outcome = *std::move(released), .released = true, .error = {}};
+  log_warn("component {}: {}", before.name, released.error().to_string());
+  const std::uint64_t bytes_before = before.device_bytes;
+  ComponentOutcome failed = kept(look_again(std::move(before)));
+  failed.outcome.device_bytes_before = bytes_before;
+  failed.error = std::move(released).error();
+  return failed;
+}
+
+// What failed may have given up its memory all the same, when it was only the allocator that could
+// not be emptied.
+ComponentState ComponentCommands::look_again(ComponentState before) const {
+  auto now = guarded<std::vector<ComponentState>>([this] { return user_->components(); });
+  if (!now) return before;
+  const auto found = std::find_if(
+      now->begin(), now->end(), [&](const ComponentState& one) { return one.name == before.name; });
+  return found == now->end() ? before : std::move(*found);
 }
 
 }  // namespace kvferry::ipc

@@ -2,8 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/wire/component_messages.hpp"
+
+#include <vector>
 
 namespace kvferry::ipc {
 
@@ -27,6 +30,8 @@ class ComponentCommands {
   [[nodiscard]] Result<RankComponentsReply> answer(const Envelope& request, TimePoint received);
   [[nodiscard]] Status check_known(const std::vector<ComponentState>& known,
                                    const ComponentNames& asked) const;
+  [[nodiscard]] ComponentOutcome release(ComponentState before, Deadline deadline);
+  [[nodiscard]] ComponentState look_again(ComponentState before) const;
 
   ComponentUser* const user_;
 };

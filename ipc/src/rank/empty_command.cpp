@@ -14,21 +14,22 @@ LifecycleCommands::Answer EmptyCommand::run(const Envelope& request) {
   LifecycleCommands::Answer done;
   done.reply = reply_to(request);
   const auto command = decode<RankEmpty>(request.body, "RankEmpty");
+  if (!command) log_warn("{}", command.error().to_string());
   const Result<EmptiedCache> emptied =
       command ? user_.empty(command->reason) : Result<EmptiedCache>(command.error());
-  if (!emptied) {
-    log_warn("{}", emptied.error().to_string());
-    done.reply.error = emptied.error();
-    return done;
-  }
   AllocatorMemory reply;
-  reply.reserved_before = emptied->reserved_before;
-  reply.reserved_after = emptied->reserved_after;
-  reply.used_after = emptied->used_after;
+  // Also after a failure, which may have given some of it back.
   if (const auto memory = device_.memory_info(); memory) {
     done.memory = *memory;
     reply.free_on_device = memory->free_bytes;
   }
+  if (!emptied) {
+    done.reply.error = emptied.error();
+    return done;
+  }
+  reply.reserved_before = emptied->reserved_before;
+  reply.reserved_after = emptied->reserved_after;
+  reply.used_after = emptied->used_after;
   done.reply.body = encode(reply);
   return done;
 }

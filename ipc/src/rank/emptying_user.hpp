@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <utility>
 
@@ -42,24 +41,15 @@ class EmptyingUser final : public ArenaUser {
   [[nodiscard]] bool take_emptied_for_clear() {
     return MonotonicClock::now() - freed_at_.exchange(TimePoint()) < kSameClear;
   }
-  void empty_for_clear() const {
-    if (const auto emptied = empty(EmptyReason::kClear); !emptied) {
-      log_error("the allocator was not emptied for a clear: {}", emptied.error().to_string());
-    }
-  }
-  /// Nothing was reserved where there is no allocator. Any thread.
+  void empty_for_clear() const { (void)empty(EmptyReason::kClear); }
+  /// Nothing was reserved where there is no allocator. Logs what it came to. Any thread.
   [[nodiscard]] Result<EmptiedCache> empty(EmptyReason reason) const {
     if (!empty_allocator_) return EmptiedCache{};
-    try {
-      KVFERRY_ASSIGN(const EmptiedCache emptied, empty_allocator_(reason));
-      log_info("{}: reserved {} -> {} (freed {})", to_string(reason),
-               format_size(emptied.reserved_before), format_size(emptied.reserved_after),
-               format_size(emptied.freed()));
-      return emptied;
-    } catch (const std::exception& error) {
-      return KVFERRY_ERROR(kSystem, "the engine's allocator could not be emptied: {}",
-                           error.what());
-    }
+    KVFERRY_ASSIGN(const EmptiedCache emptied, empty_or_warn(empty_allocator_, reason));
+    log_info("{}: reserved {} -> {} (freed {})", to_string(reason),
+             format_size(emptied.reserved_before), format_size(emptied.reserved_after),
+             format_size(emptied.freed()));
+    return emptied;
   }
   [[nodiscard]] bool has_allocator() const noexcept { return empty_allocator_ != nullptr; }
 

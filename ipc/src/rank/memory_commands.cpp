@@ -76,6 +76,15 @@ Status MemoryCommands::check(MemoryTags tags) const {
                        to_string(tags), to_string(MemoryTag::kKvCache));
 }
 
+// Nobody brings back what was lost before; the memory is of use to others all the same.
+WeightsBackup MemoryCommands::backup_of(MemoryTag tag, WeightsBackup wanted) const {
+  if (tag != MemoryTag::kWeights || wanted == WeightsBackup::kNone || !weights_.lost()) {
+    return wanted;
+  }
+  log_info("release: no backup of weights that were lost before: they have to be updated");
+  return WeightsBackup::kNone;
+}
+
 Result<RankReleaseReply> MemoryCommands::release(const Envelope& request) {
   KVFERRY_ASSIGN(const auto order, decode<RankRelease>(request.body, "RankRelease"));
   KVFERRY_TRY(check(order.tags));
@@ -85,13 +94,14 @@ Result<RankReleaseReply> MemoryCommands::release(const Envelope& request) {
   std::optional<Error> failed;
   for (const MemoryTag tag : kHere) {
     if (!order.tags.has(tag) || released().has(tag) || failed) continue;
-    auto bytes = guarded([&] { return user_->release(tag, order.backup, deadline); });
+    const WeightsBackup backup = backup_of(tag, order.backup);
+    auto bytes = guarded([&] { return user_->release(tag, backup, deadline); });
     if (!bytes) {
       failed = in_tag(bytes.error(), tag, "release");
       continue;
     }
     bytes_of(reply, tag) = *bytes;
-    if (tag == MemoryTag::kWeights && order.backup == WeightsBackup::kNone && *bytes > 0) {
+    if (tag == MemoryTag::kWeights && backup == WeightsBackup::kNone && *bytes > 0) {
       weights_.lose();
     }
     set_released(released() | MemoryTags{tag});

@@ -37,6 +37,8 @@ class MemoryCommands {
   [[nodiscard]] Result<RankReleaseReply> release(const Envelope& request);
   [[nodiscard]] Result<RankReleaseReply> resume(const Envelope& request);
   [[nodiscard]] Status check(MemoryTags tags) const;
+  /// What a release backs up: nothing of what is lost.
+  [[nodiscard]] WeightsBackup backup_of(MemoryTag tag, WeightsBackup wanted) const;
   void set_released(MemoryTags tags);
 
   MemoryUser* const user_;

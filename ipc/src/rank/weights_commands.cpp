@@ -37,31 +37,36 @@ void WeightsCommands::abandon() {
 
 Envelope WeightsCommands::run(const Envelope& request) {
   Envelope reply = reply_to(request);
-  if (request.kind == MessageKind::kRankWeightsPart) {
-    if (auto taken = take_part(request); taken) {
-      reply.body = encode(Empty{});
-    } else {
-      log_warn("weights: {}", taken.error().to_string());
-      reply.error = std::move(taken).error();
-    }
-    return reply;
-  }
-  if (request.kind == MessageKind::kRankWeightsRead) {
-    if (auto part = read_part(request); part) {
-      reply.body = encode(*part);
-    } else {
-      log_warn("weights: {}", part.error().to_string());
-      reply.error = std::move(part).error();
-    }
-    return reply;
-  }
-  if (auto outcome = obey_safely(request); outcome) {
-    reply.body = encode(*outcome);
-  } else {
-    log_warn("weights: {}", outcome.error().to_string());
-    reply.error = std::move(outcome).error();
+  if (const Status answered = answer_safely(request, reply); !answered) {
+    log_warn("weights: {}", answered.error().to_string());
+    reply.error = answered.error();
   }
   return reply;
+}
+
+Status WeightsCommands::answer_safely(const Envelope& request, Envelope& reply) {
+  try {
+    return answer(request, reply);
+  } catch (const std::exception& error) {
+    return KVFERRY_ERROR(kSystem, "the engine's weights could not be changed: {}", error.what());
+  }
+}
+
+Status WeightsCommands::answer(const Envelope& request, Envelope& reply) {
+  if (request.kind == MessageKind::kRankWeightsPart) {
+    KVFERRY_TRY(take_part(request));
+    reply.body = encode(Empty{});
+  } else if (request.kind == MessageKind::kRankWeightsRead) {
+    KVFERRY_ASSIGN(const auto part, read_part(request));
+    reply.body = encode(part);
+  } else if (request.kind == MessageKind::kRankBroadcast) {
+    KVFERRY_ASSIGN(const auto found, look_or_open(request));
+    reply.body = encode(found);
+  } else {
+    KVFERRY_ASSIGN(const auto outcome, obey(request));
+    reply.body = encode(outcome);
+  }
+  return ok();
 }
 
 void WeightsCommands::set_id(const Digest& id) {
@@ -105,28 +110,43 @@ Result<WeightsSource> WeightsCommands::locate(const WeightsSource& ordered) cons
   return KVFERRY_ERROR(kProtocol, "weights from source {}", static_cast<int>(ordered.from));
 }
 
-Result<RankWeightsReply> WeightsCommands::obey_safely(const Envelope& request) {
-  try {
-    return obey(request);
-  } catch (const std::exception& error) {
-    return KVFERRY_ERROR(kSystem, "the engine's weights could not be changed: {}", error.what());
+Result<RankBroadcastReply> WeightsCommands::look_or_open(const Envelope& request) {
+  KVFERRY_ASSIGN(const auto order, decode<RankBroadcast>(request.body, "RankBroadcast"));
+  KVFERRY_TRY(check_user());
+  RankBroadcastReply reply;
+  if (order.phase == BroadcastPhase::kLook) {
+    // Of an update that was never ended: it would take what is opened now with it.
+    if (std::exchange(prepared_, 0) != 0) user_->abandon();
+    KVFERRY_ASSIGN(reply.port, user_->broadcast_port());
+  } else {
+    KVFERRY_ASSIGN(reply.id, user_->open_broadcast(order.file, order.again));
   }
+  return reply;
+}
+
+Status WeightsCommands::check_user() const {
+  if (user_ != nullptr) return ok();
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "this worker has no weights to update: register it with "
+                       "WorkerHooks::weights, or start it with --weights");
+}
+
+Result<std::uint64_t> WeightsCommands::prepare(const RankWeights& order) {
+  const Deadline deadline = Deadline::after(order.deadline);
+  if (!order.broadcast.empty()) return user_->prepare_broadcast(order.broadcast, deadline);
+  KVFERRY_ASSIGN(const WeightsSource source, locate(order.source));
+  return user_->prepare(source, deadline);
 }
 
 Result<RankWeightsReply> WeightsCommands::obey(const Envelope& request) {
   KVFERRY_ASSIGN(const auto order, decode<RankWeights>(request.body, "RankWeights"));
-  if (user_ == nullptr) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "this worker has no weights to update: register it with "
-                         "WorkerHooks::weights, or start it with --weights");
-  }
+  KVFERRY_TRY(check_user());
   RankWeightsReply reply;
   if (order.phase == WeightsPhase::kPrepare) {
     if (std::exchange(prepared_, 0) != 0) user_->abandon();
-    log_info("weights: update {} prepares from {} {}", order.update, to_string(order.source.from),
-             order.source.location);
-    KVFERRY_ASSIGN(const WeightsSource source, locate(order.source));
-    KVFERRY_ASSIGN(reply.bytes, user_->prepare(source, Deadline::after(order.deadline)));
+    log_info("weights: update {} prepares from {} {}{}", order.update, to_string(order.source.from),
+             order.source.location, order.broadcast.empty() ? "" : ", which rank 0 broadcasts");
+    KVFERRY_ASSIGN(reply.bytes, prepare(order));
     prepared_ = order.update;
   } else if (order.phase == WeightsPhase::kAbandon) {
     prepared_ = 0;

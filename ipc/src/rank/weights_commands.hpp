@@ -28,7 +28,8 @@ class WeightsCommands {
   [[nodiscard]] static bool is_command(const Envelope& envelope) noexcept {
     return !envelope.is_reply && (envelope.kind == MessageKind::kRankWeights ||
                                   envelope.kind == MessageKind::kRankWeightsPart ||
-                                  envelope.kind == MessageKind::kRankWeightsRead);
+                                  envelope.kind == MessageKind::kRankWeightsRead ||
+                                  envelope.kind == MessageKind::kRankBroadcast);
   }
   /// The identity of the weights in use; zero when there are none.
   [[nodiscard]] Digest id() const;
@@ -45,9 +46,13 @@ class WeightsCommands {
   [[nodiscard]] Envelope run(const Envelope& request);
 
  private:
-  [[nodiscard]] Result<RankWeightsReply> obey_safely(const Envelope& request);
+  [[nodiscard]] Status answer(const Envelope& request, Envelope& reply);
+  [[nodiscard]] Status answer_safely(const Envelope& request, Envelope& reply);
+  [[nodiscard]] Status check_user() const;
   [[nodiscard]] Status take_part(const Envelope& request);
   [[nodiscard]] Result<WeightsPart> read_part(const Envelope& request);
+  [[nodiscard]] Result<RankBroadcastReply> look_or_open(const Envelope& request);
+  [[nodiscard]] Result<std::uint64_t> prepare(const RankWeights& order);
   [[nodiscard]] Result<WeightsSource> locate(const WeightsSource& ordered) const;
   void forget_images();
   [[nodiscard]] Result<RankWeightsReply> obey(const Envelope& request);

@@ -43,4 +43,17 @@ Status check_source(const WeightsSource& source) {
                        longest);
 }
 
+Result<BroadcastPort> WeightsUser::broadcast_port() {
+  return KVFERRY_ERROR(kNotFound, "its engine takes no broadcasts");
+}
+
+Result<BroadcastId> WeightsUser::open_broadcast(const std::string& file, bool /*again*/) {
+  return KVFERRY_ERROR(kNotFound, "weights file {}: its engine has no broadcasts", file);
+}
+
+Result<std::uint64_t> WeightsUser::prepare_broadcast(const BroadcastId& id, Deadline /*deadline*/) {
+  return KVFERRY_ERROR(kNotFound, "a broadcast with an id of {} bytes: its engine takes none",
+                       id.size());
+}
+
 }  // namespace kvferry::ipc

@@ -53,6 +53,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kRankResume: return "rank_resume";
     case MessageKind::kComponents: return "components";
     case MessageKind::kRankComponents: return "rank_components";
+    case MessageKind::kRankBroadcast: return "rank_broadcast";
   }
   return "invalid";
 }

@@ -10,6 +10,7 @@ namespace {
 using ipc::CacheOwner;
 using ipc::CachePhase;
 using ipc::ErrorCode;
+using ipc::PauseMode;
 using ipc::ProcessKind;
 
 ipc::Geometry geometry_for(std::uint32_t ranks) {
@@ -369,6 +370,52 @@ TEST_F(EngineRecordTest, AnOwnerThatClearedOnlyAfterTheClearHadFailedLeavesItCle
   engine_.remove(worker_.id);
   (void)engine_.refresh(generation_);
   EXPECT_EQ(engine_.phase(), CachePhase::kDetached);
+}
+
+TEST_F(EngineRecordTest,
+       AUsersPauseOfAnEarlierManagerHoldsAgainstAReleasesInWhateverOrderTheyCome) {
+  engine_.adopt_pause(PauseMode::kRetract, /*by_release=*/true);
+  EXPECT_TRUE(engine_.paused_by_release());
+  engine_.adopt_pause(PauseMode::kInPlace, /*by_release=*/false);
+  EXPECT_FALSE(engine_.paused_by_release());
+  EXPECT_EQ(engine_.paused(), PauseMode::kInPlace);
+  engine_.adopt_pause(PauseMode::kRetract, /*by_release=*/true);
+  EXPECT_FALSE(engine_.paused_by_release());
+  engine_.end_release_pause();
+  EXPECT_EQ(engine_.paused(), PauseMode::kInPlace) << "a resume ends a release's alone";
+}
+
+TEST_F(EngineRecordTest, ItHoldsAgainstAReleaseOfThisManagersToo) {
+  engine_.pause_for_release();
+  engine_.adopt_pause(PauseMode::kAbort, /*by_release=*/false);
+  EXPECT_FALSE(engine_.paused_by_release());
+  EXPECT_EQ(engine_.paused(), PauseMode::kAbort);
+  EngineRecord resumed("chat", 2);
+  resumed.pause_for_release();
+  resumed.end_release_pause();
+  resumed.adopt_pause(PauseMode::kRetract, /*by_release=*/true);
+  EXPECT_FALSE(resumed.paused()) << "the release is over";
+  resumed.adopt_pause(PauseMode::kAbort, /*by_release=*/false);
+  EXPECT_EQ(resumed.paused(), PauseMode::kAbort);
+}
+
+TEST_F(EngineRecordTest, WhatAUserToldThisManagerHoldsAgainstWhateverSchedulersComeWith) {
+  engine_.set_paused(std::nullopt);
+  engine_.adopt_pause(PauseMode::kAbort, /*by_release=*/false);
+  EXPECT_FALSE(engine_.paused());
+  engine_.pause_for_release();
+  engine_.adopt_pause(PauseMode::kAbort, /*by_release=*/false);
+  EXPECT_TRUE(engine_.paused_by_release());
+}
+
+TEST_F(EngineRecordTest, ACacheThatWentWithAnEarlierManagersReleaseIsHeldBackUnderAUsersPauseToo) {
+  start();
+  engine_.adopt_pause(PauseMode::kRetract, /*by_release=*/true);
+  engine_.adopt_pause(PauseMode::kAbort, /*by_release=*/false);
+  report(worker_, 1, 1, false);
+  report(mover_, 1, 1, false);
+  EXPECT_EQ(engine_.phase(), CachePhase::kCleared);
+  EXPECT_TRUE(engine_.held_back().has(ipc::MemoryTag::kKvCache));
 }
 
 }  // namespace

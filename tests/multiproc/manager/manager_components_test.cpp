@@ -125,6 +125,50 @@ TEST_F(ManagerComponentsTest, AManagerThatEndsMeanwhileAnswers) {
   EXPECT_EQ(manager_->wait(soon()), ChildExit::exited(0));
 }
 
+// Which says more than that somebody did not answer.
+TEST_F(ManagerComponentsTest, ARanksOwnTimeOutIsWhatIsHandedOn) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  ipc::ComponentsRequest request;
+  request.engine = "chat";
+  request.release.names = {"draft"};
+  request.deadline = std::chrono::milliseconds(200);
+  operator_->ask(MessageKind::kComponents, request);
+  ASSERT_NO_FATAL_FAILURE(answer(0, {"draft"}));
+  EXPECT_FALSE(
+      operator_->next(MessageKind::kComponents, ipc::Deadline::after(2 * request.deadline)))
+      << "rank 1 has only just come to its deadline";
+  ASSERT_NO_FATAL_FAILURE(answer(1, {"draft"}, KVFERRY_ERROR(kTimeout, "it is in use")));
+  EXPECT_EQ(refusal(MessageKind::kComponents), ErrorCode::kTimeout);
+  EXPECT_THAT(refusal_, HasSubstr("engine chat rank 1: component draft: it is in use"));
+}
+
+TEST_F(ManagerComponentsTest, ASecondReleaseIsBusyAndLooksAreFree) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  ask_components({"draft"});
+  ASSERT_NO_FATAL_FAILURE(answer(0, {"draft"}));
+  auto second = peer(ProcessKind::kOperator, "second");
+  ipc::ComponentsRequest request;
+  request.engine = "chat";
+  request.release.all = true;
+  second->ask(MessageKind::kComponents, request);
+  const auto busy = second->next(MessageKind::kComponents);
+  ASSERT_TRUE(busy && busy->error);
+  EXPECT_EQ(busy->error->code, ErrorCode::kBusy);
+  EXPECT_THAT(busy->error->message, HasSubstr("engine chat runs a release of components already"));
+  request.release.all = false;
+  second->ask(MessageKind::kComponents, request);
+  ASSERT_NO_FATAL_FAILURE(answer(0, {}));
+  ASSERT_NO_FATAL_FAILURE(answer(1, {"draft"}));
+  EXPECT_TRUE(operator_->next_body<ipc::ComponentsReply>(MessageKind::kComponents).has_value());
+  ASSERT_NO_FATAL_FAILURE(answer(1, {}));
+  EXPECT_TRUE(second->next_body<ipc::ComponentsReply>(MessageKind::kComponents).has_value());
+  ask_components({"draft"});
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, {"draft"}));
+  }
+  EXPECT_TRUE(operator_->next_body<ipc::ComponentsReply>(MessageKind::kComponents).has_value());
+}
+
 // A command that runs is neither waited for nor disturbed.
 TEST_F(ManagerComponentsTest, RunBesideAnyCommand) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());

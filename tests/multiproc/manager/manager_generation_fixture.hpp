@@ -88,12 +88,7 @@ class ManagerGenerationTest : public ManagerTest {
     for (const std::uint32_t rank : {0U, 1U}) report_released(rank, tags);
   }
   void report_released(std::uint32_t rank, ipc::MemoryTags tags) {
-    ipc::RankState state;
-    state.session = ScriptedPeer::session_of(rank);
-    state.epoch = ipc::Epoch{1};
-    state.phase = ipc::LeasePhase::kReady;
-    state.mapped = true;
-    state.group_blocks = {kTinyBlocks, kTinyBlocks};
+    ipc::RankState state = ScriptedPeer::mapped_state(rank);
     state.released = tags;
     workers_[rank]->notify(MessageKind::kRankState, state);
     (void)workers_[rank]->has(MessageKind::kRankState);  // It has been handled.

@@ -278,6 +278,49 @@ TEST_F(ManagerMemoryTest, AnotherManagersLastResumeEndsThePauseThatTheReleaseMad
   EXPECT_FALSE(resumed->paused.has_value());
 }
 
+// It died before all of them had heard of it.
+TEST_F(ManagerMemoryTest, APauseThatSomeSchedulersTookForTheReleasesStaysTheUsers) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  report_released({MemoryTag::kWeights});
+  ASSERT_NO_FATAL_FAILURE(say_hello(*client_, PauseMode::kRetract, /*paused_by_release=*/true));
+  auto other = peer(ProcessKind::kEngine, "other");
+  ASSERT_NO_FATAL_FAILURE(say_hello(*other, PauseMode::kRetract));
+  const Order told = next_order(*client_);
+  EXPECT_EQ(told.schedule.order, ScheduleOrder::kRetract);
+  EXPECT_FALSE(told.schedule.for_release);
+  client_->reply(told.request, ipc::SchedulerLoad{});
+  EXPECT_FALSE(other->has(MessageKind::kSchedule)) << "it knows";
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(resumed->paused, PauseMode::kRetract);
+  EXPECT_FALSE(client_->has(MessageKind::kSchedule)) << "it is held on";
+}
+
+// One that comes while the last resume lets the others run holds them again.
+TEST_F(ManagerMemoryTest, AUsersPauseThatComesToLightInTheLastResumeOutlivesIt) {
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  report_released({MemoryTag::kWeights});
+  ASSERT_NO_FATAL_FAILURE(say_hello(*client_, PauseMode::kRetract, /*paused_by_release=*/true));
+  ask_resume();
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankResume, {}));
+  }
+  const Order run = next_order(*client_);
+  EXPECT_EQ(run.schedule.order, ScheduleOrder::kRun);
+  auto other = peer(ProcessKind::kEngine, "other");
+  ASSERT_NO_FATAL_FAILURE(say_hello(*other, PauseMode::kRetract));
+  client_->reply(run.request, ipc::SchedulerLoad{});
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  const auto resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
+  ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
+  EXPECT_EQ(resumed->paused, PauseMode::kRetract);
+  EXPECT_EQ(engine()["paused"], "retract");
+}
+
 // No resume ends a pause under which weights of the ranks may not belong together, of this manager
 // or of the next one, should this one die in the middle.
 TEST_F(ManagerMemoryTest, ACommitThatFailsMakesTheReleasesPauseOneThatStays) {

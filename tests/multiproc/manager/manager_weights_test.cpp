@@ -33,12 +33,7 @@ class ManagerWeightsTest : public ManagerTest {
     return Digest::from_words(0xEE, number);
   }
   void report(std::uint32_t rank, const Digest& id) {
-    ipc::RankState state;
-    state.session = ScriptedPeer::session_of(rank);
-    state.epoch = ipc::Epoch{1};
-    state.phase = ipc::LeasePhase::kReady;
-    state.mapped = true;
-    state.group_blocks = {kTinyBlocks, kTinyBlocks};
+    ipc::RankState state = ScriptedPeer::mapped_state(rank);
     state.weights = id;
     workers_[rank]->notify(MessageKind::kRankState, state);
     (void)workers_[rank]->has(MessageKind::kRankState);  // It has been handled.
@@ -264,6 +259,20 @@ TEST_F(ManagerWeightsTest, AClearTakesThePlaceOfAnUpdateThatIsNotCommittedYet) {
   second->ask(MessageKind::kClear, ipc::ClearRequest{"chat"});
   EXPECT_EQ(refusal(), ErrorCode::kCancelled);
   ASSERT_NO_FATAL_FAILURE(answer_weights(0, WeightsPhase::kAbandon));
+  EXPECT_TRUE(workers_[0]->next(MessageKind::kRankClear).has_value());
+}
+
+TEST_F(ManagerWeightsTest, WhatIsPreparedIsLetGoOfWhenAClearComesBeforeTheCommit) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_update();
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kIdle));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
+  ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kPrepare));
+  ASSERT_TRUE(client_->next(MessageKind::kSchedule).has_value());  // Held for the commit.
+  auto second = peer(ipc::ProcessKind::kOperator, "second");
+  second->ask(MessageKind::kClear, ipc::ClearRequest{"chat"});
+  EXPECT_EQ(refusal(), ErrorCode::kCancelled);
+  ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kAbandon));
   EXPECT_TRUE(workers_[0]->next(MessageKind::kRankClear).has_value());
 }
 

@@ -68,14 +68,18 @@ ipc::Result<ipc::Empty> ScriptedPeer::rank_hello(std::uint32_t rank,
   return call<ipc::Empty>(ipc::MessageKind::kRankHello, hello);
 }
 
-void ScriptedPeer::report_mapped(std::uint32_t rank, std::uint64_t epoch) {
+ipc::RankState ScriptedPeer::mapped_state(std::uint32_t rank, std::uint64_t epoch) {
   ipc::RankState state;
   state.session = session_of(rank);
   state.epoch = ipc::Epoch{epoch};
   state.phase = ipc::LeasePhase::kReady;
   state.mapped = true;
   state.group_blocks = {kTinyBlocks, kTinyBlocks};
-  notify(ipc::MessageKind::kRankState, state);
+  return state;
+}
+
+void ScriptedPeer::report_mapped(std::uint32_t rank, std::uint64_t epoch) {
+  notify(ipc::MessageKind::kRankState, mapped_state(rank, epoch));
 }
 
 void ScriptedPeer::report_cleared(std::uint32_t rank, std::uint64_t epoch) {

@@ -38,6 +38,8 @@ class ScriptedPeer {
                                                    const ipc::Geometry& geometry,
                                                    ipc::CacheOwner owner = ipc::CacheOwner::kWorker,
                                                    const std::string& engine = "chat");
+  /// What a rank with that epoch mapped reports.
+  [[nodiscard]] static ipc::RankState mapped_state(std::uint32_t rank, std::uint64_t epoch = 1);
   /// Reports the arena (session of the rank, epoch) as mapped and ready.
   void report_mapped(std::uint32_t rank, std::uint64_t epoch);
   void report_cleared(std::uint32_t rank, std::uint64_t epoch);

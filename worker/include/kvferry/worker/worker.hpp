@@ -27,6 +27,9 @@ struct WorkerConfig {
   /// What becomes of their tensors once they are packed for the model: they stay on the device, or
   /// are in host memory between two loads, as a whole or layer by layer.
   ipc::ComponentStrategy weights_strategy = ipc::ComponentStrategy::kResident;
+  /// Whether an update from rank 0's file may come by a broadcast between devices, or in messages
+  /// alone.
+  bool weights_broadcast = true;
   /// Whether this engine of reference workers takes requests (GenerationChannel): rank 0 runs its
   /// scheduler, a client of the manager. Engines with a scheduler of their own leave it.
   bool serve = false;

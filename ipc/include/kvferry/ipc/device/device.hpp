@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/device/broadcast.hpp"
 #include "kvferry/kernels/block_layout.hpp"
 #include "kvferry/kernels/reference_model.hpp"
 
@@ -285,6 +286,15 @@ class Device {
   /// Makes host memory reachable by copy engines at full speed. Pieces of at most 1 GiB each.
   [[nodiscard]] virtual Status register_host(void* data, std::uint64_t size_bytes) = 0;
   [[nodiscard]] virtual Status unregister_host(void* data) = 0;
+
+  /// How broadcasts of other ranks reach this device; kNotFound says what is missing for that. CUDA
+  /// needs NCCL's library, which the first call loads.
+  [[nodiscard]] virtual Result<BroadcastPort> broadcast_port();
+  /// For rank 0 of a group: takes its seat with it, or lets it go.
+  [[nodiscard]] virtual Result<std::unique_ptr<BroadcastRoot>> open_broadcast();
+  /// Waits until all ranks have taken their seats. kTimeout, kCancelled, kPeerDied.
+  [[nodiscard]] virtual Result<std::unique_ptr<BroadcastGroup>> join_broadcast(
+      const BroadcastSeat& seat, const BroadcastWait& wait);
 };
 
 /// Throws Exception when the device cannot be opened (no driver, no such ordinal, a build without

@@ -43,5 +43,7 @@ struct EmptiedCache {
 
 /// Empties a caching allocator; an error says why it could not. May throw.
 using EmptyAllocator = std::function<Result<EmptiedCache>(EmptyReason)>;
+/// Calls it. What it throws is an error, too, and an error is logged, with the reason.
+[[nodiscard]] Result<EmptiedCache> empty_or_warn(const EmptyAllocator& empty, EmptyReason reason);
 
 }  // namespace kvferry::ipc

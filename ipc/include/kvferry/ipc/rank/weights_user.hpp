@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/broadcast.hpp"
 
 #include <cstdint>
 #include <string>
@@ -21,8 +22,10 @@ enum class WeightsFrom : std::uint8_t {
   /// order, the lender's name, in which {rank} stands for the rank's number; for WeightsUser, the
   /// path of the lender's socket (WeightsImport).
   kIpc,
-  /// A file that rank 0 alone reads and hands to the others; location: in an order, its path; for
-  /// WeightsUser, the path of a file that holds all of it (kDisk).
+  /// A file that rank 0 alone reads and hands to the others; location: in an order, its path. Where
+  /// each rank has a device of its own that reaches the others, a broadcast between them
+  /// (WeightsUser::prepare_broadcast); else messages, and for WeightsUser the path of a file that
+  /// holds all of it (kDisk).
   kDistributed
 };
 constexpr std::uint64_t wire_max(WeightsFrom) {
@@ -56,6 +59,17 @@ class WeightsUser {
   /// stay as they are, whatever happens. Returns this rank's bytes.
   [[nodiscard]] virtual Result<std::uint64_t> prepare(const WeightsSource& source,
                                                       Deadline deadline) = 0;
+  /// How this rank is reached by a broadcast of weights. An error says why it is not: messages
+  /// bring them then, and prepare() finds them in a file. The default is none.
+  [[nodiscard]] virtual Result<BroadcastPort> broadcast_port();
+  /// At rank 0, of a broadcast to all ranks: opens the file and a group for it, or with `again` the
+  /// one that all have kept (BroadcastPort::group). Returns the group's id; the next
+  /// prepare_broadcast() takes both, abandon() lets the file go.
+  [[nodiscard]] virtual Result<BroadcastId> open_broadcast(const std::string& file, bool again);
+  /// prepare() of what rank 0 broadcasts, called on all ranks at the same time. When one of them
+  /// fails, the others are told to cancel(). Who comes to its end may keep the group.
+  [[nodiscard]] virtual Result<std::uint64_t> prepare_broadcast(const BroadcastId& id,
+                                                                Deadline deadline);
   /// Puts the prepared weights into the place of those in use. Nothing computes meanwhile.
   [[nodiscard]] virtual Status commit(Deadline deadline) = 0;
   /// Lets go of what is prepared, if anything is.

@@ -126,7 +126,9 @@ struct UpdateWeightsReply {  ///< The envelope's error names the first failing r
   std::vector<RankUpdate> updates;
   std::vector<RankMemory> ranks;  ///< Empty without empty_cache.
   std::chrono::microseconds took{};
-  template <typename V> void visit(V& v) { v(weights, updates, ranks, took); }
+  /// Of WeightsFrom::kDistributed, what rank 0 handed them on by: "nccl 2.28.9", "messages".
+  std::string transport{};
+  template <typename V> void visit(V& v) { v(weights, updates, ranks, took, transport); }
 };
 
 /// Engine and operator: give device memory back to the driver until a resume.
@@ -225,7 +227,25 @@ struct RankWeights {
   WeightsSource source;      ///< To prepare from.
   Digest weights;            ///< To commit: the identity that the weights have from then on.
   std::chrono::milliseconds deadline{60000};
-  template <typename V> void visit(V& v) { v(phase, update, source, weights, deadline); }
+  BroadcastId broadcast{};  ///< The source is what rank 0 broadcasts in that group; empty: is not.
+  template <typename V> void visit(V& v) { v(phase, update, source, weights, deadline, broadcast); }
+};
+/// Of an update with WeightsFrom::kDistributed, before it is prepared; answered with a
+/// RankBroadcastReply.
+enum class BroadcastPhase : std::uint8_t { kLook = 1, kOpen };
+constexpr std::uint64_t wire_max(BroadcastPhase) {
+  return static_cast<std::uint64_t>(BroadcastPhase::kOpen);
+}
+struct RankBroadcast {
+  BroadcastPhase phase = BroadcastPhase::kLook;
+  std::string file;    ///< kOpen, which is for rank 0: what it is to broadcast.
+  bool again = false;  ///< kOpen: in the group that all ranks have kept.
+  template <typename V> void visit(V& v) { v(phase, file, again); }
+};
+struct RankBroadcastReply {
+  BroadcastPort port;  ///< kLook.
+  BroadcastId id;      ///< kOpen.
+  template <typename V> void visit(V& v) { v(port, id); }
 };
 /// To rank 0, of an update with WeightsFrom::kDistributed: what the others are to get of the file,
 /// answered with a WeightsPart of at most kMaxBytes. The file stays open until the update is over,

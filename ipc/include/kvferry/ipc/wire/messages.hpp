@@ -21,7 +21,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 8;
+inline constexpr std::uint32_t kWireVersion = 9;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -119,12 +119,13 @@ enum class MessageKind : std::uint16_t {
   // engine and operator -> manager, answered
   kComponents,
   // manager -> worker, answered
-  kRankComponents
+  kRankComponents,
+  kRankBroadcast
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kRankComponents);
+  return static_cast<std::uint64_t>(MessageKind::kRankBroadcast);
 }
 
 struct Envelope {

@@ -9,13 +9,13 @@
 
 #include <string_view>
 
-namespace kvferry::worker {
+namespace kvferry::ipc {
 
 /// Waits until all work of the stream has ended. done: has been given to Stream::notify() behind
 /// that work. kTimeout names what; the device's own error when it failed.
-[[nodiscard]] ipc::Status await_stream(ipc::Stream& stream,
-                                       ipc::EventFd& done,
-                                       ipc::Deadline deadline,
-                                       std::string_view what);
+[[nodiscard]] Status await_stream(Stream& stream,
+                                  EventFd& done,
+                                  Deadline deadline,
+                                  std::string_view what);
 
-}  // namespace kvferry::worker
+}  // namespace kvferry::ipc
