@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -56,22 +57,39 @@ PlanLimits limits() {
   return limits;
 }
 
+/// All chunks of a plan without failed items.
+std::vector<PlannedChunk> plan(const BlockParts& parts,
+                               const std::vector<MoverItem>& items,
+                               const PlanLimits& limits) {
+  const std::vector<std::uint8_t> results(items.size(), 0);
+  CopyPlanner planner;
+  planner.start(parts, items, results, limits);
+  std::vector<PlannedChunk> chunks;
+  while (planner.has_next()) planner.plan_next(chunks.emplace_back());
+  return chunks;
+}
+
+PlanLimits staged(std::uint64_t slot_bytes, PlanLimits limits) {
+  limits.slot_bytes = slot_bytes;
+  return limits;
+}
+
 TEST(CopyPlanTest, JoinsNeighboursOfABlockFirstArena) {
   const ArenaLayout layout = two_region_layout(0 + 256, 768, true);
   const BlockParts parts(layout);
   // Host blocks whose parts follow each other, as an extent of a slab without sharding would.
   const std::vector<MoverItem> items = {item(3, 0, 256), item(4, 1024, 1280)};
-  const auto chunks = plan_direct(parts, items, limits());
+  const auto chunks = plan(parts, items, limits());
   ASSERT_EQ(chunks.size(), 1U);
   ASSERT_EQ(chunks[0].runs.size(), 1U);
   EXPECT_EQ(chunks[0].runs[0], (CopyRun{0, 3 * 1024, 0, 2048}));
-  EXPECT_EQ(chunks[0].item_count, 2U);
+  EXPECT_EQ(chunks[0].items.size(), 2U);
 }
 
 TEST(CopyPlanTest, LeavesOutReplicatedPartsThatAnotherRankStores) {
   const BlockParts parts(two_region_layout(256, 768, false));
   const std::vector<MoverItem> items = {item(1, 0, 4096, false)};
-  const auto chunks = plan_direct(parts, items, limits());
+  const auto chunks = plan(parts, items, limits());
   ASSERT_EQ(chunks[0].runs.size(), 1U);
   EXPECT_EQ(chunks[0].runs[0], (CopyRun{0, 64 * 256 + 768, 4096, 768}));
 }
@@ -79,7 +97,7 @@ TEST(CopyPlanTest, LeavesOutReplicatedPartsThatAnotherRankStores) {
 TEST(CopyPlanTest, CutsRunsAtPoolPieces) {
   const BlockParts parts(two_region_layout(0, 4096, true));
   const std::vector<MoverItem> items = {item(0, 0, kPiece - 1000)};
-  const auto chunks = plan_direct(parts, items, limits());
+  const auto chunks = plan(parts, items, limits());
   ASSERT_EQ(chunks[0].runs.size(), 2U);
   EXPECT_EQ(chunks[0].runs[0].size_bytes, 1000U);
   EXPECT_EQ(chunks[0].runs[1].pool_offset, kPiece);
@@ -89,9 +107,36 @@ TEST(CopyPlanTest, CutsRunsAtPoolPieces) {
 TEST(CopyPlanTest, StagedItemsWithNothingToMoveAreInNoChunk) {
   const BlockParts parts(two_region_layout(512, 0, false));
   const std::vector<MoverItem> items = {item(0, 0, 0, false), item(1, 0, 0, true)};
-  const auto chunks = plan_staged(parts, items, 4096, limits());
+  const auto chunks = plan(parts, items, staged(4096, limits()));
   ASSERT_EQ(chunks.size(), 1U);
   EXPECT_EQ(chunks[0].items, (std::vector<std::size_t>{1}));
+}
+
+TEST(CopyPlanTest, NeighboursInThePoolAreJoinedInWhateverOrderTheyCome) {
+  const BlockParts parts(two_region_layout(0, 1024, false));
+  const std::vector<MoverItem> items = {item(7, 0, 2048), item(1, 0, 0), item(9, 0, 1024)};
+  const auto chunks = plan(parts, items, staged(4096, limits()));
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].blocks, (std::vector<std::uint32_t>{1, 9, 7}));
+  EXPECT_EQ(chunks[0].items, (std::vector<std::size_t>{1, 2, 0}));
+  ASSERT_EQ(chunks[0].runs.size(), 1U) << "one copy moves the slot";
+  EXPECT_EQ(chunks[0].runs[0], (CopyRun{0, 0, 0, 3072}));
+}
+
+TEST(CopyPlanTest, FailedItemsAreLeftOutAndTheRestCanBeDropped) {
+  const BlockParts parts(two_region_layout(0, 1024, false));
+  std::vector<MoverItem> items;
+  for (std::uint32_t i = 0; i < 6; ++i) items.push_back(item(i, 0, i * 2048));
+  const std::vector<std::uint8_t> results = {0, 1, 0, 0, 7, 0};
+  CopyPlanner planner;
+  planner.start(parts, items, results, staged(2048, limits()));
+  PlannedChunk chunk;
+  planner.plan_next(chunk);
+  EXPECT_EQ(chunk.items, (std::vector<std::size_t>{0, 2}));
+  std::vector<std::size_t> dropped;
+  planner.drop_rest([&dropped](std::size_t i) { dropped.push_back(i); });
+  EXPECT_EQ(dropped, (std::vector<std::size_t>{3, 5}));
+  EXPECT_FALSE(planner.has_next());
 }
 
 TEST(CopyPlanTest, RefusesItemsOutsideArenaOrPool) {
@@ -147,10 +192,9 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
   }
 
   std::map<std::uint64_t, std::uint64_t> direct;
-  std::size_t next_item = 0;
-  for (const CopyChunk& chunk : plan_direct(parts, items, small)) {
-    EXPECT_EQ(chunk.first_item, next_item);
-    next_item += chunk.item_count;
+  std::multiset<std::size_t> direct_items;
+  for (const PlannedChunk& chunk : plan(parts, items, small)) {
+    direct_items.insert(chunk.items.begin(), chunk.items.end());
     for (const CopyRun& run : chunk.runs) {
       EXPECT_EQ(run.pool_offset / 512, (run.pool_offset + run.size_bytes - 1) / 512);
       for (std::uint64_t byte = 0; byte < run.size_bytes; ++byte) {
@@ -158,13 +202,19 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
       }
     }
   }
-  EXPECT_EQ(next_item, items.size());
+  std::multiset<std::size_t> with_bytes;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (sharded > 0 || (replicated > 0 && items[i].with_replicated)) with_bytes.insert(i);
+  }
+  EXPECT_EQ(direct_items, with_bytes);
   EXPECT_EQ(direct, expected);
 
   // Staged: follow each byte through the slot, where packed blocks lie one after another.
   const std::uint64_t slot_bytes = (replicated + sharded) * pick(1, 4);
-  std::map<std::uint64_t, std::uint64_t> staged;
-  for (const StagedChunk& chunk : plan_staged(parts, items, slot_bytes, small)) {
+  std::map<std::uint64_t, std::uint64_t> through_slots;
+  std::multiset<std::size_t> staged_items;
+  for (const PlannedChunk& chunk : plan(parts, items, staged(slot_bytes, small))) {
+    staged_items.insert(chunk.items.begin(), chunk.items.end());
     EXPECT_LE(chunk.size_bytes, slot_bytes);
     std::map<std::uint64_t, std::uint64_t> slot;  // slot byte -> device byte
     std::uint64_t at = 0;
@@ -179,12 +229,13 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
     EXPECT_EQ(at, chunk.size_bytes);
     for (const CopyRun& run : chunk.runs) {
       for (std::uint64_t byte = 0; byte < run.size_bytes; ++byte) {
-        EXPECT_TRUE(
-            staged.emplace(run.pool_offset + byte, slot.at(run.device_offset + byte)).second);
+        EXPECT_TRUE(through_slots.emplace(run.pool_offset + byte, slot.at(run.device_offset + byte))
+                        .second);
       }
     }
   }
-  EXPECT_EQ(staged, expected);
+  EXPECT_EQ(staged_items, with_bytes);
+  EXPECT_EQ(through_slots, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CopyPlanPropertyTest, testing::Range(0, 60));

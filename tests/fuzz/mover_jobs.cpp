@@ -40,17 +40,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   limits.pool_piece_bytes = 1ULL << (10U + input.byte() % 8U);
   const auto job = fuzz::decode_and_check<ipc::MoverJob>(input.rest());
   if (!job) return 0;
+  std::vector<std::uint8_t> results;
   for (const ipc::MoverItem& item : job->items) {
-    if (cache_manager::check_item(item, mover.layout, mover.parts, fuzz::kPoolBytes)) return 0;
+    const auto wrong = cache_manager::check_item(item, mover.layout, mover.parts, fuzz::kPoolBytes);
+    results.push_back(wrong ? static_cast<std::uint8_t>(wrong->code) : 0);
   }
-  for (const auto& chunk : cache_manager::plan_direct(mover.parts, job->items, limits)) {
-    for (const cache_manager::CopyRun& run : chunk.runs) {
-      fuzz::hold(run, mover.layout.segment_bytes.at(run.segment));
+  cache_manager::CopyPlanner planner;
+  cache_manager::PlannedChunk chunk;
+  for (const std::uint64_t slot_bytes : {std::uint64_t{0}, fuzz::kSlotBytes}) {
+    limits.slot_bytes = slot_bytes;
+    planner.start(mover.parts, job->items, results, limits);
+    while (planner.has_next()) {
+      planner.plan_next(chunk);
+      KVFERRY_CHECK(slot_bytes == 0 || chunk.size_bytes <= slot_bytes, "more than a slot holds");
+      for (const cache_manager::CopyRun& run : chunk.runs) {
+        fuzz::hold(run, slot_bytes > 0 ? slot_bytes : mover.layout.segment_bytes.at(run.segment));
+      }
     }
-  }
-  for (const auto& chunk :
-       cache_manager::plan_staged(mover.parts, job->items, fuzz::kSlotBytes, limits)) {
-    for (const cache_manager::CopyRun& run : chunk.runs) fuzz::hold(run, fuzz::kSlotBytes);
   }
   return 0;
 }

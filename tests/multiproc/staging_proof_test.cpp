@@ -20,6 +20,7 @@ using ipc::MoverJobDone;
 using ipc::ProcessKind;
 using std::chrono_literals::operator""ms;
 using test::soon;
+using testing::AnyOf;
 using testing::Each;
 
 constexpr std::uint32_t kBlocks = 3;
@@ -130,10 +131,12 @@ class StagingProofTest : public test::WorkerFixture {
     wait_held();
   }
   /// The lane has given the job before it up, and cannot hand anything over: the next one fails,
-  /// which tells that the lane is beyond the moment where it might have answered too early.
+  /// which tells that the lane is beyond the moment where it might have answered too early. Either
+  /// it waited for the worker's greeting, or it was under way already when the loss was seen.
   void expect_lane_waits(std::uint64_t job, CopyDirection direction) {
     start_job(job, direction);
-    EXPECT_THAT(wait_answer(job).results, all_are(ErrorCode::kTimeout));
+    EXPECT_THAT(wait_answer(job).results,
+                AnyOf(all_are(ErrorCode::kTimeout), all_are(ErrorCode::kPeerDied)));
   }
 
   ipc::UniqueFd pool_fd_;
@@ -252,12 +255,12 @@ TEST_F(StagingProofTest, AnotherClientOnTheLaneNeitherProvesAnythingNorGetsIn) {
   hello.engine = test::kEngine;
   hello.lane = 1;
   ASSERT_TRUE(stranger->send(ipc::encode(hello)).has_value());
-  expect_lane_waits(3, CopyDirection::kHostToDevice);
-  EXPECT_FALSE(is_answered(2)) << "its scatter still runs";
-  // The mover has come back, and by that ended the stranger's connection, which got no answer.
+  // The mover comes back, and by that ends the stranger's connection, which gets no answer.
   const auto greeting = stranger->receive(soon());
   ASSERT_FALSE(greeting.has_value()) << "what is running was not asked by it";
   EXPECT_EQ(greeting.error().code, ErrorCode::kPeerDied);
+  expect_lane_waits(3, CopyDirection::kHostToDevice);
+  EXPECT_FALSE(is_answered(2)) << "its scatter still runs";
   worker_->write_line("open");
   EXPECT_THAT(wait_answer(2).results, all_are(ErrorCode::kPeerDied));
   load(4);
@@ -277,7 +280,9 @@ TEST_F(StagingProofTest, RequestBeforeTheGreetingEndsTheConnection) {
   request.session = arena_.session;
   request.epoch = arena_.epoch;
   request.blocks = {0};
-  ASSERT_TRUE(eager->send(ipc::encode(request)).has_value());
+  // On a busy machine the mover may have come back, and ended this connection, before that.
+  const ipc::Status sent = eager->send(ipc::encode(request));
+  EXPECT_TRUE(sent || sent.error().code == ErrorCode::kPeerDied) << sent.error().to_string();
   const auto greeting = eager->receive(soon());
   ASSERT_FALSE(greeting.has_value());
   EXPECT_EQ(greeting.error().code, ErrorCode::kPeerDied);

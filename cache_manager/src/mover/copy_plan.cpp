@@ -5,7 +5,6 @@
 #include "kvferry/ipc/base/size.hpp"
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 namespace kvferry::cache_manager {
@@ -100,67 +99,94 @@ std::optional<ipc::Error> check_item(const MoverItem& item,
   return std::nullopt;
 }
 
-std::vector<CopyChunk> plan_direct(const BlockParts& parts,
-                                   std::span<const MoverItem> items,
-                                   const PlanLimits& limits) {
-  std::vector<CopyChunk> chunks;
+void PlannedChunk::clear() noexcept {
+  items.clear();
+  size_bytes = 0;
+  runs.clear();
+  blocks.clear();
+}
+
+void CopyPlanner::start(const BlockParts& parts,
+                        std::span<const MoverItem> items,
+                        std::span<const std::uint8_t> results,
+                        const PlanLimits& limits) {
+  parts_ = &parts;
+  items_ = items;
+  limits_ = limits;
+  order_.clear();
+  next_ = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (chunks.empty() || chunks.back().size_bytes >= limits.chunk_bytes ||
-        chunks.back().runs.size() >= limits.chunk_runs) {
-      chunks.emplace_back();
-      chunks.back().first_item = i;
-    }
-    CopyChunk& chunk = chunks.back();
-    ++chunk.item_count;
+    if (results[i] != 0) continue;
     const MoverItem& item = items[i];
-    for (const BlockParts::Slice& slice : parts.slices(item.group)) {
+    const std::uint64_t sharded = parts.sharded_bytes(item.group);
+    const bool replicated = item.with_replicated && parts.replicated_bytes(item.group) > 0;
+    if (sharded == 0 && !replicated) continue;
+    order_.push_back({item.group.value,
+                      item.with_replicated ? RegionSet::kAll : RegionSet::kSharded,
+                      sharded > 0 ? item.shard_offset : item.replicated_offset, i});
+  }
+  const bool staged = limits.slot_bytes > 0;
+  std::sort(order_.begin(), order_.end(), [staged](const Place& a, const Place& b) {
+    if (staged && (a.group != b.group || a.set != b.set)) {
+      return std::tie(a.group, a.set) < std::tie(b.group, b.set);
+    }
+    return std::tie(a.pool_offset, a.item) < std::tie(b.pool_offset, b.item);
+  });
+}
+
+void CopyPlanner::plan_next(PlannedChunk& chunk) {
+  chunk.clear();
+  if (limits_.slot_bytes > 0) {
+    plan_staged(chunk);
+  } else {
+    plan_direct(chunk);
+  }
+}
+
+void CopyPlanner::plan_direct(PlannedChunk& chunk) {
+  for (; has_next() && chunk.size_bytes < limits_.chunk_bytes &&
+         chunk.runs.size() < limits_.chunk_runs;
+       ++next_) {
+    const MoverItem& item = items_[order_[next_].item];
+    for (const BlockParts::Slice& slice : parts_->slices(item.group)) {
       if (slice.replicated && !item.with_replicated) continue;
       const std::uint64_t base = slice.replicated ? item.replicated_offset : item.shard_offset;
       append_run(chunk.runs,
                  {slice.segment, slice.offset + item.block.value * slice.block_stride,
                   base + slice.part_offset, slice.size_bytes},
-                 limits.pool_piece_bytes);
+                 limits_.pool_piece_bytes);
       chunk.size_bytes += slice.size_bytes;
     }
+    chunk.items.push_back(order_[next_].item);
   }
-  return chunks;
 }
 
-std::vector<StagedChunk> plan_staged(const BlockParts& parts,
-                                     std::span<const MoverItem> items,
-                                     std::uint64_t slot_bytes,
-                                     const PlanLimits& limits) {
-  std::vector<StagedChunk> chunks;
-  std::map<std::pair<std::uint32_t, RegionSet>, std::size_t> open;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const MoverItem& item = items[i];
-    const std::uint64_t replicated = item.with_replicated ? parts.replicated_bytes(item.group) : 0;
-    const std::uint64_t sharded = parts.sharded_bytes(item.group);
-    const std::uint64_t packed = replicated + sharded;
-    if (packed == 0) continue;
-    const RegionSet set = item.with_replicated ? RegionSet::kAll : RegionSet::kSharded;
-    const auto key = std::pair(item.group.value, set);
-    auto found = open.find(key);
-    if (found == open.end() || chunks[found->second].size_bytes + packed > slot_bytes) {
-      chunks.emplace_back();
-      chunks.back().group = item.group;
-      chunks.back().set = set;
-      found = open.insert_or_assign(key, chunks.size() - 1).first;
-    }
-    StagedChunk& chunk = chunks[found->second];
+void CopyPlanner::plan_staged(PlannedChunk& chunk) {
+  const Place& first = order_[next_];
+  chunk.group = GroupId{first.group};
+  chunk.set = first.set;
+  const std::uint64_t replicated =
+      first.set == RegionSet::kAll ? parts_->replicated_bytes(chunk.group) : 0;
+  const std::uint64_t sharded = parts_->sharded_bytes(chunk.group);
+  for (; has_next(); ++next_) {
+    const Place& place = order_[next_];
+    const bool fits =
+        chunk.items.empty() || (place.group == first.group && place.set == first.set &&
+                                chunk.size_bytes + replicated + sharded <= limits_.slot_bytes);
+    if (!fits) return;
+    const MoverItem& item = items_[place.item];
     if (replicated > 0) {
       append_run(chunk.runs, {0, chunk.size_bytes, item.replicated_offset, replicated},
-                 limits.pool_piece_bytes);
+                 limits_.pool_piece_bytes);
     }
     if (sharded > 0) {
       append_run(chunk.runs, {0, chunk.size_bytes + replicated, item.shard_offset, sharded},
-                 limits.pool_piece_bytes);
+                 limits_.pool_piece_bytes);
     }
-    chunk.items.push_back(i);
+    chunk.items.push_back(place.item);
     chunk.blocks.push_back(item.block.value);
-    chunk.size_bytes += packed;
+    chunk.size_bytes += replicated + sharded;
   }
-  return chunks;
 }
 
 }  // namespace kvferry::cache_manager

@@ -23,27 +23,25 @@ struct CopyRun {
   friend bool operator==(const CopyRun&, const CopyRun&) = default;
 };
 
-/// Items [first_item, first_item + item_count) of the job and the copies that move them.
-struct CopyChunk {
-  std::size_t first_item = 0;
-  std::size_t item_count = 0;
+/// What is copied in one go, and handed over to the worker as one where it is staged.
+struct PlannedChunk {
+  std::vector<std::size_t> items;  ///< Of the job.
   std::uint64_t size_bytes = 0;
   std::vector<CopyRun> runs;
-};
-
-/// Same for staging: blocks of one group and one region set that share a slot, in slot order.
-struct StagedChunk {
-  std::vector<std::size_t> items;
+  // Staged only: blocks of one group and one region set, in slot order.
   ipc::GroupId group;
   ipc::RegionSet set = ipc::RegionSet::kAll;
   std::vector<std::uint32_t> blocks;
-  std::uint64_t size_bytes = 0;
-  std::vector<CopyRun> runs;  ///< segment is unused, device_offset counts from the slot's start.
+
+  void clear() noexcept;  ///< Keeps the memory.
 };
 
 struct PlanLimits {
-  std::uint64_t chunk_bytes = 64ULL << 20;  ///< Ends a chunk.
-  std::size_t chunk_runs = 4096;            ///< Ends a chunk.
+  /// Staged: chunks are packed blocks for slots of so many bytes, and runs count from the slot's
+  /// start. 0: straight between arena and pool.
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t chunk_bytes = 8ULL << 20;  ///< Ends a chunk that is not staged.
+  std::size_t chunk_runs = 1024;           ///< Likewise.
   /// No run crosses a multiple of this pool offset: each piece is registered on its own.
   std::uint64_t pool_piece_bytes = 64ULL << 20;
 };
@@ -82,18 +80,43 @@ class BlockParts {
                                                    const BlockParts& parts,
                                                    std::uint64_t pool_bytes);
 
-/// Copies straight between arena and pool. Neighbours on both sides become one run: for block-first
-/// arenas a whole block, or several.
-[[nodiscard]] std::vector<CopyChunk> plan_direct(const BlockParts& parts,
-                                                 std::span<const ipc::MoverItem> items,
-                                                 const PlanLimits& limits);
+/// From the items of a job to chunks, one at a time, so that a long job neither takes long to begin
+/// nor holds the plan of all its copies. Items go in the order of their places in the pool:
+/// neighbours on both sides become one run, for block-first arenas a whole block or several.
+/// @threading one at a time. Takes no memory once it has planned a job of that size.
+class CopyPlanner {
+ public:
+  /// Leaves out items whose result is an error already, and those that move nothing on this rank (a
+  /// replicated block that another rank stores). All but the limits outlive the plan.
+  /// @pre check_item() has nothing against the others; staged: every block fits a slot.
+  void start(const BlockParts& parts,
+             std::span<const ipc::MoverItem> items,
+             std::span<const std::uint8_t> results,
+             const PlanLimits& limits);
+  [[nodiscard]] bool has_next() const noexcept { return next_ < order_.size(); }
+  /// The next chunk, in the memory of an earlier one. @pre has_next().
+  void plan_next(PlannedChunk& chunk);
+  /// Gives up what has not been planned: calls back for each item of it.
+  template <typename Each> void drop_rest(Each each) {
+    for (; next_ < order_.size(); ++next_) each(order_[next_].item);
+  }
 
-/// Copies between staging slots of slot_bytes and the pool. Items that move nothing on this rank
-/// (a replicated block that another rank stores) are in no chunk.
-/// @pre every block fits a slot.
-[[nodiscard]] std::vector<StagedChunk> plan_staged(const BlockParts& parts,
-                                                   std::span<const ipc::MoverItem> items,
-                                                   std::uint64_t slot_bytes,
-                                                   const PlanLimits& limits);
+ private:
+  struct Place {
+    std::uint32_t group = 0;
+    ipc::RegionSet set = ipc::RegionSet::kAll;
+    std::uint64_t pool_offset = 0;
+    std::size_t item = 0;
+  };
+
+  void plan_staged(PlannedChunk& chunk);
+  void plan_direct(PlannedChunk& chunk);
+
+  const BlockParts* parts_ = nullptr;
+  std::span<const ipc::MoverItem> items_;
+  PlanLimits limits_;
+  std::vector<Place> order_;
+  std::size_t next_ = 0;
+};
 
 }  // namespace kvferry::cache_manager

@@ -10,14 +10,18 @@
 namespace kvferry::cache_manager {
 
 ipc::Status StagingClient::ensure_connected(ipc::Deadline deadline, int wake_fd) {
-  if (greeted_ && unanswered_.empty()) drop_if_ended();
-  if (greeted_) return ipc::ok();
+  if (is_connected()) return ipc::ok();
   if (!socket_.valid()) KVFERRY_TRY(connect(deadline));
   ipc::Status greeted = wait_greeting(deadline, wake_fd);
   const bool over = !greeted && greeted.error().code != ipc::ErrorCode::kTimeout &&
                     greeted.error().code != ipc::ErrorCode::kCancelled;
   if (over) disconnect();
   return greeted;
+}
+
+bool StagingClient::is_connected() {
+  if (greeted_ && unanswered_.empty()) drop_if_ended();
+  return greeted_;
 }
 
 // A worker may have been replaced since the last job: its end of the connection is closed then.

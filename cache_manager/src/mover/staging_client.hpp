@@ -42,6 +42,8 @@ class StagingClient {
   /// asked for stays asked for, so call again. kCancelled: wake_fd became readable (it is not
   /// drained). Any other error: the attempt is over.
   [[nodiscard]] ipc::Status ensure_connected(ipc::Deadline deadline, int wake_fd);
+  /// Whether that returns at once.
+  [[nodiscard]] bool is_connected();
   void disconnect() noexcept;
   [[nodiscard]] int fd() const noexcept { return socket_.fd(); }
 

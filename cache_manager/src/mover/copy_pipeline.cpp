@@ -1,0 +1,346 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/copy_pipeline.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/transitions/mutants.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::ErrorCode;
+using ipc::Status;
+using ipc::Transition;
+
+constexpr auto kConnectDeadline = std::chrono::seconds(2);
+/// Chunks whose copies are enqueued at a time: enough for the stream to have the next one ready,
+/// few enough that a better job comes soon.
+constexpr std::size_t kMostCopying = 4;
+/// Copies that are enqueued one by one: a full queue of the driver would hold the lane up.
+constexpr std::size_t kMostCalls = 512;
+constexpr std::uint32_t kLanes = 2;
+
+// An eventfd's count since the last read; 0 when it was not signalled.
+std::uint64_t take_count(int event_fd) noexcept {
+  std::uint64_t count = 0;
+  // wait-none: an eventfd of ours, O_NONBLOCK
+  return ::read(event_fd, &count, sizeof(count)) == sizeof(count) ? count : 0;
+}
+
+}  // namespace
+
+bool CopyPipeline::has_room() const noexcept {
+  if (jobs_.empty()) return true;
+  if (arena_ != nullptr && arena_->strategy == CopyStrategy::kStaged) return !free_slots_.empty();
+  return copying_.size() < kMostCopying && copying_calls_ < kMostCalls;
+}
+
+RunningJob& CopyPipeline::begin(LaneJob job) {
+  context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
+  return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job)));
+}
+
+RunningJob* CopyPipeline::best() noexcept {
+  RunningJob* best = nullptr;
+  for (const auto& job : jobs_) {
+    if (job->has_next() && (best == nullptr || job->priority() > best->priority())) {
+      best = job.get();
+    }
+  }
+  return best;
+}
+
+RunningJob* CopyPipeline::oldest() noexcept {
+  RunningJob* oldest = nullptr;
+  for (const auto& job : jobs_) {
+    if (job->has_next() && (oldest == nullptr || job->job().submitted < oldest->job().submitted)) {
+      oldest = job.get();
+    }
+  }
+  return oldest;
+}
+
+// Each lane has its half of the ring, so that loads and stores never wait for each other's slots.
+bool CopyPipeline::adopt_ring(const LaneJob& job) {
+  if (arena_ == job.arena) return true;
+  if (!asked_.empty() || !copying_.empty()) return false;
+  arena_ = job.arena;
+  free_slots_.clear();
+  for (std::uint32_t slot = context_.lane; slot < arena_->arena->layout().staging.slots;
+       slot += kLanes) {
+    free_slots_.push_back(slot);
+  }
+  return true;
+}
+
+bool CopyPipeline::start_chunk(RunningJob& job) {
+  if (!adopt_ring(job.job())) return false;
+  if (!job.is_staged()) {
+    copy(job.start_next());
+    return true;
+  }
+  if (!connect(job)) return false;
+  if (!job.has_next()) return true;  // its connection failed, and with it the job
+  Chunk& chunk = job.start_next();
+  chunk.slot = free_slots_.back();
+  free_slots_.pop_back();
+  if (stores()) {
+    ask_worker(chunk);
+  } else {
+    copy(chunk);
+  }
+  return true;
+}
+
+bool CopyPipeline::connect(RunningJob& job) {
+  if (!asked_.empty()) return true;
+  // A greeting is waited for here, so first comes what is on its way.
+  if (!context_.staging.is_connected() && !copying_.empty()) return false;
+  const Status connected = context_.staging.ensure_connected(ipc::Deadline::after(kConnectDeadline),
+                                                             context_.stopped.fd());
+  if (connected) {
+    context_.on_greeted();
+    return true;
+  }
+  // A greeting that was asked for stays asked for: nothing is handed over before it.
+  if (connected.error().code == ErrorCode::kCancelled) return false;
+  job.fail_rest(connected.error().code, connected.error().message);
+  return true;
+}
+
+void CopyPipeline::ask_worker(Chunk& chunk) {
+  const LaneJob& job = chunk.job->job();
+  ipc::StageRequest request;
+  request.session = job.arena->session;
+  request.epoch = job.arena->arena->epoch();
+  request.kind = stores() ? ipc::StageKind::kGather : ipc::StageKind::kScatter;
+  request.group = chunk.plan.group;
+  request.set = chunk.plan.set;
+  request.slot = chunk.slot;
+  request.blocks = chunk.plan.blocks;
+  const std::uint64_t next = context_.staging.next_id();
+  const Status planned = context_.transitions.attempt(Transition::kMoverAsk, step(chunk, next));
+  const auto id = planned ? context_.staging.request(std::move(request))
+                          : ipc::Result<std::uint64_t>(planned.error());
+  if (!id) {
+    // It never left.
+    context_.transitions.record(Transition::kMoverSeesHandOver, step(chunk, next));
+    chunk.job->fail(chunk, id.error().code, id.error().message);
+    RunningJob& asking = *chunk.job;
+    end(chunk);
+    if (planned && id.error().code != ErrorCode::kInvalidArgument) {
+      abandon(id.error().code, id.error().message);  // the connection is lost
+    } else {
+      asking.fail_rest(id.error().code, id.error().message);
+    }
+    return;
+  }
+  asked_.emplace(*id, &chunk);
+}
+
+Status CopyPipeline::enqueue(const Chunk& chunk) {
+  const LaneJob& job = chunk.job->job();
+  const bool staged = chunk.job->is_staged();
+  const ipc::DevicePtr slot =
+      staged ? job.arena->arena->staging_slot(chunk.slot) : ipc::DevicePtr{};
+  ops_.clear();
+  for (const CopyRun& run : chunk.plan.runs) {
+    KVFERRY_ASSIGN(void* host, job.pool->pinned(run.pool_offset, run.size_bytes));
+    const ipc::DevicePtr base = staged ? slot : job.arena->arena->segment(run.segment);
+    ops_.push_back({host, base + run.device_offset, run.size_bytes});
+  }
+  return context_.stream.copy(
+      context_.direction, ops_,
+      calls_of(chunk) == ops_.size() ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
+}
+
+std::size_t CopyPipeline::calls_of(const Chunk& chunk) noexcept {
+  return chunk.job->job().arena->strategy == CopyStrategy::kMemcpy ? chunk.plan.runs.size() : 1;
+}
+
+void CopyPipeline::copy(Chunk& chunk) {
+  const ipc::TransitionFields about = step(chunk, chunk.number);
+  Status moved = context_.transitions.attempt(Transition::kMoverCopy, about);
+  if (moved) moved = enqueue(chunk);
+  if (moved) context_.transitions.record(Transition::kMoverCopying, about);
+  if (!moved) {
+    chunk.job->fail(chunk, moved.error().code, moved.error().message);
+    ipc::log_warn("job {}: copy failed: {}", chunk.job->id().value, moved.error().to_string());
+  }
+  if (copying_.empty()) looked_at_ = ipc::MonotonicClock::now();
+  copying_.push_back(&chunk);
+  copying_calls_ += calls_of(chunk);
+  // Also when the copy was not whole: what went out of it must be awaited.
+  const Status notified = context_.stream.notify(context_.copied.fd());
+  if (notified) return;
+  unnotified_ = true;
+  chunk.job->fail(chunk, notified.error().code, notified.error().message);
+  abandon(notified.error().code, notified.error().message);
+}
+
+Status CopyPipeline::await_progress() {
+  if (ipc::is_mutant("answers_before_its_copies")) {
+    copying_calls_ = 0;
+    for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
+  }
+  if (unnotified_) return end_unnotified();
+  const ipc::ProcessRef& agent = context_.staging.agent();
+  std::array<pollfd, 5> waited{{{context_.copied.fd(), POLLIN, 0},
+                                {context_.stopped.fd(), POLLIN, 0},
+                                {context_.wanted.fd(), POLLIN, 0},
+                                {asked_.empty() ? -1 : context_.staging.fd(), POLLIN, 0},
+                                {asked_.empty() ? -1 : agent.pidfd(), POLLIN, 0}}};
+  // wait: own copies (together at most kDeviceHang without progress) and the worker's hand-overs
+  // (until the manager's job deadline kills this mover); kDeviceCheck; the worker's pidfd, cancel
+  // and revoke, and new jobs
+  const int ready =
+      ::poll(waited.data(), waited.size(), ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
+  const std::uint64_t copied = ready > 0 ? take_count(context_.copied.fd()) : 0;
+  // Looked at after every wait: a failed device wakes nobody, and copies that were reported as done
+  // are ordered by the stream, not by the eventfd.
+  if (const auto state = context_.stream.query(); !state) return state.error();
+  if (copied > 0) {
+    take_copies(copied);
+  } else if (looks_hung()) {
+    return device_hangs(looked_);
+  }
+  if (ready <= 0) return ipc::ok();
+  if (waited[3].revents != 0) take_replies();
+  if (waited[4].revents != 0 && !asked_.empty()) {
+    // A child that it had forked may keep the connection open.
+    abandon(ErrorCode::kPeerDied, fmt::format("worker (pid {}) died", agent.pid()));
+  }
+  return ipc::ok();
+}
+
+// Looks are counted, not time: after a stop of this process the device gets all of it again. And
+// not waits that nothing ended: new jobs may come all the time.
+bool CopyPipeline::looks_hung() noexcept {
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (copying_.empty()) looked_at_ = now;
+  if (now - looked_at_ < kDeviceCheck) return false;
+  looked_at_ = now;
+  looked_ += kDeviceCheck;
+  return looked_ >= context_.device_hang;
+}
+
+Status CopyPipeline::end_unnotified() {
+  KVFERRY_TRY(wait_stream_idle(context_.stream, context_.device_hang));
+  unnotified_ = false;
+  take_count(context_.copied.fd());
+  take_copies(copying_.size());
+  return ipc::ok();
+}
+
+void CopyPipeline::take_copies(std::uint64_t count) {
+  looked_ = std::chrono::milliseconds::zero();
+  looked_at_ = ipc::MonotonicClock::now();
+  for (; count > 0 && !copying_.empty(); --count) {
+    Chunk& chunk = *copying_.front();
+    copying_.pop_front();
+    copying_calls_ -= calls_of(chunk);
+    context_.transitions.record(Transition::kMoverCopied, step(chunk, chunk.number));
+    const auto abandoned = chunk.job->abandoned();
+    if (chunk.failed || stores() || !chunk.job->is_staged()) {
+      end(chunk);
+    } else if (abandoned) {
+      chunk.job->fail(chunk, *abandoned, "staging was abandoned");
+      end(chunk);
+    } else {
+      ask_worker(chunk);
+    }
+  }
+}
+
+void CopyPipeline::take_replies() {
+  while (!asked_.empty()) {
+    auto reply = context_.staging.try_receive();
+    if (!reply) {
+      abandon(reply.error().code, reply.error().message);
+      return;
+    }
+    if (!reply->has_value()) return;
+    const auto found = asked_.find((*reply)->id);
+    KVFERRY_CHECK(found != asked_.end(), "a reply to a hand-over of another job");
+    Chunk& chunk = *found->second;
+    asked_.erase(found);
+    context_.transitions.record(Transition::kMoverSeesHandOver, step(chunk, (*reply)->id));
+    if ((*reply)->error) {
+      chunk.job->fail(chunk, (*reply)->error->code, (*reply)->error->message);
+      end(chunk);
+    } else if (stores()) {
+      copy(chunk);
+    } else {
+      end(chunk);
+    }
+  }
+}
+
+void CopyPipeline::end(Chunk& chunk) {
+  if (chunk.job->is_staged()) free_slots_.push_back(chunk.slot);
+  chunk.job->end(chunk);
+}
+
+void CopyPipeline::stop(ipc::JobId stopped, ErrorCode code) {
+  if (code == ErrorCode::kRevoked) {
+    // The end of the epoch: of all.
+    abandon(code, "the epoch ends");
+    for (const auto& job : jobs_) job->fail_rest(code, "the epoch ends");
+    return;
+  }
+  // Only what has not started: the epoch goes on, so hand-overs are worth waiting for.
+  for (const auto& job : jobs_) {
+    if (job->id() == stopped) job->fail_rest(code, fmt::format("{} while it ran", to_string(code)));
+  }
+}
+
+// Slots of hand-overs that were abandoned are free at once: nothing is put into one before the
+// agent has greeted anew, which it does when nothing that it was asked runs any more.
+void CopyPipeline::abandon(ErrorCode code, std::string_view message) {
+  for (const auto& job : jobs_) {
+    if (!job->is_staged()) continue;
+    job->abandon(code);
+    job->fail_rest(code, message);
+    const auto handed_over = std::count_if(asked_.begin(), asked_.end(), [&job](const auto& entry) {
+      return entry.second->job == job.get();
+    });
+    if (handed_over == 0) continue;
+    job->set_unproven();
+    context_.transitions.record(Transition::kMoverAbandon,
+                                {.job = job->id(), .detail = context_.lane});
+    ipc::log_warn("job {}: {} hand-overs to the worker (pid {}) abandoned: {}", job->id().value,
+                  handed_over, context_.staging.agent().pid(), message);
+  }
+  for (const auto& [id, chunk] : std::exchange(asked_, {})) {
+    chunk->job->fail(*chunk, code, message);
+    end(*chunk);
+  }
+  // Closing tells the agent to drop what it has not begun.
+  context_.staging.disconnect();
+}
+
+std::unique_ptr<RunningJob> CopyPipeline::take_over() {
+  const auto over =
+      std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->is_over(); });
+  if (over == jobs_.end()) return nullptr;
+  std::unique_ptr<RunningJob> job = std::move(*over);
+  jobs_.erase(over);
+  if (jobs_.empty()) arena_.reset();  // a detach may unmap it as soon as the lane is idle
+  return job;
+}
+
+std::vector<ipc::JobId> CopyPipeline::jobs() const {
+  std::vector<ipc::JobId> ids;
+  for (const auto& job : jobs_) ids.push_back(job->id());
+  return ids;
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/transitions/transition_log.hpp"
+#include "mover/running_job.hpp"
+#include "mover/staging_client.hpp"
+#include "mover/stream_wait.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The chunks of a lane that are under way, of any number of jobs: the next job's begin before the
+/// last one's have ended, so that the link never waits.
+///
+/// Straight: copy, done. By cooperative staging, where the worker's agent gathers (scatters) blocks
+/// into (out of) ring slots in its own process and this side moves the slots by copy engine: a
+/// store is gather, copy, done; a load copy, scatter, done.
+///
+/// A hand-over that is abandoned (end of the epoch, lost connection, dead worker) fails its blocks
+/// and is not waited for here: the staging client is in debt for it then, and no slot is used again
+/// before that is paid. A copy of ours is always waited for.
+/// @threading the lane's thread.
+class CopyPipeline {
+ public:
+  struct Context {
+    ipc::CopyDirection direction;
+    std::uint32_t lane;
+    ipc::Stream& stream;
+    const ipc::EventFd& copied;   ///< Counts notify()s of the stream.
+    const ipc::EventFd& stopped;  ///< Wakes await_progress(), and a wait for the worker's greeting.
+    const ipc::EventFd& wanted;   ///< Wakes await_progress().
+    StagingClient& staging;
+    const ipc::TransitionLog& transitions;
+    std::function<void()> on_greeted;  ///< The agent serves: what was asked of it before has ended.
+    std::chrono::milliseconds device_hang = kDeviceHang;
+  };
+
+  explicit CopyPipeline(Context context) : context_(std::move(context)) {}
+
+  [[nodiscard]] bool empty() const noexcept { return jobs_.empty(); }
+  /// Another chunk may be started now: copies under way and slots are bounded, so that a better job
+  /// never waits for more than those.
+  [[nodiscard]] bool has_room() const noexcept;
+  RunningJob& begin(LaneJob job);
+  /// Of the jobs that have begun and have more to start: the best, or the first one.
+  [[nodiscard]] RunningJob* best() noexcept;
+  [[nodiscard]] RunningJob* oldest() noexcept;
+  /// False: not now; await_progress() first. @pre has_room() and job.has_next().
+  [[nodiscard]] bool start_chunk(RunningJob& job);
+
+  /// With kRevoked all hand-overs are abandoned; else what has started goes on to its end.
+  void stop(ipc::JobId stopped, ipc::ErrorCode code);
+  /// Until something came. kTimeout: the device hangs, and copies may still write; the device's
+  /// error: the same.
+  [[nodiscard]] ipc::Status await_progress();
+  /// A job that is over, or null.
+  [[nodiscard]] std::unique_ptr<RunningJob> take_over();
+  /// Of the jobs that have begun.
+  [[nodiscard]] std::vector<ipc::JobId> jobs() const;
+
+ private:
+  [[nodiscard]] bool stores() const noexcept {
+    return context_.direction == ipc::CopyDirection::kDeviceToHost;
+  }
+  [[nodiscard]] bool adopt_ring(const LaneJob& job);
+  /// False: not yet. True also when it failed, and with it what is left of the job.
+  [[nodiscard]] bool connect(RunningJob& job);
+  void ask_worker(Chunk& chunk);
+  void copy(Chunk& chunk);
+  [[nodiscard]] ipc::Status enqueue(const Chunk& chunk);
+  /// By how many calls it is enqueued.
+  [[nodiscard]] static std::size_t calls_of(const Chunk& chunk) noexcept;
+  void take_replies();
+  void take_copies(std::uint64_t count);
+  [[nodiscard]] bool looks_hung() noexcept;
+  [[nodiscard]] ipc::Status end_unnotified();
+  void end(Chunk& chunk);
+  void abandon(ipc::ErrorCode code, std::string_view message);
+  /// What a step of a job is about; detail: the chunk, the hand-over or the lane.
+  [[nodiscard]] static ipc::TransitionFields step(const Chunk& chunk,
+                                                  std::uint64_t detail) noexcept {
+    return {.job = chunk.job->id(), .detail = detail};
+  }
+
+  Context context_;
+  std::list<std::unique_ptr<RunningJob>> jobs_;  ///< In the order of their beginning.
+  /// Whose ring the slots are of; another one's jobs wait until nothing is under way.
+  std::shared_ptr<const MappedArena> arena_;
+  std::vector<std::uint32_t> free_slots_;
+  std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
+  std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
+  std::size_t copying_calls_ = 0;
+  bool unnotified_ = false;              ///< Copies went out, and the stream will not tell.
+  std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
+  ipc::TimePoint looked_at_{};           ///< The last time.
+  std::vector<ipc::CopyOp> ops_;         ///< Kept for its memory.
+};
+
+}  // namespace kvferry::cache_manager

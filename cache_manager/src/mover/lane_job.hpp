@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/mover.hpp"
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/lease/arena.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "mover/copy_plan.hpp"
+#include "mover/pool_mapping.hpp"
+
+#include <memory>
+
+namespace kvferry::cache_manager {
+
+/// The mapped epoch as a lane needs it. Valid from on_mapped until quiesce has returned ok.
+struct MappedArena {
+  const ipc::Arena* arena = nullptr;
+  ipc::SessionId session;
+  BlockParts parts;
+  CopyStrategy strategy = CopyStrategy::kBatch;  ///< Resolved, never kAuto.
+  explicit MappedArena(const ipc::Arena& mapped) : arena(&mapped), parts(mapped.layout()) {}
+};
+
+/// A job on its way through a lane.
+struct LaneJob {
+  ipc::MoverJob job;
+  std::shared_ptr<const MappedArena> arena;
+  std::shared_ptr<PoolMapping> pool;
+  ipc::TimePoint submitted;
+};
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/running_job.hpp"
+
+#include <chrono>
+#include <utility>
+
+namespace kvferry::cache_manager {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+
+RunningJob::RunningJob(LaneJob job) : job_(std::move(job)), began_(ipc::MonotonicClock::now()) {
+  result_.job = id();
+  result_.results.assign(job_.job.items.size(), 0);
+  result_.queued = duration_cast<microseconds>(began_ - job_.submitted);
+  const ipc::ArenaLayout& layout = job_.arena->arena->layout();
+  for (std::size_t i = 0; i < job_.job.items.size(); ++i) {
+    const auto wrong =
+        check_item(job_.job.items[i], layout, job_.arena->parts, job_.pool->size_bytes());
+    if (!wrong) continue;
+    result_.results[i] = static_cast<std::uint8_t>(wrong->code);
+    if (result_.message.empty()) result_.message = wrong->message;
+  }
+  PlanLimits limits;
+  limits.pool_piece_bytes = PoolMapping::kPieceBytes;
+  limits.slot_bytes = is_staged() ? layout.staging.slot_bytes : 0;
+  planner_.start(job_.arena->parts, job_.job.items, result_.results, limits);
+}
+
+Chunk& RunningJob::start_next() {
+  if (spare_.empty()) {
+    spare_.push_back(chunks_.emplace_back(std::make_unique<Chunk>()).get());
+  }
+  Chunk& chunk = *spare_.back();
+  spare_.pop_back();
+  chunk.job = this;
+  chunk.number = ++started_;
+  chunk.slot = 0;
+  chunk.failed = false;
+  planner_.plan_next(chunk.plan);
+  ++under_way_;
+  return chunk;
+}
+
+void RunningJob::end(Chunk& chunk) {
+  if (!chunk.failed) result_.bytes += chunk.plan.size_bytes;
+  --under_way_;
+  spare_.push_back(&chunk);
+}
+
+void RunningJob::fail(Chunk& chunk, ipc::ErrorCode code, std::string_view message) {
+  chunk.failed = true;
+  for (const std::size_t item : chunk.plan.items) {
+    result_.results[item] = static_cast<std::uint8_t>(code);
+  }
+  if (result_.message.empty()) result_.message = message;
+}
+
+void RunningJob::fail_rest(ipc::ErrorCode code, std::string_view message) {
+  if (has_next() && result_.message.empty()) result_.message = message;
+  planner_.drop_rest(
+      [this, code](std::size_t item) { result_.results[item] = static_cast<std::uint8_t>(code); });
+}
+
+ipc::MoverJobDone RunningJob::take_result() {
+  result_.copied = duration_cast<microseconds>(ipc::MonotonicClock::now() - began_);
+  return std::move(result_);
+}
+
+}  // namespace kvferry::cache_manager

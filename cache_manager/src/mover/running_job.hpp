@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "mover/lane_job.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+class RunningJob;
+
+/// A part of a job that is under way.
+struct Chunk {
+  PlannedChunk plan;
+  RunningJob* job = nullptr;
+  std::uint64_t number = 0;  ///< In its job, from 1.
+  std::uint32_t slot = 0;    ///< Staged only.
+  bool failed = false;
+};
+
+/// A job that has begun: which of its chunks are under way, and what became of its items.
+/// @threading the lane's thread. @lifetime its chunks are used no longer than it.
+class RunningJob {
+ public:
+  /// Checks the items: those that cannot be copied fail here.
+  explicit RunningJob(LaneJob job);
+
+  [[nodiscard]] ipc::JobId id() const noexcept { return job_.job.job; }
+  [[nodiscard]] std::uint8_t priority() const noexcept { return job_.job.priority; }
+  [[nodiscard]] const LaneJob& job() const noexcept { return job_; }
+  [[nodiscard]] bool is_staged() const noexcept {
+    return job_.arena->strategy == CopyStrategy::kStaged;
+  }
+
+  /// Some of it has not been started.
+  [[nodiscard]] bool has_next() const noexcept { return planner_.has_next(); }
+  /// @pre has_next().
+  [[nodiscard]] Chunk& start_next();
+  /// Nothing touches the chunk's blocks any more, or its hand-over was abandoned.
+  void end(Chunk& chunk);
+  /// Nothing of it is under way, and nothing will be.
+  [[nodiscard]] bool is_over() const noexcept { return !has_next() && under_way_ == 0; }
+
+  /// The first message is kept.
+  void fail(Chunk& chunk, ipc::ErrorCode code, std::string_view message);
+  /// What has not been started will not be.
+  void fail_rest(ipc::ErrorCode code, std::string_view message);
+  /// A hand-over to the worker was given up: nobody here knows when it ends.
+  void abandon(ipc::ErrorCode code) noexcept { abandoned_ = code; }
+  [[nodiscard]] std::optional<ipc::ErrorCode> abandoned() const noexcept { return abandoned_; }
+  void set_unproven() noexcept { proven_ = false; }
+  /// False when hand-overs were abandoned: the worker may still touch the blocks and ring slots of
+  /// this job, so that its answer must wait for the staging client's debt.
+  [[nodiscard]] bool proven() const noexcept { return proven_; }
+
+  /// The answer. @pre is_over().
+  [[nodiscard]] ipc::MoverJobDone take_result();
+
+ private:
+  LaneJob job_;
+  ipc::TimePoint began_;
+  ipc::MoverJobDone result_;
+  CopyPlanner planner_;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+  std::vector<Chunk*> spare_;  ///< Have ended: their memory serves the next ones.
+  std::uint64_t started_ = 0;
+  std::size_t under_way_ = 0;
+  std::optional<ipc::ErrorCode> abandoned_;
+  bool proven_ = true;
+};
+
+}  // namespace kvferry::cache_manager
