@@ -294,10 +294,16 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
   }
   ipc::ReserveStoreReply reply;
   reply.slots.reserve(message.keys.size());
+  const auto& shapes = client.engine->config()->shapes;
+  std::vector<Extent> extents(shapes.size(), Extent{.after = std::nullopt, .left = 0});
   for (const ipc::StoreKey& key : message.keys) {
-    reply.slots.push_back(context_.index.reserve(client.peer.id,
-                                                 {client.root, key.block, key.group},
-                                                 client.engine->config()->shapes[key.group.value]));
+    const bool missing = !context_.index.has({client.root, key.block, key.group});
+    extents[key.group.value].left += missing ? 1U : 0U;
+  }
+  for (const ipc::StoreKey& key : message.keys) {
+    reply.slots.push_back(
+        context_.index.reserve(client.peer.id, {client.root, key.block, key.group},
+                               shapes[key.group.value], extents[key.group.value]));
   }
   if (request.request.value == 0) {
     // Nobody would ever learn the slots.

@@ -17,6 +17,11 @@ constexpr std::uint32_t kWordBits = 64;
 // A slab may grow by this many pages over the least possible to lose less at its end.
 constexpr std::uint32_t kExtraPages = 7;
 constexpr std::uint64_t kTolerableLossShare = 16;
+// Longer copies are hardly faster (docs/performance.md).
+constexpr std::uint64_t kLongCopyBytes = 4ULL << 20;
+constexpr std::uint32_t kPlentyShare = 4;
+// Once a run suffices, so many more slabs are looked at for a shorter one.
+constexpr std::uint32_t kSlabsToCompare = 16;
 
 struct SlabLayout {
   std::uint64_t shard_base = 0;
@@ -99,67 +104,134 @@ std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
   return std::nullopt;
 }
 
-std::optional<std::uint32_t> HostPool::open_slab(const SlabShape& shape) {
+std::optional<HostPool::Place> HostPool::find_place(const SlabShape& shape) const {
   for (std::uint32_t pages = pages_wanted(shape); pages > 0; --pages) {
     const std::uint32_t capacity = capacity_of(shape, pages * page_bytes_);
     if (capacity == 0) {
       break;
     }
-    const std::optional<std::uint32_t> first = find_pages(pages);
-    if (!first) {
-      continue;
-    }
-    Slab slab;
-    slab.first_page = *first;
-    slab.pages = pages;
-    slab.shape = shape;
-    slab.capacity = capacity;
-    slab.generation = next_generation_++;
-    const SlabLayout layout = layout_of(shape, capacity);
-    slab.shard_base = layout.shard_base;
-    slab.shard_stride = layout.shard_stride;
-    slab.taken.assign((capacity + kWordBits - 1) / kWordBits, 0);
-    for (std::uint32_t page = *first; page < *first + pages; ++page) {
-      page_taken_[page] = true;
-    }
-    free_pages_ -= pages;
-    std::uint32_t id = 0;
-    if (unused_slab_ids_.empty()) {
-      id = static_cast<std::uint32_t>(slabs_.size());
-      slabs_.emplace_back(std::move(slab));
-    } else {
-      id = unused_slab_ids_.back();
-      unused_slab_ids_.pop_back();
-      slabs_[id] = std::move(slab);
-    }
-    with_room_[shape].insert(id);
-    return id;
+    if (const auto first = find_pages(pages)) return Place{*first, pages, capacity};
   }
   return std::nullopt;
 }
 
-std::optional<HostSlot> HostPool::allocate(const SlabShape& shape) {
+std::uint32_t HostPool::open_slab(const SlabShape& shape, const Place& place) {
+  Slab slab;
+  slab.first_page = place.first_page;
+  slab.pages = place.pages;
+  slab.shape = shape;
+  slab.capacity = place.capacity;
+  slab.generation = next_generation_++;
+  slab.longest_run = place.capacity;
+  const SlabLayout layout = layout_of(shape, place.capacity);
+  slab.shard_base = layout.shard_base;
+  slab.shard_stride = layout.shard_stride;
+  slab.taken.assign((place.capacity + kWordBits - 1) / kWordBits, 0);
+  for (std::uint32_t page = place.first_page; page < place.first_page + place.pages; ++page) {
+    page_taken_[page] = true;
+  }
+  free_pages_ -= place.pages;
+  std::uint32_t id = 0;
+  if (unused_slab_ids_.empty()) {
+    id = static_cast<std::uint32_t>(slabs_.size());
+    slabs_.emplace_back(std::move(slab));
+  } else {
+    id = unused_slab_ids_.back();
+    unused_slab_ids_.pop_back();
+    slabs_[id] = std::move(slab);
+  }
+  with_room_[shape].insert(id);
+  return id;
+}
+
+bool HostPool::Slab::is_taken(std::uint32_t index) const noexcept {
+  return ((taken[index / kWordBits] >> (index % kWordBits)) & 1ULL) != 0;
+}
+
+bool HostPool::is_free_neighbour(const SlabShape& shape, const HostSlot& after) const {
+  if (after.slab >= slabs_.size() || !slabs_[after.slab]) return false;
+  const Slab& slab = *slabs_[after.slab];
+  return slab.generation == after.generation && slab.shape == shape &&
+         after.index + 1 < slab.capacity && !slab.is_taken(after.index + 1);
+}
+
+HostPool::FreeRun HostPool::Slab::free_run_from(std::uint32_t index) const noexcept {
+  const auto skip = [this](std::uint32_t at, bool while_taken) {
+    while (at < capacity) {
+      const std::uint32_t left = kWordBits - at % kWordBits;
+      const std::uint64_t rest = taken[at / kWordBits] >> (at % kWordBits);
+      const auto bits =
+          static_cast<std::uint32_t>(while_taken ? std::countr_one(rest) : std::countr_zero(rest));
+      at += std::min(bits, left);
+      if (bits < left) break;
+    }
+    return std::min(at, capacity);
+  };
+  const std::uint32_t first = skip(index, true);
+  return {0, first, skip(first, false) - first};
+}
+
+bool HostPool::suits_better(const FreeRun& a, const FreeRun& b, std::uint32_t wanted) noexcept {
+  if (a.length >= wanted && b.length >= wanted) return a.length < b.length;
+  return a.length > b.length;
+}
+
+HostPool::FreeRun HostPool::find_run(const SlabShape& shape, std::uint32_t wanted) {
+  FreeRun best;
+  const auto roomy = with_room_.find(shape);
+  if (roomy == with_room_.end()) return best;
+  std::uint32_t compared = 0;
+  for (const std::uint32_t id : roomy->second) {
+    Slab& slab = *slabs_[id];
+    const bool suffices = best.length >= wanted;
+    if (suffices ? slab.longest_run < wanted : slab.longest_run <= best.length) continue;
+    if (suffices && ++compared > kSlabsToCompare) break;
+    std::uint32_t longest = 0;
+    for (std::uint32_t at = slab.lowest_free_word * kWordBits; at < slab.capacity;) {
+      FreeRun run = slab.free_run_from(at);
+      run.slab = id;
+      at = run.first + run.length;
+      longest = std::max(longest, run.length);
+      if (run.length > 0 && suits_better(run, best, wanted)) best = run;
+      if (best.length == wanted || (wanted == 1 && best.length > 0)) return best;
+    }
+    slab.longest_run = longest;
+  }
+  return best;
+}
+
+std::optional<HostSlot> HostPool::allocate(const SlabShape& shape, const Extent& extent) {
   if (shape.block_bytes() == 0) {
     return std::nullopt;
   }
-  std::uint32_t id = 0;
-  if (const auto found = with_room_.find(shape); found != with_room_.end()) {
-    id = *found->second.begin();
-  } else if (const auto opened = open_slab(shape)) {
-    id = *opened;
-  } else {
+  if (extent.after && is_free_neighbour(shape, *extent.after)) {
+    return take(extent.after->slab, extent.after->index + 1);
+  }
+  const std::uint32_t wanted = std::max(1U, extent.left);
+  FreeRun run = find_run(shape, wanted);
+  // While pages are plenty, a slab of its own is worth it for a copy that is longer.
+  const bool is_short = run.length < wanted && run.length * shape.block_bytes() < kLongCopyBytes;
+  const bool is_plenty = free_pages_ > page_taken_.size() / kPlentyShare;
+  if (run.length == 0 || (is_short && is_plenty)) {
+    const std::optional<Place> place = find_place(shape);
+    if (place && place->capacity > run.length) {
+      run = {open_slab(shape, *place), 0, place->capacity};
+    }
+  }
+  if (run.length == 0) {
     return std::nullopt;
   }
+  ++placed_extents_;
+  return take(run.slab, run.first);
+}
+
+HostSlot HostPool::take(std::uint32_t id, std::uint32_t index) {
   Slab& slab = *slabs_[id];
-  std::uint32_t word = slab.lowest_free_word;
-  while (slab.taken[word] == ~0ULL) {
-    ++word;
+  const SlabShape shape = slab.shape;
+  slab.taken[index / kWordBits] |= 1ULL << (index % kWordBits);
+  while (slab.lowest_free_word < slab.taken.size() && slab.taken[slab.lowest_free_word] == ~0ULL) {
+    ++slab.lowest_free_word;
   }
-  slab.lowest_free_word = word;
-  const auto bit = static_cast<std::uint32_t>(std::countr_one(slab.taken[word]));
-  const std::uint32_t index = word * kWordBits + bit;
-  KVFERRY_CHECK(index < slab.capacity, "a slab with room has no free slot");
-  slab.taken[word] |= 1ULL << bit;
   ++slab.used;
   if (slab.used == slab.capacity) {
     auto& roomy = with_room_[shape];
@@ -170,6 +242,7 @@ std::optional<HostSlot> HostPool::allocate(const SlabShape& shape) {
   }
   used_bytes_ += shape.block_bytes();
   ++used_blocks_;
+  ++placed_blocks_;
   return HostSlot{id, index, slab.generation};
 }
 
@@ -178,8 +251,7 @@ const HostPool::Slab& HostPool::slab_of(const HostSlot& slot) const {
                 "host slot names no slab");
   const Slab& slab = *slabs_[slot.slab];
   KVFERRY_CHECK(slab.generation == slot.generation, "host slot of an earlier slab");
-  KVFERRY_CHECK(slot.index < slab.capacity &&
-                    ((slab.taken[slot.index / kWordBits] >> (slot.index % kWordBits)) & 1ULL) != 0,
+  KVFERRY_CHECK(slot.index < slab.capacity && slab.is_taken(slot.index),
                 "host slot is not allocated");
   return slab;
 }
@@ -190,6 +262,7 @@ void HostPool::free(const HostSlot& slot) {
   const std::uint32_t word = slot.index / kWordBits;
   slab.taken[word] &= ~(1ULL << (slot.index % kWordBits));
   slab.lowest_free_word = std::min(slab.lowest_free_word, word);
+  slab.longest_run = slab.capacity;  // somewhere up to that
   --slab.used;
   used_bytes_ -= slab.shape.block_bytes();
   --used_blocks_;
@@ -249,6 +322,8 @@ HostPool::Stats HostPool::stats() const {
   stats.pages = static_cast<std::uint32_t>(page_taken_.size());
   stats.free_pages = free_pages_;
   stats.page_bytes = page_bytes_;
+  stats.placed_blocks = placed_blocks_;
+  stats.placed_extents = placed_extents_;
   return stats;
 }
 

@@ -43,6 +43,19 @@ struct HostSlot {
   friend constexpr auto operator<=>(const HostSlot&, const HostSlot&) = default;
 };
 
+/// Blocks that are stored together are to lie together, so that one copy moves many. What the next
+/// slot of such a batch is chosen by.
+struct Extent {
+  std::optional<HostSlot> after;  ///< The last slot of the batch: its neighbour, if that is free.
+  std::uint32_t left = 1;         ///< Slots that the batch still needs, this one included.
+
+  /// The batch has got this slot.
+  void advance(const HostSlot& slot) noexcept {
+    after = slot;
+    if (left > 1) --left;
+  }
+};
+
 /// Where a rank's copier finds the parts of a block, from the start of the pool.
 struct SlotOffsets {
   std::uint64_t replicated = 0;
@@ -67,6 +80,8 @@ class HostPool {
     std::uint32_t pages = 0;
     std::uint32_t free_pages = 0;
     std::uint64_t page_bytes = 0;
+    std::uint64_t placed_blocks = 0;   ///< Ever allocated,
+    std::uint64_t placed_extents = 0;  ///< in so many runs of neighbours.
   };
 
   /// Throws Exception (kInvalidArgument) for a pool below 64 KiB.
@@ -75,8 +90,10 @@ class HostPool {
   HostPool& operator=(const HostPool&) = delete;
   ~HostPool() = default;
 
+  /// The neighbour of the batch's last slot; else the start of the first free run that holds what
+  /// is left of it, of a new slab rather than of short runs, or of the longest run there is.
   /// Nothing when no slab of the shape has room and no run of pages is free.
-  [[nodiscard]] std::optional<HostSlot> allocate(const SlabShape& shape);
+  [[nodiscard]] std::optional<HostSlot> allocate(const SlabShape& shape, const Extent& extent = {});
   /// @pre the slot is allocated; a double free is a mistake of ours.
   void free(const HostSlot& slot);
   /// @pre the slot is allocated.
@@ -84,11 +101,20 @@ class HostPool {
   [[nodiscard]] const SlabShape& shape(const HostSlot& slot) const;
   /// Allocated blocks in the slot's slab.
   [[nodiscard]] std::uint32_t used_in_slab(std::uint32_t slab) const;
+  /// There are pages for a new slab of the shape.
+  [[nodiscard]] bool can_open(const SlabShape& shape) const {
+    return find_place(shape).has_value();
+  }
   /// kNoHostMemory when not even an empty pool could hold one block of the shape.
   [[nodiscard]] ipc::Status can_hold(const SlabShape& shape) const;
   [[nodiscard]] Stats stats() const;
 
  private:
+  struct FreeRun {
+    std::uint32_t slab = 0;
+    std::uint32_t first = 0;
+    std::uint32_t length = 0;
+  };
   struct Slab {
     std::uint32_t first_page = 0;
     std::uint32_t pages = 0;
@@ -99,13 +125,33 @@ class HostPool {
     std::uint64_t generation = 0;
     std::uint64_t shard_base = 0;    ///< From the slab's start, rank 0.
     std::uint64_t shard_stride = 0;  ///< From one rank's run to the next.
+    std::uint32_t longest_run = 0;   ///< No free run is longer; exact after a search.
     std::vector<std::uint64_t> taken;
+
+    [[nodiscard]] bool is_taken(std::uint32_t index) const noexcept;
+    /// The first one from there on; length 0: none.
+    [[nodiscard]] FreeRun free_run_from(std::uint32_t index) const noexcept;
   };
 
   [[nodiscard]] std::uint32_t pages_wanted(const SlabShape& shape) const;
   [[nodiscard]] std::optional<std::uint32_t> find_pages(std::uint32_t count) const;
-  [[nodiscard]] std::optional<std::uint32_t> open_slab(const SlabShape& shape);
+  struct Place {
+    std::uint32_t first_page = 0;
+    std::uint32_t pages = 0;
+    std::uint32_t capacity = 0;  ///< Blocks.
+  };
+  /// Where a slab of the shape could be.
+  [[nodiscard]] std::optional<Place> find_place(const SlabShape& shape) const;
+  [[nodiscard]] std::uint32_t open_slab(const SlabShape& shape, const Place& place);
   [[nodiscard]] const Slab& slab_of(const HostSlot& slot) const;
+  [[nodiscard]] bool is_free_neighbour(const SlabShape& shape, const HostSlot& after) const;
+  /// The shortest that suffices; else the longest.
+  [[nodiscard]] static bool suits_better(const FreeRun& a,
+                                         const FreeRun& b,
+                                         std::uint32_t wanted) noexcept;
+  /// Of all slabs of the shape; length 0: none has room.
+  [[nodiscard]] FreeRun find_run(const SlabShape& shape, std::uint32_t wanted);
+  [[nodiscard]] HostSlot take(std::uint32_t id, std::uint32_t index);
 
   std::uint64_t page_bytes_ = 0;
   std::vector<bool> page_taken_;
@@ -116,6 +162,8 @@ class HostPool {
   std::uint64_t next_generation_ = 1;
   std::uint64_t used_bytes_ = 0;
   std::uint64_t used_blocks_ = 0;
+  std::uint64_t placed_blocks_ = 0;
+  std::uint64_t placed_extents_ = 0;
 };
 
 /// Holds one slot and frees it. Shared between the index or a sequence and the jobs that touch the

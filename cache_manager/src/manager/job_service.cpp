@@ -3,6 +3,7 @@
 #include "manager/job_service.hpp"
 
 #include <algorithm>
+#include <map>
 #include <unordered_set>
 #include <utility>
 
@@ -210,13 +211,19 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
     status = admit(client);
   }
   Job job = begin(client, swap->job, swap->generation, JobKind::kSwapOut);
+  std::map<std::uint32_t, Extent> extents;  // by group
+  for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
+    const auto [extent, is_first] = extents.try_emplace(swap->items[i].group.value);
+    if (!is_first) ++extent->second.left;
+  }
   for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
     const ipc::SequenceBlock& item = swap->items[i];
     JobItem taken;
     taken.group = item.group;
     taken.block = item.block;
     taken.sequence_index = item.index;
-    taken.host = context_.index.allocate(client.engine->config()->shapes[item.group.value]);
+    taken.host = context_.index.allocate(client.engine->config()->shapes[item.group.value],
+                                         extents[item.group.value]);
     if (taken.host == nullptr) {
       // A sequence that is half on the host is of no use: all or nothing.
       status = KVFERRY_ERROR(kNoHostMemory,

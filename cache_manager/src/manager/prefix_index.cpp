@@ -167,11 +167,12 @@ void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bo
 
 ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
                                        const ipc::BlockKey& key,
-                                       const SlabShape& shape) {
+                                       const SlabShape& shape,
+                                       Extent& extent) {
   if (find(key) != nullptr) {
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
-  HostBlockRef block = allocate(shape);
+  HostBlockRef block = allocate(shape, extent);
   if (block == nullptr) {
     return {.outcome = ipc::ReserveOutcome::kFull, .slot = 0};
   }
@@ -233,15 +234,19 @@ HostBlockRef PrefixIndex::acquire(const ipc::BlockKey& key) {
   return entry->block;
 }
 
-HostBlockRef PrefixIndex::allocate(const SlabShape& shape) {
-  std::optional<HostSlot> slot = pool_.allocate(shape);
-  if (!slot && !pool_.can_hold(shape)) {
-    return nullptr;
+HostBlockRef PrefixIndex::allocate(const SlabShape& shape, Extent& extent) {
+  std::optional<HostSlot> slot = pool_.allocate(shape, extent);
+  if (!slot && pool_.can_hold(shape)) {
+    // For the whole batch at once: what was stored together is evicted together, and lies together.
+    // Pages that another shape has given back hold more than that.
+    std::uint32_t evicted = 0;
+    while (evicted < extent.left && !pool_.can_open(shape) && evict_for(shape)) ++evicted;
+    if (evicted > 0) slot = pool_.allocate(shape, extent);
+    while (!slot && evict_for(shape)) slot = pool_.allocate(shape, extent);
   }
-  while (!slot && evict_for(shape)) {
-    slot = pool_.allocate(shape);
-  }
-  return slot ? std::make_shared<const HostBlock>(pool_, *slot) : nullptr;
+  if (!slot) return nullptr;
+  extent.advance(*slot);
+  return std::make_shared<const HostBlock>(pool_, *slot);
 }
 
 // The least recently used block if it has the wanted shape; else the whole slab that it lies in,

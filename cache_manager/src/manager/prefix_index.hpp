@@ -58,10 +58,14 @@ class PrefixIndex {
                       std::span<const ipc::Digest> blocks,
                       std::uint32_t groups);
 
-  /// Reserves a slot for the key, evicting if it must.
+  /// Visible, or on its way there.
+  [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
+  /// Reserves a slot for the key, evicting if it must; extent: as the pool's allocate(), and
+  /// advanced.
   [[nodiscard]] ipc::ReservedSlot reserve(const ipc::IncarnationId& client,
                                           const ipc::BlockKey& key,
-                                          const SlabShape& shape);
+                                          const SlabShape& shape,
+                                          Extent& extent);
   /// The key of a reservation of this client that no job has taken yet; null otherwise.
   [[nodiscard]] const ipc::BlockKey* reservation(const ipc::IncarnationId& client,
                                                  Token token) const;
@@ -75,7 +79,8 @@ class PrefixIndex {
   /// The slot of a visible block for a load, made the most recently used; null on a miss.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key);
   /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use.
-  [[nodiscard]] HostBlockRef allocate(const SlabShape& shape);
+  /// extent: as the pool's allocate(), and advanced.
+  [[nodiscard]] HostBlockRef allocate(const SlabShape& shape, Extent& extent);
 
   /// Ends a client's pins and reservations (not what is being filled).
   void drop_client(const ipc::IncarnationId& client);

@@ -147,6 +147,111 @@ TEST(HostPoolTest, RandomUseNeverOverlapsAndCountsExactly) {
   EXPECT_EQ(pool.stats().used_bytes, 0U);
 }
 
+/// A batch as stores and swap-outs place it; empty when there is no room for all of it.
+std::vector<HostSlot> place(HostPool& pool, const SlabShape& shape, std::uint32_t count) {
+  Extent extent{.after = std::nullopt, .left = count};
+  std::vector<HostSlot> batch;
+  while (batch.size() < count) {
+    const auto slot = pool.allocate(shape, extent);
+    if (!slot) break;
+    extent.advance(*slot);
+    batch.push_back(*slot);
+  }
+  if (batch.size() < count) {
+    for (const HostSlot& slot : batch) pool.free(slot);
+    batch.clear();
+  }
+  return batch;
+}
+
+std::size_t extents_of(const std::vector<HostSlot>& batch) {
+  std::size_t extents = 0;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const bool goes_on =
+        i > 0 && batch[i].slab == batch[i - 1].slab && batch[i].index == batch[i - 1].index + 1;
+    extents += goes_on ? 0 : 1;
+  }
+  return extents;
+}
+
+TEST(HostPoolExtentTest, ABatchLiesTogetherBehindHolesThatAreTooShort) {
+  HostPool pool(1 * kMiB);
+  const SlabShape shape = shape_of(0, 1024, 1);
+  const std::vector<HostSlot> first = place(pool, shape, 12);
+  pool.free(first[2]);
+  pool.free(first[6]);
+  pool.free(first[7]);
+  const std::vector<HostSlot> batch = place(pool, shape, 4);
+  ASSERT_EQ(batch.size(), 4U);
+  EXPECT_EQ(extents_of(batch), 1U);
+  EXPECT_EQ(batch[0].index, 12U);
+  EXPECT_EQ(place(pool, shape, 2)[0].index, 6U) << "the hole that suits it";
+  EXPECT_EQ(place(pool, shape, 1)[0].index, 2U);
+}
+
+TEST(HostPoolExtentTest, WithoutALongRunTheLongestOnesAreTaken) {
+  HostPool pool(64 * 1024);  // pages of 4 KiB
+  const SlabShape shape = shape_of(0, 1024, 1);
+  std::vector<HostSlot> all;
+  while (const auto slot = pool.allocate(shape)) all.push_back(*slot);
+  std::sort(all.begin(), all.end());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    // Free runs of 1 and 3, in turns; none of 4.
+    const bool is_free = i % 6 == 0 || (i % 6 >= 2 && i % 6 <= 4);
+    if (is_free) pool.free(all[i]);
+  }
+  const std::vector<HostSlot> batch = place(pool, shape, 6);
+  ASSERT_EQ(batch.size(), 6U);
+  EXPECT_LE(extents_of(batch), 3U);
+}
+
+struct Churn {
+  const char* name;
+  bool in_order;            ///< The oldest sequence goes; else any.
+  std::uint32_t kept_free;  ///< Of 4,096 blocks.
+  double least_mean;        ///< Blocks of an extent, of batches of 32.5 on average.
+};
+
+class HostPoolChurnTest : public testing::TestWithParam<Churn> {};
+
+// Sequences come and go at a pool that is full all the time: their batches still lie in few runs.
+// One block at a time, in the first hole, extents of any order would have 1.8 blocks.
+TEST_P(HostPoolChurnTest, ExtentsStayLong) {
+  std::mt19937 random(7);
+  HostPool pool(16 * kMiB);
+  const SlabShape shape = shape_of(0, 4096, 1);
+  const std::uint64_t room = pool.stats().bytes / 4096 - GetParam().kept_free;
+  std::vector<std::vector<HostSlot>> held;
+  std::uint64_t blocks = 0;
+  std::uint64_t extents = 0;
+  for (int step = 0; step < 20'000; ++step) {
+    const auto count = static_cast<std::uint32_t>(1 + random() % 64);
+    while (pool.stats().blocks + count > room) {
+      const std::size_t victim = GetParam().in_order ? 0 : random() % held.size();
+      for (const HostSlot& slot : held[victim]) pool.free(slot);
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(victim));
+    }
+    std::vector<HostSlot> batch = place(pool, shape, count);
+    ASSERT_EQ(batch.size(), count);
+    if (step >= 10'000) {
+      blocks += batch.size();
+      extents += extents_of(batch);
+    }
+    held.push_back(std::move(batch));
+  }
+  const double mean = static_cast<double>(blocks) / static_cast<double>(extents);
+  RecordProperty("mean", std::to_string(mean));
+  EXPECT_GE(mean, GetParam().least_mean);
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders,
+                         HostPoolChurnTest,
+                         testing::Values(Churn{"oldest_full", true, 0, 10},
+                                         Churn{"any_full", false, 0, 3.5},
+                                         Churn{"oldest_32nd_free", true, 128, 20},
+                                         Churn{"any_32nd_free", false, 128, 12}),
+                         [](const auto& churn) { return churn.param.name; });
+
 TEST(HostPoolDeathTest, DoubleFreeAborts) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   HostPool pool(1 * kMiB);

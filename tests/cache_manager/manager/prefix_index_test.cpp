@@ -35,8 +35,8 @@ ipc::GroupSpec group_with(ipc::HitRule rule, std::uint32_t window = 0) {
 class PrefixIndexTest : public testing::Test {
  protected:
   PrefixIndex::Token reserve(std::uint64_t block, std::uint32_t group = 0) {
-    const ipc::ReservedSlot slot =
-        index_.reserve(client_, {root_, digest(block), ipc::GroupId{group}}, shape_of(group));
+    const ipc::ReservedSlot slot = index_.reserve(
+        client_, {root_, digest(block), ipc::GroupId{group}}, shape_of(group), alone());
     EXPECT_EQ(slot.outcome, ReserveOutcome::kReserved);
     return slot.slot;
   }
@@ -57,6 +57,13 @@ class PrefixIndexTest : public testing::Test {
     return index_.lookup(root_, prefix, groups).usable_prefix;
   }
 
+  /// Of a slot that is part of no batch.
+  Extent& alone() {
+    extent_ = {};
+    return extent_;
+  }
+
+  Extent extent_;
   Digest root_ = digest(1000);
   ipc::IncarnationId client_ = digest(2000);
   ipc::IncarnationId other_ = digest(2001);
@@ -64,6 +71,27 @@ class PrefixIndexTest : public testing::Test {
   PrefixIndex index_{pool_};
   std::vector<ipc::GroupSpec> full_{group_with(ipc::HitRule::kFull)};
 };
+
+TEST_F(PrefixIndexTest, ABatchEvictsWhatItNeedsAtOnceAndLiesTogether) {
+  const SlabShape small = shape_of(0, 256);
+  std::uint64_t stored = 0;
+  while (index_.stats().evicted == 0) {
+    const auto slot =
+        index_.reserve(client_, {root_, digest(stored++), ipc::GroupId{0}}, small, alone());
+    ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
+    (void)index_.begin_fill(client_, slot.slot);
+    ASSERT_TRUE(index_.commit(slot.slot));
+  }
+  Extent extent{.after = std::nullopt, .left = 6};
+  std::vector<HostBlockRef> batch;
+  for (int i = 0; i < 6; ++i) batch.push_back(index_.allocate(small, extent));
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    ASSERT_NE(batch[i], nullptr);
+    EXPECT_EQ(batch[i]->slot().slab, batch[0]->slot().slab);
+    EXPECT_EQ(batch[i]->slot().index, batch[0]->slot().index + i);
+  }
+  EXPECT_EQ(index_.stats().evicted, 1U + 6U) << "no more than it needs";
+}
 
 TEST_F(PrefixIndexTest, ReservedAndFillingBlocksArePending) {
   const PrefixIndex::Token token = reserve(0);
@@ -102,8 +130,9 @@ TEST_F(PrefixIndexTest, DiscardedStoreLeavesNothing) {
 
 TEST_F(PrefixIndexTest, SecondReservationOfAKeyIsAlreadyThere) {
   (void)reserve(0);
-  EXPECT_EQ(index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, shape_of()).outcome,
-            ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(
+      index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, shape_of(), alone()).outcome,
+      ReserveOutcome::kAlreadyThere);
 }
 
 TEST_F(PrefixIndexTest, ReservationBelongsToItsClient) {
@@ -159,8 +188,9 @@ TEST_F(PrefixIndexTest, PinnedBlocksAreNotEvicted) {
   }
   EXPECT_EQ(index_.pin(client_, root_, blocks(20), 1), 16U);
   EXPECT_EQ(index_.pin(other_, root_, blocks(1), 1), 1U);
-  EXPECT_EQ(index_.reserve(client_, {root_, digest(100), ipc::GroupId{0}}, shape_of()).outcome,
-            ReserveOutcome::kFull);
+  EXPECT_EQ(
+      index_.reserve(client_, {root_, digest(100), ipc::GroupId{0}}, shape_of(), alone()).outcome,
+      ReserveOutcome::kFull);
   EXPECT_EQ(index_.unpin(client_, root_, blocks(16), 1), 16U);
   EXPECT_EQ(index_.stats().pinned, 1U);
   store(100);
@@ -187,9 +217,9 @@ TEST_F(PrefixIndexTest, BlocksBeingReadAreNotEvicted) {
     readers.push_back(index_.acquire({root_, digest(i), ipc::GroupId{0}}));
     ASSERT_NE(readers.back(), nullptr);
   }
-  EXPECT_EQ(index_.allocate(shape_of()), nullptr);
+  EXPECT_EQ(index_.allocate(shape_of(), alone()), nullptr);
   readers.erase(readers.begin() + 3);
-  EXPECT_NE(index_.allocate(shape_of()), nullptr);
+  EXPECT_NE(index_.allocate(shape_of(), alone()), nullptr);
   EXPECT_EQ(index_.acquire({root_, digest(3), ipc::GroupId{0}}), nullptr);
 }
 
@@ -197,20 +227,20 @@ TEST_F(PrefixIndexTest, AnotherShapeGetsAWholeSlab) {
   const SlabShape small = shape_of(0, 1024);  // Four to a page.
   for (std::uint64_t i = 0; i < 64; ++i) {
     const ipc::ReservedSlot slot =
-        index_.reserve(client_, {root_, digest(i), ipc::GroupId{0}}, small);
+        index_.reserve(client_, {root_, digest(i), ipc::GroupId{0}}, small, alone());
     ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
     (void)index_.begin_fill(client_, slot.slot);
     ASSERT_TRUE(index_.commit(slot.slot));
   }
   EXPECT_EQ(pool_.stats().free_pages, 0U);
-  const HostBlockRef large = index_.allocate(shape_of(1, 4096));
+  const HostBlockRef large = index_.allocate(shape_of(1, 4096), alone());
   EXPECT_NE(large, nullptr);
   EXPECT_LE(index_.stats().evicted, 16U) << "more than a slab was given up";
 }
 
 TEST_F(PrefixIndexTest, ShapeThatNeverFitsEvictsNothing) {
   store(0);
-  EXPECT_EQ(index_.allocate(shape_of(1, 1ULL << 30U)), nullptr);
+  EXPECT_EQ(index_.allocate(shape_of(1, 1ULL << 30U), alone()), nullptr);
   EXPECT_EQ(index_.stats().evicted, 0U);
   EXPECT_EQ(usable(blocks(1), full_), 1U);
 }
