@@ -52,8 +52,12 @@ std::string wrap(std::string_view text, std::size_t width, std::size_t indent) {
 std::string HelpFormatter::make_help(const CLI::App* app,
                                      std::string /*name*/,
                                      CLI::AppFormatMode /*mode*/) const {
-  std::string text = fmt::format("usage: {} [OPTIONS]\n\n{}\n\noptions:\n", app->get_name(),
-                                 wrap(app->get_description(), kWidth, 0));
+  std::string positionals;
+  for (const CLI::Option* option : app->get_options()) {
+    if (option->get_lnames().empty()) positionals += fmt::format(" [{}...]", option->get_name());
+  }
+  std::string text = fmt::format("usage: {}{} [OPTIONS]\n\n{}\n\noptions:\n", app->get_name(),
+                                 positionals, wrap(app->get_description(), kWidth, 0));
   for (const CLI::Option* option : app->get_options()) {
     if (!option->get_group().empty()) text += make_option(option, false);
   }
@@ -66,8 +70,9 @@ std::string HelpFormatter::make_help(const CLI::App* app,
 
 std::string HelpFormatter::make_option(const CLI::Option* option, bool /*is_positional*/) const {
   const std::string indent(kOptionColumn, ' ');
-  std::string head = "--" + option->get_lnames().front();
-  if (option->get_items_expected_max() > 0) head += " " + type_of(*option);
+  const bool is_named = !option->get_lnames().empty();
+  std::string head = is_named ? "--" + option->get_lnames().front() : option->get_name();
+  if (is_named && option->get_items_expected_max() > 0) head += " " + type_of(*option);
   std::string about = option->get_description();
   if (!option->get_default_str().empty()) about += fmt::format(" [{}]", option->get_default_str());
   return fmt::format("  {}\n{}{}\n", head, indent, wrap(about, kWidth, kOptionColumn));

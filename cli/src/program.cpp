@@ -16,6 +16,8 @@ constexpr std::array kCommands = {
             replay_command},
     Command{"rl-loop", "run rollouts, pauses and weight updates in a loop, and check every answer",
             rl_loop_command},
+    Command{"bench", "measure transfers against the link and against others' ways to copy",
+            bench_command},
     Command{"manager", "run the manager: host memory, prefix index, control (one per host)",
             manager_command},
     Command{"mover", "run the mover of one rank: copies blocks between device and host",

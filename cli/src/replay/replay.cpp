@@ -5,6 +5,7 @@
 #include "command.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "must.hpp"
 #include "print.hpp"
 #include "replay/lifecycle.hpp"
 #include "replay/progress.hpp"
@@ -81,10 +82,6 @@ class ReplayRun {
 };
 
 void ReplayRun::decide_sizes(const TraceFacts& facts) {
-  const auto must = [](auto result) {
-    if (!result) throw ipc::Exception(result.error());
-    return std::move(result).value();
-  };
   const bool cuda = config_.devices.kind == ipc::DeviceKind::kCuda;
   SizingLimits limits;
   limits.host_available = available_host_bytes();

@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench.hpp"
+
+#include "bench/cache_bench.hpp"
+#include "bench/context.hpp"
+#include "bench/pool_bench.hpp"
+#include "bench/report.hpp"
+#include "bench/shape.hpp"
+#include "bench/transfer_bench.hpp"
+#include "command.hpp"
+#include "must.hpp"
+#include "options.hpp"
+#include "print.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <utility>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+std::vector<BenchShape> shapes_of(const BenchConfig& config, const RunDir& dir) {
+  std::vector<BenchShape> shapes;
+  for (const std::string& name : config.geometries) {
+    shapes.push_back(must(make_model_shape(name, config.ranks)));
+  }
+  if (!shapes.empty()) return shapes;
+  for (const std::uint64_t chunk : config.chunk_sizes) {
+    for (const std::uint32_t regions : config.regions) {
+      shapes.push_back(must(make_even_shape(chunk, regions, config.ranks, dir.path())));
+    }
+  }
+  return shapes;
+}
+
+/// The report holds what was measured, whatever ended the run.
+BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd& signals) {
+  BenchContext context(config, dir, signals);
+  try {
+    const std::vector<BenchShape> shapes = shapes_of(config, dir);
+    if (context.wants(BenchKind::kTransfer) || context.wants(BenchKind::kLatency)) {
+      for (const BenchShape& shape : shapes) bench_transfers(context, shape);
+    }
+    if (context.wants(BenchKind::kSubmit)) bench_submit(context, shapes.front());
+    if (context.wants(BenchKind::kLookup)) bench_lookup(context);
+    if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
+    if (context.wants(BenchKind::kPool)) bench_pool(context, shapes.front());
+  } catch (const ipc::Exception& error) {
+    context.report.errors.push_back(error.error().to_string());
+  }
+  return std::move(context.report);
+}
+
+}  // namespace
+
+std::string_view to_string(BenchKind kind) noexcept {
+  switch (kind) {
+    case BenchKind::kTransfer: return "transfer";
+    case BenchKind::kLatency: return "latency";
+    case BenchKind::kSubmit: return "submit";
+    case BenchKind::kLookup: return "lookup";
+    case BenchKind::kClear: return "clear";
+    case BenchKind::kPool: return "pool";
+  }
+  return "invalid";
+}
+
+int run_bench(const BenchConfig& config) {
+  try {
+    ipc::SignalFd signals;  // before anything that would be left behind, or starts threads
+    auto dir = RunDir::create(config.runtime_base, "bench");
+    if (!dir) return failure("bench", dir.error());
+    const BenchReport report = measure(config, *dir, signals);
+    (void)write_out(config.json ? to_json(report).dump(2) + "\n" : tables_of(report));
+    if (!config.log_dir.empty()) print_err("logs of the processes: {}\n", config.log_dir);
+    int code = kExitDone;
+    for (const std::string& reason : failures_of(report)) {
+      print_err("kvferry bench: FAILED: {}\n", reason);
+      code = kExitFailed;
+    }
+    return code;
+  } catch (const ipc::Exception& error) {
+    return failure("bench", error.error());
+  }
+}
+
+}  // namespace kvferry::cli

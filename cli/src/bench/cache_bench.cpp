@@ -1,0 +1,258 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/cache_bench.hpp"
+
+#include "must.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+using std::chrono_literals::operator""s;
+
+constexpr cache_manager::CopyStrategy kAuto = cache_manager::CopyStrategy::kAuto;
+constexpr std::uint32_t kPrefixBlocks = 1'000;
+/// Blocks of one store while the index is filled, each from a device block of its own.
+constexpr std::uint32_t kStoreBlocks = 1'024;
+constexpr std::uint64_t kSmallestChunk = 64;
+constexpr std::uint64_t kSlackBytes = 64ULL << 20;
+constexpr std::uint64_t kOrderSeed = 1;
+/// Within them an interruption waits, too.
+constexpr ipc::Duration kAnswer = 5s;
+constexpr ipc::Duration kCacheAnswer = 20s;
+constexpr std::size_t kCompletions = 256;
+
+double us_since(ipc::TimePoint start) {
+  return std::chrono::duration<double, std::micro>(ipc::MonotonicClock::now() - start).count();
+}
+
+BenchFigure figure_of(BenchKind kind, std::string strategy, BenchPoint point) {
+  BenchFigure figure;
+  figure.bench = to_string(kind);
+  figure.strategy = std::move(strategy);
+  figure.point = std::move(point);
+  return figure;
+}
+
+/// Hash of block i of a prefix.
+worker::Digest hash_of(std::uint64_t prefix, std::uint64_t i) {
+  return worker::Digest::hash(&i, sizeof(i), prefix);
+}
+
+void must_be_ok(const worker::Completion& completion) {
+  if (completion.all_ok()) return;
+  const auto wrong = std::find_if(completion.results.begin(), completion.results.end(),
+                                  [](std::uint8_t code) { return code != 0; });
+  throw ipc::Exception(ipc::Error{static_cast<ipc::ErrorCode>(*wrong), completion.message});
+}
+
+/// Jobs of one block each, as many under way as there are device blocks.
+class SmallJobs {
+ public:
+  SmallJobs(BenchInstance& instance, std::uint32_t in_flight)
+      : instance_(instance), in_flight_(in_flight) {}
+
+  /// Microseconds in the call.
+  double submit(std::uint32_t block) {
+    const worker::SequenceItem item{ipc::GroupId{0}, ipc::BlockId{block}, 0};
+    const ipc::TimePoint start = ipc::MonotonicClock::now();
+    const worker::JobId id = must(instance_.client().swap_out(block + 1, {&item, 1}));
+    const double us = us_since(start);
+    under_way_.emplace(id.value, block);
+    return us;
+  }
+  /// Jobs a second over so many.
+  double run(std::uint64_t jobs, Samples& calls) {
+    std::uint64_t submitted = 0;
+    std::uint64_t ended = 0;
+    const ipc::TimePoint start = ipc::MonotonicClock::now();
+    for (std::uint32_t block = 0; block < in_flight_ && submitted < jobs; ++block, ++submitted) {
+      calls.add(submit(block));
+    }
+    must(instance_.run_until(
+        [&] {
+          for (const worker::Completion& completion : instance_.client().poll(kCompletions)) {
+            const auto found = under_way_.find(completion.job.value);
+            if (found == under_way_.end()) continue;
+            must_be_ok(completion);
+            const std::uint32_t block = found->second;
+            under_way_.erase(found);
+            instance_.note_progress();
+            ++ended;
+            if (submitted >= jobs) continue;
+            calls.add(submit(block));
+            ++submitted;
+          }
+          return ended == jobs;
+        },
+        "small jobs"));
+    return static_cast<double>(jobs) / (us_since(start) / 1e6);
+  }
+
+ private:
+  BenchInstance& instance_;
+  const std::uint32_t in_flight_;
+  std::unordered_map<std::uint64_t, std::uint32_t> under_way_;
+};
+
+/// Stores blocks of whole prefixes, in any order, until the index has so many.
+class IndexFill {
+ public:
+  IndexFill(BenchContext& context, BenchInstance& instance, std::uint64_t prefixes)
+      : context_(context), instance_(instance), order_(prefixes * kPrefixBlocks) {
+    std::iota(order_.begin(), order_.end(), std::uint64_t{0});
+    std::shuffle(order_.begin(), order_.end(), std::mt19937_64(kOrderSeed));
+  }
+
+  void run() {
+    for (std::uint64_t first = 0; first < order_.size(); first += kStoreBlocks) {
+      context_.doing(fmt::format("lookup: {} of {} entries stored", first, order_.size()));
+      store(first, std::min<std::uint64_t>(kStoreBlocks, order_.size() - first));
+    }
+  }
+
+ private:
+  void store(std::uint64_t first, std::uint64_t count) {
+    std::vector<worker::StoreTarget> targets;
+    for (std::uint64_t i = first; i < first + count; ++i) {
+      const std::uint64_t entry = order_[i];
+      targets.push_back({ipc::GroupId{0}, hash_of(entry / kPrefixBlocks, entry % kPrefixBlocks)});
+    }
+    const auto slots =
+        must(instance_.client().reserve_store(targets, ipc::Deadline::after(kAnswer)));
+    std::vector<worker::StoreItem> items;
+    for (std::uint32_t i = 0; i < slots.size(); ++i) {
+      if (slots[i].outcome != worker::Reservation::kReserved) {
+        throw ipc::Exception(
+            KVFERRY_ERROR(kNoHostMemory, "the host pool has no room for entry {}", first + i));
+      }
+      items.push_back({ipc::GroupId{0}, ipc::BlockId{i}, slots[i].slot});
+    }
+    const worker::JobId job = must(instance_.client().submit_store(items));
+    // wait: a store of the bench's own instance; kAnswer; the manager's end, which ends its jobs
+    for (const worker::Completion& done :
+         must(instance_.client().wait({&job, 1}, ipc::Deadline::after(kAnswer)))) {
+      must_be_ok(done);
+    }
+  }
+
+  BenchContext& context_;
+  BenchInstance& instance_;
+  std::vector<std::uint64_t> order_;
+};
+
+void measure_lookups(BenchContext& context,
+                     BenchInstance& instance,
+                     std::uint64_t prefixes,
+                     BenchFigure figure) {
+  std::mt19937_64 random(kOrderSeed);
+  std::vector<worker::Digest> hashes(kPrefixBlocks);
+  for (std::uint32_t i = 0; i < context.config().samples; ++i) {
+    const std::uint64_t prefix = random() % prefixes;
+    for (std::uint32_t b = 0; b < kPrefixBlocks; ++b) hashes[b] = hash_of(prefix, b);
+    const ipc::TimePoint start = ipc::MonotonicClock::now();
+    const auto found = must(instance.client().lookup(hashes, ipc::Deadline::after(kAnswer)));
+    figure.us.add(us_since(start));
+    if (found.usable_prefix != kPrefixBlocks) {
+      throw ipc::Exception(KVFERRY_ERROR(kNotFound, "only {} of {} stored blocks were found",
+                                         found.usable_prefix, kPrefixBlocks));
+    }
+    context.check_interrupted();
+  }
+  context.report.figures.push_back(std::move(figure));
+}
+
+/// The bare calls for memory of an arena's size, in this process.
+void measure_bare_memory(BenchContext& context,
+                         const BenchShape& shape,
+                         const InstancePlan& plan,
+                         const BenchPoint& point) {
+  const std::uint64_t bytes = must(ipc::plan_arena(shape.geometry, plan.arena)).total_bytes();
+  const auto device = context.bare_device(shape, plan);
+  BenchFigure freed = figure_of(BenchKind::kClear, "free", point);
+  BenchFigure allocated = figure_of(BenchKind::kClear, "allocate", point);
+  freed.path = allocated.path = BenchPath::kBare;
+  for (std::uint32_t i = 0; i < context.config().repeats; ++i) {
+    ipc::TimePoint start = ipc::MonotonicClock::now();
+    const auto memory = must(device->allocate(bytes, context.config().arena.handles, nullptr));
+    allocated.us.add(us_since(start));
+    start = ipc::MonotonicClock::now();
+    must(memory->release());
+    freed.us.add(us_since(start));
+  }
+  context.report.figures.push_back(std::move(freed));
+  context.report.figures.push_back(std::move(allocated));
+}
+
+}  // namespace
+
+void bench_submit(BenchContext& context, const BenchShape& shape) {
+  constexpr std::uint32_t kInFlight = 64;
+  constexpr std::uint64_t kWarmUpJobs = 256;
+  constexpr std::uint64_t kJobsOfSample = 40;
+  const InstancePlan plan =
+      context.plan(shape, kInFlight * 2, kWarmUpJobs * shape.moved_bytes() + kSlackBytes, kAuto);
+  context.with_instance(shape, plan, [&](BenchInstance& instance) {
+    context.doing("submit: jobs of one block");
+    BenchFigure figure =
+        figure_of(BenchKind::kSubmit, "auto", shape.point(1, Way::kToHost, Locality::kSequential));
+    SmallJobs jobs(instance, kInFlight);
+    Samples warm_up;
+    jobs.run(kWarmUpJobs, warm_up);
+    figure.per_second = jobs.run(context.config().samples * kJobsOfSample, figure.us);
+    context.report.figures.push_back(std::move(figure));
+  });
+}
+
+void bench_lookup(BenchContext& context) {
+  const BenchConfig& config = context.config();
+  const BenchShape shape =
+      must(make_even_shape(kSmallestChunk, 1, config.ranks, context.dir().path()));
+  const std::uint64_t prefixes = std::max<std::uint64_t>(1, config.entries / kPrefixBlocks);
+  const std::uint64_t entries = prefixes * kPrefixBlocks;
+  const InstancePlan plan =
+      context.plan(shape, kStoreBlocks, entries * shape.moved_bytes() * 2 + kSlackBytes, kAuto);
+  context.with_instance(shape, plan, [&](BenchInstance& instance) {
+    IndexFill(context, instance, prefixes).run();
+    context.doing("lookup: prefixes of 1,000 blocks");
+    measure_lookups(context, instance, prefixes,
+                    figure_of(BenchKind::kLookup, fmt::format("{} entries", entries),
+                              shape.point(kPrefixBlocks, Way::kToDevice, Locality::kRandom)));
+  });
+}
+
+void bench_clear(BenchContext& context, const BenchShape& shape) {
+  const std::uint64_t blocks = std::clamp<std::uint64_t>(
+      context.config().pool_bytes / shape.rank_bytes(), 1, ipc::kMaxDeviceBlocks);
+  const auto gpu_blocks = static_cast<std::uint32_t>(blocks);
+  const InstancePlan plan =
+      context.plan(shape, gpu_blocks, shape.moved_bytes() * 16 + kSlackBytes, kAuto);
+  const BenchPoint point = shape.point(gpu_blocks, Way::kToHost, Locality::kSequential);
+  context.doing("clear: bare memory");
+  measure_bare_memory(context, shape, plan, point);
+  context.with_instance(shape, plan, [&](BenchInstance& instance) {
+    context.doing("clear: an idle arena");
+    BenchFigure cleared = figure_of(BenchKind::kClear, "clear", point);
+    BenchFigure taken = figure_of(BenchKind::kClear, "reinit", point);
+    for (std::uint32_t i = 0; i < context.config().repeats; ++i) {
+      ipc::TimePoint start = ipc::MonotonicClock::now();
+      must(instance.client().clear(worker::HostPolicy::kKeep, ipc::Deadline::after(kCacheAnswer)));
+      cleared.us.add(us_since(start));
+      start = ipc::MonotonicClock::now();
+      must(instance.client().reinit(0, ipc::Deadline::after(kCacheAnswer)));
+      taken.us.add(us_since(start));
+      context.check_interrupted();
+    }
+    context.report.figures.push_back(std::move(cleared));
+    context.report.figures.push_back(std::move(taken));
+  });
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/context.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "must.hpp"
+#include "print.hpp"
+#include "replay/sizing.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace kvferry::cli {
+namespace {
+
+using std::chrono_literals::operator""s;
+
+constexpr const char* kBenchEngine = "bench";
+
+}  // namespace
+
+BenchContext::BenchContext(const BenchConfig& config, const RunDir& dir, ipc::SignalFd& signals)
+    : config_(config), dir_(dir), signals_(signals) {
+  report.ranks = config_.ranks;
+  report.arena = ipc::to_string(config_.arena.order);
+  report.device = "simulated device in host memory";
+  if (cuda()) report.device = ipc::open_device(cuda_devices(config_.devices, 1).front())->name();
+  loop_.watch(signals_.fd(), [this] { on_signal(); });
+}
+
+BenchContext::~BenchContext() {
+  line_.erase();
+  loop_.unwatch(signals_.fd());
+}
+
+bool BenchContext::wants(BenchKind kind) const noexcept {
+  return std::find(config_.kinds.begin(), config_.kinds.end(), kind) != config_.kinds.end();
+}
+
+void BenchContext::on_signal() {
+  const int number = signals_.take();
+  if (number == 0) return;
+  interrupted_ = KVFERRY_ERROR(kCancelled, "interrupted by signal {}", number);
+  if (instance_ != nullptr) instance_->interrupt(*interrupted_);
+}
+
+void BenchContext::check_interrupted() {
+  loop_.run_once(ipc::Deadline::after(0s));
+  if (interrupted_) throw ipc::Exception(*interrupted_);
+  if (stderr_reader_gone()) {
+    throw ipc::Exception(KVFERRY_ERROR(kCancelled, "nobody reads what it says on stderr any more"));
+  }
+}
+
+void BenchContext::doing(const std::string& what) {
+  check_interrupted();
+  line_.draw(what);
+}
+
+InstancePlan BenchContext::plan(const BenchShape& shape,
+                                std::uint32_t gpu_blocks,
+                                std::uint64_t host_bytes,
+                                cache_manager::CopyStrategy strategy) {
+  InstancePlan plan;
+  plan.instance = config_.instance;
+  plan.engine = kBenchEngine;
+  plan.log_level = config_.log_level;
+  plan.geometry_name = shape.geometry_name;
+  plan.gpu_blocks = gpu_blocks;
+  plan.host_bytes = host_bytes;
+  plan.choice = config_.arena;
+  plan.strategy = strategy;
+  plan.arena = make_arena_options(config_.arena, shape.geometry, gpu_blocks, config_.devices.kind);
+  plan.devices = cuda_devices(config_.devices, config_.ranks);
+  if (!cuda()) {
+    plan.devices = must(host_devices(fmt::format("bench-{}-{}", dir_.token(), devices_++),
+                                     shape.geometry, plan.arena));
+  }
+  const std::uint64_t available = available_host_bytes();
+  if (available > 0 && host_bytes > available) {
+    throw ipc::Exception(KVFERRY_ERROR(
+        kInvalidArgument,
+        "{} of host memory for {} blocks do not fit into the {} that this host has available; "
+        "give less --blocks or --entries, or smaller chunks",
+        ipc::format_size(host_bytes), gpu_blocks, ipc::format_size(available)));
+  }
+  return plan;
+}
+
+void BenchContext::with_instance(const BenchShape& shape,
+                                 const InstancePlan& plan,
+                                 const std::function<void(BenchInstance&)>& measure) {
+  doing(fmt::format("{}: starting processes, copy strategy {}", shape.geometry.name,
+                    cache_manager::to_string(plan.strategy)));
+  const DeviceProbe devices(plan.devices);
+  BenchInstance instance(
+      loop_, dir_,
+      {plan, shape.geometry,
+       config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir),
+       config_.patience, [this](const std::string& line) { line_.say(line); }});
+  instance_ = &instance;
+  std::optional<ipc::Error> failed;
+  try {
+    must(instance.start());
+    measure(instance);
+  } catch (const ipc::Exception& error) {
+    failed = error.error();
+  }
+  const Leavings left = instance.end(devices, failed.has_value());
+  instance_ = nullptr;
+  report.leaked_device_bytes += left.device_bytes;
+  report.leaked_host_bytes += left.host_bytes;
+  report.leftover_names.insert(report.leftover_names.end(), left.names.begin(), left.names.end());
+  if (left.error) {
+    report.errors.push_back("device memory could not be looked at: " + left.error->to_string());
+  }
+  if (failed) throw ipc::Exception(*failed);
+}
+
+std::unique_ptr<ipc::Device> BenchContext::bare_device(const BenchShape& shape,
+                                                       const InstancePlan& plan) {
+  ipc::DeviceSpec spec = plan.devices.front();
+  if (!cuda()) {
+    spec = must(
+        host_device_for(fmt::format("bench-{}-bare", dir_.token()), shape.geometry, plan.arena));
+  }
+  auto device = ipc::open_device(spec);
+  return device;
+}
+
+}  // namespace kvferry::cli

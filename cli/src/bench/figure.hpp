@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::cli {
+
+/// Where bytes go: kBoth is one of each at the same time, counted together.
+enum class Way : std::uint8_t { kToHost = 1, kToDevice, kBoth };
+[[nodiscard]] std::string_view to_string(Way way) noexcept;  ///< "d2h", "h2d", "both".
+
+/// Jobs to the host have the first lane of two, those to the device the second.
+inline constexpr std::size_t kToHostLane = 0;
+inline constexpr std::size_t kToDeviceLane = 1;
+[[nodiscard]] constexpr bool has_lane(Way way, std::size_t lane) noexcept {
+  return way == Way::kBoth || (way == Way::kToHost) == (lane == kToHostLane);
+}
+
+/// Which device blocks a job names: a run of neighbours, or any of the arena.
+enum class Locality : std::uint8_t { kSequential = 1, kRandom };
+[[nodiscard]] std::string_view to_string(Locality locality) noexcept;
+
+/// kEngine: engine, manager, mover and worker, processes of their own. kBare: the same copies by
+/// bare calls in one process, without anything around them.
+enum class BenchPath : std::uint8_t { kEngine = 1, kBare };
+[[nodiscard]] std::string_view to_string(BenchPath path) noexcept;
+
+/// What several runs of one measurement gave.
+class Samples {
+ public:
+  void add(double value) { values_.push_back(value); }
+  [[nodiscard]] bool empty() const noexcept { return values_.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
+  /// The value that this share of them (0 to 1) does not exceed; 0.5: the median, of an even number
+  /// the mean of the middle two. @pre not empty.
+  [[nodiscard]] double quantile(double share) const;
+  [[nodiscard]] double median() const { return quantile(0.5); }
+  [[nodiscard]] double least() const { return quantile(0); }
+  [[nodiscard]] double most() const { return quantile(1); }
+
+ private:
+  std::vector<double> values_;
+};
+
+/// The link: one large copy of pinned memory, in GB/s (10^9 bytes per second).
+struct LinkLimit {
+  Samples to_host;
+  Samples to_device;
+  Samples both;
+  [[nodiscard]] const Samples& of(Way way) const noexcept;
+  [[nodiscard]] Samples& of(Way way) noexcept;
+};
+
+/// What a figure is of.
+struct BenchPoint {
+  std::string geometry;
+  std::uint64_t chunk_bytes =
+      0;  ///< One block's slice of one region; their mean where they differ.
+  std::uint32_t regions = 0;
+  std::uint64_t block_bytes = 0;  ///< Of all regions, of all ranks.
+  std::uint32_t blocks = 0;       ///< Of one job.
+  Way way = Way::kToHost;
+  Locality locality = Locality::kSequential;
+};
+
+struct BenchFigure {
+  std::string bench;  ///< "transfer", "latency" and so on.
+  std::string strategy;
+  BenchPath path = BenchPath::kEngine;
+  BenchPoint point;
+  Samples gbps;
+  Samples us;                            ///< From submit to completion, of one job at a time.
+  std::optional<double> share;           ///< Of the link's limit.
+  std::optional<double> per_second;      ///< Jobs.
+  std::optional<double> cpu_ms_per_gib;  ///< Of all processes of the path together.
+};
+
+}  // namespace kvferry::cli

@@ -1,0 +1,188 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/report.hpp"
+
+#include "kvferry/ipc/base/size.hpp"
+#include "table.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace kvferry::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+Json median_of(const Samples& samples) { return samples.empty() ? Json() : Json(samples.median()); }
+
+template <typename T> Json optional_of(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
+Json to_json(const BenchFigure& figure) {
+  const BenchPoint& point = figure.point;
+  Json json{{"bench", figure.bench},
+            {"strategy", figure.strategy},
+            {"path", to_string(figure.path)},
+            {"direction", to_string(point.way)},
+            {"geometry", point.geometry.empty() ? Json() : Json(point.geometry)},
+            {"chunk_bytes", point.chunk_bytes},
+            {"regions", point.regions},
+            {"block_bytes", point.block_bytes},
+            {"blocks", point.blocks},
+            {"locality", to_string(point.locality)},
+            {"gbps", median_of(figure.gbps)},
+            {"share", optional_of(figure.share)},
+            {"us", median_of(figure.us)},
+            {"per_second", optional_of(figure.per_second)},
+            {"cpu_ms_per_gib", optional_of(figure.cpu_ms_per_gib)},
+            // Of the compute beside it: of the benchmark "interference".
+            {"slowdown", Json()},
+            {"itl_p99_ratio", Json()}};
+  json["gbps_least"] = figure.gbps.empty() ? Json() : Json(figure.gbps.least());
+  json["gbps_most"] = figure.gbps.empty() ? Json() : Json(figure.gbps.most());
+  json["us_p99"] = figure.us.empty() ? Json() : Json(figure.us.quantile(0.99));
+  return json;
+}
+
+/// What one table shows: all strategies side by side, a column for each kind of job.
+bool belongs_together(const BenchFigure& a, const BenchFigure& b) {
+  return a.bench == b.bench && a.point.geometry == b.point.geometry &&
+         a.point.chunk_bytes == b.point.chunk_bytes && a.point.regions == b.point.regions &&
+         a.point.way == b.point.way;
+}
+
+std::string job_of(const BenchPoint& point, bool with_locality) {
+  std::string text = fmt::format("{} block{}", point.blocks, point.blocks == 1 ? "" : "s");
+  if (with_locality) text += fmt::format(", {}", to_string(point.locality));
+  return text;
+}
+
+std::string cell_of(const BenchFigure& figure) {
+  if (!figure.us.empty()) {
+    const std::string rate = figure.per_second ? fmt::format(", {:.0f}/s", *figure.per_second) : "";
+    return fmt::format("{0:.{2}f} / {1:.{2}f}{3}", figure.us.median(), figure.us.quantile(0.99),
+                       figure.us.median() < 10 ? 1 : 0, rate);
+  }
+  if (figure.gbps.empty()) return "";
+  const std::string share = figure.share ? fmt::format(" {:5.1f} %", 100 * *figure.share) : "";
+  return fmt::format("{:.2f}{}", figure.gbps.median(), share);
+}
+
+std::string heading_of(const BenchFigure& figure) {
+  const BenchPoint& point = figure.point;
+  const std::string unit = figure.us.empty()   ? "GB/s and share of the limit"
+                           : figure.per_second ? "us in the call, median / p99, and jobs a second"
+                                               : "us, median / p99";
+  if (figure.bench == "pool") {
+    return fmt::format("pool, {}: {} in pieces of {}\n", unit, ipc::format_size(point.block_bytes),
+                       ipc::format_size(point.chunk_bytes));
+  }
+  const bool has_way = figure.bench == "transfer" || figure.bench == "latency";
+  return fmt::format("{}{}, {}: {}{} regions, {} of each, blocks of {}\n", figure.bench,
+                     has_way ? fmt::format(" {}", to_string(point.way)) : "", unit,
+                     point.geometry.empty() ? "" : point.geometry + ", ", point.regions,
+                     ipc::format_size(point.chunk_bytes), ipc::format_size(point.block_bytes));
+}
+
+std::string table_of(const std::vector<const BenchFigure*>& figures) {
+  const bool with_locality =
+      std::any_of(figures.begin(), figures.end(), [&figures](const BenchFigure* figure) {
+        return figure->point.locality != figures.front()->point.locality;
+      });
+  std::vector<std::string> jobs;
+  std::vector<std::string> rows;
+  const auto place = [](std::vector<std::string>& list, const std::string& name) {
+    const auto found = std::find(list.begin(), list.end(), name);
+    if (found != list.end()) return static_cast<std::size_t>(found - list.begin());
+    list.push_back(name);
+    return list.size() - 1;
+  };
+  std::vector<std::vector<std::string>> cells;
+  std::vector<std::string> cpu;  ///< Of a row's last kind of job.
+  for (const BenchFigure* figure : figures) {
+    const std::size_t row =
+        place(rows, fmt::format("{} {}", to_string(figure->path), figure->strategy));
+    const std::size_t column = place(jobs, job_of(figure->point, with_locality));
+    if (cells.size() <= row) cells.resize(row + 1);
+    if (cpu.size() <= row) cpu.resize(row + 1);
+    if (figure->cpu_ms_per_gib) cpu[row] = fmt::format("{:.1f}", *figure->cpu_ms_per_gib);
+    if (cells[row].size() <= column) cells[row].resize(column + 1);
+    cells[row][column] = cell_of(*figure);
+  }
+  std::vector<Table::Column> columns{{""}};
+  for (const std::string& job : jobs) columns.push_back({job, Align::kRight});
+  const bool with_cpu =
+      std::any_of(cpu.begin(), cpu.end(), [](const std::string& text) { return !text.empty(); });
+  if (with_cpu) columns.push_back({"CPU ms/GiB", Align::kRight});
+  Table table(std::move(columns));
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    cells[row].resize(jobs.size());
+    cells[row].insert(cells[row].begin(), rows[row]);
+    if (with_cpu) cells[row].push_back(cpu[row]);
+    table.add(std::move(cells[row]));
+  }
+  return heading_of(*figures.front()) + table.render("  ");
+}
+
+std::string limit_of(const BenchReport& report) {
+  const LinkLimit& limit = report.limit;
+  if (limit.both.empty()) return "";
+  return fmt::format("{}; the link: d2h {:.2f}, h2d {:.2f}, both ways {:.2f} GB/s\n\n",
+                     report.device, limit.to_host.median(), limit.to_device.median(),
+                     limit.both.median());
+}
+
+}  // namespace
+
+Json to_json(const BenchReport& report) {
+  Json results = Json::array();
+  for (const BenchFigure& figure : report.figures) results.push_back(to_json(figure));
+  return Json{{"device", report.device},
+              {"ranks", report.ranks},
+              {"arena", report.arena},
+              {"limit",
+               {{"d2h", median_of(report.limit.to_host)},
+                {"h2d", median_of(report.limit.to_device)},
+                {"both", median_of(report.limit.both)}}},
+              {"results", std::move(results)},
+              {"errors", report.errors},
+              {"leaked_device_bytes", report.leaked_device_bytes},
+              {"leaked_host_bytes", report.leaked_host_bytes},
+              {"leftover_names", report.leftover_names}};
+}
+
+std::string tables_of(const BenchReport& report) {
+  std::vector<std::vector<const BenchFigure*>> groups;
+  for (const BenchFigure& figure : report.figures) {
+    const auto found = std::find_if(groups.begin(), groups.end(), [&figure](const auto& group) {
+      return belongs_together(*group.front(), figure);
+    });
+    if (found != groups.end()) {
+      found->push_back(&figure);
+    } else {
+      groups.push_back({&figure});
+    }
+  }
+  std::string text = limit_of(report);
+  for (const auto& group : groups) text += table_of(group) + "\n";
+  return text;
+}
+
+std::vector<std::string> failures_of(const BenchReport& report) {
+  std::vector<std::string> failures = report.errors;
+  if (report.leaked_device_bytes > 0 || report.leaked_host_bytes > 0) {
+    failures.push_back(fmt::format("leaked {} of device memory and {} of host memory",
+                                   ipc::format_size(report.leaked_device_bytes),
+                                   ipc::format_size(report.leaked_host_bytes)));
+  }
+  if (!report.leftover_names.empty()) {
+    failures.push_back(fmt::format("left behind: {}", fmt::join(report.leftover_names, ", ")));
+  }
+  return failures;
+}
+
+}  // namespace kvferry::cli

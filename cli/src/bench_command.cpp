@@ -1,0 +1,217 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench.hpp"
+#include "command.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "options.hpp"
+#include "rank_options.hpp"
+#include "run_options.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+constexpr std::uint32_t kMostBlocks = 65'536;
+constexpr std::uint32_t kMostRepeats = 10'000;
+constexpr std::uint64_t kMostEntries = 100'000'000;
+
+constexpr const char* kBenchDescription =
+    "Measures how fast blocks move between device and host, through a whole instance: this process "
+    "is the engine, beside a manager and a worker and a mover of each rank. Beside each figure it "
+    "measures, in the same run, the link (one large copy of pinned memory) and the ways in which "
+    "others copy scattered chunks, by bare calls in one process. Figures are medians of --repeats "
+    "runs; on simulated devices the link is memcpy.\n\n"
+    "transfer: GB/s with as many jobs under way as the link needs, and the processor time of all "
+    "processes together. latency: one job at a time, from its submit until the engine has seen its "
+    "completion. submit: an engine's time in the call for a job of one block, and jobs a second. "
+    "lookup: which blocks of a prefix of 1,000 are there. clear: clear and re-init of an idle "
+    "arena, "
+    "beside the bare calls for its memory. pool: making, registering and giving back host memory.";
+
+constexpr const char* kBenchExample =
+    "examples:\n"
+    "  kvferry bench                                     both, with a few chunk sizes\n"
+    "  kvferry bench transfer --device host              no GPU needed\n"
+    "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
+    "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
+
+struct BenchOptions {
+  CommonOptions common;
+  BenchConfig config;
+  std::string device = "auto";
+  std::optional<std::uint64_t> bytes;
+  std::optional<std::uint64_t> pool_bytes;
+  bool no_bare = false;
+};
+
+template <typename T>
+CLI::Option* add_list(CLI::App& app,
+                      const std::string& name,
+                      std::vector<T>& target,
+                      std::function<ipc::Result<T>(std::string_view)> parse,
+                      const std::string& help) {
+  return app
+      .add_option_function<std::vector<std::string>>(
+          name,
+          [name, &target, parse = std::move(parse)](const std::vector<std::string>& texts) {
+            target.clear();
+            for (const std::string& text : texts) {
+              auto parsed = parse(text);
+              if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
+              target.push_back(std::move(parsed).value());
+            }
+          },
+          help)
+      ->delimiter(',')
+      ->allow_extra_args(false);
+}
+
+template <typename T, std::size_t Count>
+ipc::Result<T> parse_word(const std::array<T, Count>& values, std::string_view text) {
+  std::string words;
+  for (const T value : values) {
+    if (to_string(value) == text) return value;
+    words += fmt::format("{}{}", words.empty() ? "" : ", ", to_string(value));
+  }
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of {}", text, words);
+}
+
+ipc::Result<BenchKind> parse_kind(std::string_view text) { return parse_word(kBenchKinds, text); }
+ipc::Result<Way> parse_way(std::string_view text) {
+  return parse_word(std::array{Way::kToHost, Way::kToDevice, Way::kBoth}, text);
+}
+ipc::Result<Locality> parse_locality(std::string_view text) {
+  return parse_word(std::array{Locality::kSequential, Locality::kRandom}, text);
+}
+
+void add_what(CLI::App& app, BenchOptions& options) {
+  BenchConfig& config = options.config;
+  add_list<BenchKind>(app, "BENCH", config.kinds, parse_kind,
+                      "Any of transfer, latency, submit, lookup, clear, pool [transfer, latency]")
+      ->allow_extra_args();
+  auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
+                                         "Bytes of one block in one region [16KiB,32KiB,64KiB]")
+                     ->type_name("SIZE[,...]");
+  auto* regions = app.add_option("--regions", config.regions,
+                                 "Regions of a block: K and V of each layer, "
+                                 "say [64; simulated devices: 16]")
+                      ->type_name("N[,...]")
+                      ->delimiter(',')
+                      ->allow_extra_args(false)
+                      ->check(CLI::Range(1U, ipc::kMaxRegionsPerGroup));
+  app.add_option("--geometry", config.geometries,
+                 "Caches of models in place of equal chunks: presets or .toml files")
+      ->type_name("NAME|FILE.toml[,...]")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->excludes(chunks)
+      ->excludes(regions);
+  app.add_option("--blocks", config.blocks, "Blocks of one job [1,16,64]")
+      ->type_name("N[,...]")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1U, kMostBlocks));
+  add_list<Way>(app, "--direction", config.ways, parse_way, "d2h, h2d, both [all of them]")
+      ->type_name("WAY[,...]");
+  add_list<Locality>(app, "--locality", config.localities, parse_locality,
+                     "Device blocks of a job: sequential or random [random]")
+      ->type_name("NAME[,...]");
+  add_list<cache_manager::CopyStrategy>(app, "--strategy", config.strategies,
+                                        cache_manager::parse_copy_strategy,
+                                        "How movers copy, as their --copy-strategy [auto, and all "
+                                        "that the arena can do]")
+      ->type_name("NAME[,...]");
+  app.add_flag("--no-bare", options.no_bare, "Leave out the bare copies in one process");
+}
+
+void add_how(CLI::App& app, BenchOptions& options) {
+  BenchConfig& config = options.config;
+  app.add_option("--repeats", config.repeats, "Runs of each measurement")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMostRepeats))
+      ->default_str(std::to_string(config.repeats));
+  add_size(app, "--bytes", options.bytes,
+           "To be moved each way in each run [1GiB; simulated devices: 64MiB]");
+  app.add_option("--entries", config.entries, "Blocks in the index, for lookup")
+      ->type_name("N")
+      ->check(CLI::Range(std::uint64_t{1'000}, kMostEntries))
+      ->default_str(std::to_string(config.entries));
+  add_size(app, "--pool-size", options.pool_bytes,
+           "Of the arena for clear, and of the host memory for pool [4GiB; simulated devices: "
+           "64MiB]");
+  app.add_option("--samples", config.samples, "Jobs of a latency, lookups, and 40 submits for each")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMostRepeats))
+      ->default_str(std::to_string(config.samples));
+  add_ranks(app, config.ranks);
+  add_device_choice(app, options.device);
+  add_arena_options(app, config.arena);
+  app.add_flag("--json", config.json, "Tell as JSON, on standard output");
+  add_log_dir(app, "--log-dir", config.log_dir);
+  add_milliseconds(app, "--stall-timeout", config.patience, "Fail when a copy takes longer");
+}
+
+/// What an arena of any shape can do.
+ipc::Status check_strategies(const BenchConfig& config) {
+  const std::string any = config.geometries.empty() ? "tiny" : config.geometries.front();
+  KVFERRY_ASSIGN(const ipc::Geometry geometry, find_geometry(any, config.ranks));
+  const ipc::ArenaOptions arena =
+      make_arena_options(config.arena, geometry, 0, config.devices.kind);
+  for (const cache_manager::CopyStrategy strategy : config.strategies) {
+    KVFERRY_TRY(check_strategy(strategy, geometry, arena));
+  }
+  return ipc::ok();
+}
+
+template <typename T> void set_default(std::vector<T>& list, std::vector<T> value) {
+  if (list.empty()) list = std::move(value);
+}
+
+}  // namespace
+
+int bench_command(const Arguments& arguments) {
+  BenchOptions options;
+  options.common.instance = "bench";
+  options.common.log_level = ipc::LogLevel::kWarn;
+  auto app = make_app("bench", kBenchDescription, kBenchExample, options.common);
+  add_what(*app, options);
+  add_how(*app, options);
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("bench", options.common.log_level);
+
+  BenchConfig& config = options.config;
+  config.runtime_base = options.common.runtime_dir;
+  config.instance = options.common.instance;
+  // The processes' logs are kept to be shown when something goes wrong.
+  config.log_level = std::min(options.common.log_level, ipc::LogLevel::kInfo);
+  auto devices = choose_devices(options.device);
+  if (!devices) return usage_error(*app, devices.error());
+  config.devices = std::move(*devices);
+  const bool cuda = config.devices.kind == ipc::DeviceKind::kCuda;
+  config.bare = !options.no_bare;
+  config.bytes = options.bytes.value_or(cuda ? 1ULL << 30 : 64ULL << 20);
+  config.pool_bytes = options.pool_bytes.value_or(cuda ? 4ULL << 30 : 64ULL << 20);
+  set_default(config.kinds, {BenchKind::kTransfer, BenchKind::kLatency});
+  set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10, 32ULL << 10, 64ULL << 10});
+  set_default(config.regions, {cuda ? 64U : 16U});
+  set_default(config.blocks, {1U, 16U, 64U});
+  set_default(config.ways, {Way::kToHost, Way::kToDevice, Way::kBoth});
+  set_default(config.localities, {Locality::kRandom});
+  for (const std::string& name : config.geometries) {
+    if (const auto geometry = find_geometry(name, config.ranks); !geometry) {
+      return usage_error(*app, geometry.error());
+    }
+  }
+  if (const auto possible = check_strategies(config); !possible) {
+    return usage_error(*app, possible.error());
+  }
+  return run_bench(config);
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,100 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/report.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+
+namespace kvferry::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+Samples samples(std::initializer_list<double> values) {
+  Samples all;
+  for (const double value : values) all.add(value);
+  return all;
+}
+
+BenchFigure figure(BenchPath path, const std::string& strategy, std::uint32_t blocks) {
+  BenchFigure made;
+  made.bench = "transfer";
+  made.strategy = strategy;
+  made.path = path;
+  made.point = {"", 16384, 64, 1 << 20, blocks, Way::kToHost, Locality::kRandom};
+  made.gbps = samples({11, 10, 12});
+  made.share = 0.5;
+  return made;
+}
+
+TEST(BenchSamplesTest, QuantilesAreValuesAndTheMedianIsTheMiddle) {
+  EXPECT_EQ(samples({3}).median(), 3);
+  EXPECT_EQ(samples({4, 1, 2}).median(), 2);
+  EXPECT_EQ(samples({4, 1, 2, 3}).median(), 2.5);
+  EXPECT_EQ(samples({4, 1, 2, 3}).least(), 1);
+  EXPECT_EQ(samples({4, 1, 2, 3}).most(), 4);
+  Samples hundred;
+  for (int i = 100; i > 0; --i) hundred.add(i);
+  EXPECT_EQ(hundred.quantile(0.99), 99);
+}
+
+TEST(BenchReportTest, TellsMediansAndWhatWasNotMeasuredAsNull) {
+  BenchReport report;
+  report.device = "a device";
+  report.limit.to_host = samples({20, 22});
+  report.figures = {figure(BenchPath::kEngine, "staged", 4)};
+  const nlohmann::json json = to_json(report);
+  EXPECT_EQ(json["device"], "a device");
+  EXPECT_EQ(json["limit"]["d2h"], 21);
+  EXPECT_TRUE(json["limit"]["both"].is_null());
+  const nlohmann::json& result = json["results"][0];
+  EXPECT_EQ(result["bench"], "transfer");
+  EXPECT_EQ(result["strategy"], "staged");
+  EXPECT_EQ(result["direction"], "d2h");
+  EXPECT_EQ(result["chunk_bytes"], 16384);
+  EXPECT_EQ(result["regions"], 64);
+  EXPECT_EQ(result["blocks"], 4);
+  EXPECT_EQ(result["gbps"], 11);
+  EXPECT_EQ(result["gbps_least"], 10);
+  EXPECT_EQ(result["share"], 0.5);
+  for (const char* field : {"us", "slowdown", "itl_p99_ratio", "geometry"}) {
+    EXPECT_TRUE(result[field].is_null()) << field;
+  }
+}
+
+TEST(BenchReportTest, OneTableHasAllStrategiesAndJobsOfAWay) {
+  BenchReport report;
+  report.figures = {figure(BenchPath::kBare, "batch", 1), figure(BenchPath::kEngine, "staged", 1),
+                    figure(BenchPath::kEngine, "staged", 16)};
+  report.figures[2].cpu_ms_per_gib = 2.5;
+  BenchFigure other = figure(BenchPath::kEngine, "staged", 1);
+  other.point.way = Way::kToDevice;
+  report.figures.push_back(other);
+  const std::string text = tables_of(report);
+  EXPECT_THAT(text, HasSubstr("                     1 block      16 blocks  CPU ms/GiB\n"
+                              "  bare batch     11.00  50.0 %\n"
+                              "  engine staged  11.00  50.0 %  11.00  50.0 %         2.5\n"));
+  EXPECT_THAT(text, HasSubstr("transfer h2d"));
+  EXPECT_THAT(text, Not(HasSubstr("random"))) << "they are all alike in that";
+  report.figures[0].point.locality = Locality::kSequential;
+  EXPECT_THAT(tables_of(report), HasSubstr("16 blocks, random"));
+}
+
+TEST(BenchReportTest, WhatWasLeftBehindIsAFailure) {
+  BenchReport report;
+  EXPECT_THAT(failures_of(report), IsEmpty());
+  report.errors = {"timeout: a copy did not end in time"};
+  report.leaked_device_bytes = 1 << 20;
+  report.leftover_names = {"/run/x"};
+  EXPECT_THAT(failures_of(report),
+              ElementsAre(HasSubstr("a copy"), HasSubstr("1.00 MiB"), HasSubstr("/run/x")));
+}
+
+}  // namespace
+}  // namespace kvferry::cli

@@ -1,0 +1,182 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Whole benchmarks, small: every process is real. What they measure is not looked at, but that they
+// measured it.
+#include "cli/replay_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace kvferry::test {
+namespace {
+
+using nlohmann::json;
+using std::chrono_literals::operator""s;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+class BenchTest : public ReplayTest {
+ protected:
+  [[nodiscard]] std::vector<std::string> bench_arguments(std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {
+        "bench",        "--device=host", "--runtime-dir=" + path("run"),
+        "--blocks=1,4", "--repeats=2",   "--samples=3",
+        "--bytes=1MiB"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  /// Runs to a good end and returns what it tells.
+  json bench(std::vector<std::string> more) {
+    more.emplace_back("--json");
+    const Finished finished = run_kvferry(bench_arguments(std::move(more)));
+    EXPECT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+    json report = json::parse(finished.output, nullptr, false);
+    EXPECT_TRUE(report.is_object()) << finished.output;
+    EXPECT_THAT(report["errors"], IsEmpty());
+    EXPECT_EQ(report["leaked_device_bytes"], 0);
+    EXPECT_EQ(report["leaked_host_bytes"], 0);
+    EXPECT_THAT(report["leftover_names"], IsEmpty());
+    return report;
+  }
+  /// One that a test ends.
+  void start_long(std::vector<std::string> more) {
+    for (const char* argument :
+         {"transfer", "--bytes=16TiB", "--chunk-size=4KiB", "--no-bare", "--json"}) {
+      more.emplace_back(argument);
+    }
+    running_.emplace(
+        ChildOptions{.program = KVFERRY_PROGRAM, .arguments = bench_arguments(std::move(more))});
+  }
+  json end_of_long() {
+    std::string output;
+    while (auto line = running_->read_line(soon())) output += *line + "\n";
+    EXPECT_EQ(finish_replay(), ChildExit::exited(1));
+    json report = json::parse(output, nullptr, false);
+    EXPECT_TRUE(report.is_object()) << output << running_->stderr_text();
+    EXPECT_EQ(report["leaked_device_bytes"], 0);
+    EXPECT_EQ(report["leaked_host_bytes"], 0);
+    EXPECT_THAT(report["leftover_names"], IsEmpty());
+    return report;
+  }
+};
+
+TEST_F(BenchTest, MeasuresEveryStrategyAndWayBesideTheLink) {
+  const json report = bench({"--chunk-size=6KiB", "--regions=4"});
+  for (const char* way : {"d2h", "h2d", "both"}) EXPECT_GT(report["limit"][way], 0.0) << way;
+  std::set<std::tuple<std::string, std::string, std::string, int, int>> seen;
+  for (const json& result : report["results"]) {
+    const bool transfer = result["bench"] == "transfer";
+    EXPECT_EQ(result["gbps"].is_number(), transfer) << result;
+    EXPECT_EQ(result["share"].is_number(), transfer) << result;
+    EXPECT_EQ(result["us"].is_number(), !transfer) << result;
+    EXPECT_GT(transfer ? result["gbps"] : result["us"], 0.0) << result;
+    EXPECT_EQ(result["cpu_ms_per_gib"].is_number(), transfer && result["path"] == "engine");
+    EXPECT_EQ(result["regions"], 4);
+    EXPECT_EQ(result["block_bytes"], 4 * result["chunk_bytes"].get<int>());
+    EXPECT_TRUE(result["geometry"].is_null());
+    if (transfer) {
+      EXPECT_LE(result["gbps_least"], result["gbps_most"]);
+    }
+    if (transfer && result["path"] == "engine") {
+      seen.emplace(result["strategy"], result["direction"], result["locality"],
+                   result["chunk_bytes"].get<int>(), result["blocks"].get<int>());
+    }
+  }
+  // auto, staged, batch, memcpy; three ways, two jobs.
+  EXPECT_EQ(seen.size(), 4U * 3U * 2U);
+}
+
+TEST_F(BenchTest, BlockFirstArenasOfModelsAreCopiedDirectly) {
+  const json report = bench({"transfer", "--geometry=tiny", "--arena=block-first", "--ranks=2",
+                             "--direction=d2h", "--locality=sequential,random", "--no-bare"});
+  std::set<std::string> strategies;
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["geometry"], "tiny");
+    EXPECT_EQ(result["path"], "engine");
+    strategies.insert(result["strategy"]);
+  }
+  EXPECT_THAT(strategies, UnorderedElementsAre("auto", "direct", "batch", "memcpy"));
+  EXPECT_EQ(report["results"].size(), 4U * 2U * 2U);
+}
+
+TEST_F(BenchTest, JobsOfManySizesHaveRoomOneAfterTheOther) {
+  const json report = bench({"transfer", "--chunk-size=16KiB", "--blocks=2,8,16,32,64",
+                             "--direction=d2h,both", "--strategy=batch", "--no-bare"});
+  EXPECT_EQ(report["results"].size(), (2U + 5U) * 2U) << "those of all tests, too";
+}
+
+TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
+  const json report = bench({"submit", "lookup", "clear", "pool", "--chunk-size=4KiB",
+                             "--regions=2", "--entries=2000", "--pool-size=4MiB"});
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["bench"], result["strategy"]);
+    EXPECT_GT(result["us"], 0.0) << result;
+    EXPECT_GE(result["us_p99"], result["us"]) << result;
+    EXPECT_EQ(result["per_second"].is_number(), result["bench"] == "submit") << result;
+  }
+  using Line = std::pair<std::string, std::string>;
+  EXPECT_THAT(seen, UnorderedElementsAre(Line("submit", "auto"), Line("lookup", "2000 entries"),
+                                         Line("clear", "free"), Line("clear", "allocate"),
+                                         Line("clear", "clear"), Line("clear", "reinit"),
+                                         Line("pool", "make"), Line("pool", "register"),
+                                         Line("pool", "unregister")));
+}
+
+TEST_F(BenchTest, ShowsATableForEachWayWithAllStrategies) {
+  const Finished finished =
+      run_kvferry(bench_arguments({"--chunk-size=4KiB", "--regions=4", "--direction=h2d"}));
+  EXPECT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("the link: d2h"), HasSubstr("transfer h2d, GB/s"),
+                                     HasSubstr("latency h2d, us"), HasSubstr("4 blocks"),
+                                     HasSubstr("bare one copy"), HasSubstr("engine staged")));
+}
+
+TEST_F(BenchTest, ASignalEndsItInAnOrderlyWayWithWhatWasMeasured) {
+  start_long({});
+  ASSERT_TRUE(wait_until([this] { return children().size() == 3; })) << running_->stderr_text();
+  running_->signal(SIGINT);
+  const json report = end_of_long();
+  EXPECT_THAT(report["errors"][0].get<std::string>(), HasSubstr("interrupted by signal 2"));
+  EXPECT_GT(report["limit"]["d2h"], 0.0);
+}
+
+TEST_F(BenchTest, AKilledMoverEndsItWithAnError) {
+  start_long({"--strategy=batch"});
+  ASSERT_TRUE(wait_until([this] {
+    const json now = status("bench");
+    return now.is_object() && now["engines"].size() == 1 &&
+           now["engines"][0]["jobs"]["done"].get<int>() >= 100;
+  })) << running_->stderr_text();
+  const auto before = children();
+  ASSERT_TRUE(before.at("mover/0").signal(SIGKILL));
+  const json report = end_of_long();
+  EXPECT_THAT(report["errors"][0].get<std::string>(), HasSubstr("peer_died"));
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("mover/0"));
+}
+
+TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
+  const auto complaint = [this](std::vector<std::string> more) {
+    const Finished finished = run_kvferry(bench_arguments(std::move(more)));
+    EXPECT_EQ(finished.exit, ChildExit::exited(2));
+    EXPECT_THAT(finished.output, IsEmpty());
+    return finished.complaints;
+  };
+  EXPECT_THAT(complaint({"speed"}), HasSubstr("none of transfer, latency, submit"));
+  EXPECT_THAT(complaint({"--direction=up"}), HasSubstr("none of d2h, h2d, both"));
+  EXPECT_THAT(complaint({"--chunk-size=0"}), HasSubstr("--chunk-size"));
+  EXPECT_THAT(complaint({"--geometry=unheard-of"}), HasSubstr("unheard-of"));
+  EXPECT_THAT(complaint({"--geometry=tiny", "--regions=4"}), HasSubstr("--regions"));
+  EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));
+}
+
+}  // namespace
+}  // namespace kvferry::test
