@@ -172,7 +172,7 @@ ipc::Result<Outcome<ipc::UpdateWeightsReply>> ask_for_update(const CommonOptions
                                                              ipc::UpdateWeightsRequest& request) {
   if (request.source.from != ipc::WeightsFrom::kTensors) {
     return ask_outcome<ipc::UpdateWeightsReply>(common, ipc::MessageKind::kUpdateWeights, request,
-                                                request.deadline + kCommitTime);
+                                                request.timeout + request.deadline + kCommitTime);
   }
   ipc::EventLoop loop;
   OperatorCalls calls(loop, common.runtime_dir, common.instance);
@@ -186,7 +186,7 @@ ipc::Result<Outcome<ipc::UpdateWeightsReply>> ask_for_update(const CommonOptions
     request.source = *sent;
     const auto asked = calls.ask(
         ipc::MessageKind::kUpdateWeights, ipc::encode(request),
-        request.deadline + kCommitTime + kCommitTime,
+        request.timeout + request.deadline + kCommitTime + kCommitTime,
         [&answer](ipc::Result<ipc::Envelope> reply) { answer.emplace(std::move(reply)); });
     if (!asked) answer.emplace(asked.error());
   };
@@ -260,8 +260,11 @@ int update_weights_command(const Arguments& arguments) {
   app->add_flag("--empty-cache", request.empty_cache,
                 "Also give what the workers' allocators cache back to the driver");
   add_weights_id(*app, request.weights);
+  add_seconds(*app, "--timeout", request.timeout,
+              "How long to wait until the engine is idle, where it has to be");
   add_engine(*app, request.engine);
-  add_milliseconds(*app, "--deadline", request.deadline, "How long reading may take");
+  add_milliseconds(*app, "--deadline", request.deadline,
+                   "How long reading may take, once it is idle");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (const auto fits = locate_source(request.source, lender); !fits) {
     return usage_error(*app, fits.error());

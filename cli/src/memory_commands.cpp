@@ -156,12 +156,13 @@ int release_command(const Arguments& arguments) {
   add_choice<ipc::HostPolicy>(*app, "--host", request.host,
                               {{"drop", ipc::HostPolicy::kDrop}, {"keep", ipc::HostPolicy::kKeep}},
                               "What happens to the cache's blocks in host memory");
+  add_seconds(*app, "--timeout", request.timeout, "How long to wait until the engine is idle");
   app->add_option("--engine", request.engine, "Which engine [the only one]")->type_name("NAME");
-  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take");
+  add_milliseconds(*app, "--deadline", request.deadline, "How long it may take once it is idle");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry release", common.log_level);
   const auto outcome = ask_outcome<ipc::ReleaseReply>(common, ipc::MessageKind::kReleaseMemory,
-                                                      request, request.deadline);
+                                                      request, request.timeout + request.deadline);
   bool quarantined = false;
   return end_command(
       "release", outcome,

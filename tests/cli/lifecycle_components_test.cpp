@@ -78,7 +78,7 @@ TEST_F(LifecycleComponentsTest, Row14ALargeOneEmptiesWhenItsStorageIsGone) {
   EXPECT_THAT(line_of(components().output, "weights"), ContainsRegex("offloaded +yes +0 B"));
   expect_emptied({});
   // An update uses it again, and ends that use: the allocator gives all back that it took.
-  done("update-weights", {"--file=" + second_});
+  done("update-weights", {kSettles, "--file=" + second_});
   expect_emptied({{EmptyReason::kComponent, 1}});
   EXPECT_THAT(
       running_.back()->stderr_text(),
@@ -90,7 +90,7 @@ TEST_F(LifecycleComponentsTest, Row14ALargeOneEmptiesWhenItsStorageIsGone) {
   EXPECT_THAT(line_of(components({"--release=weights"}).output, "weights"),
               HasSubstr("not emptied"));
   expect_emptied({});
-  done("update-weights", {"--file=" + first_});
+  done("update-weights", {kSettles, "--file=" + first_});
   EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);
   expect_emptied({{EmptyReason::kComponent, 1}});
 }
@@ -100,15 +100,15 @@ TEST_F(LifecycleComponentsTest, Row14LayerByLayerEmptiesWheneverItsUseEnds) {
   const GenerateReply first = generate(prompt_, 16);
   EXPECT_THAT(line_of(components().output, "weights"), ContainsRegex("layerwise +yes +0 B"));
   for (const char* source : {"--from=disk", "--from=tensor"}) {
-    done("update-weights", {source, "--file=" + second_});
-    done("update-weights", {source, "--file=" + first_});
+    done("update-weights", {kSettles, source, "--file=" + second_});
+    done("update-weights", {kSettles, source, "--file=" + first_});
     expect_emptied({{EmptyReason::kComponent, 2}});
     EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);
   }
   EXPECT_THAT(line_of(components({"--release=all"}).output, "weights"), HasSubstr("emptied: "));
   expect_emptied({{EmptyReason::kComponent, 1}});
   // Released and resumed as a tag, they stay in host memory.
-  done("release", {"--tags=weights"});
+  done("release", {kSettles, "--tags=weights"});
   expect_emptied({{EmptyReason::kRelease, 1}});
   done("resume");
   EXPECT_EQ(generate(prompt_, 16).tokens, first.tokens);

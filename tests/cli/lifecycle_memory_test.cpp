@@ -73,7 +73,7 @@ TEST_P(LifecycleMemoryRolesTest, Row12ReleaseGivesEverythingBackAndRow13BringsIt
   const GenerateReply first = generate(prompt_, 16);
   const std::array<std::uint64_t, kRanks> epochs{epoch_of(0), epoch_of(1)};
   const std::uint64_t held = device_bytes();
-  const Finished given = ask("release");
+  const Finished given = ask("release", {kSettles});
   ASSERT_EQ(given.exit, ChildExit::exited(0)) << given.complaints;
   EXPECT_THAT(given.output, HasSubstr("released in"));
   EXPECT_THAT(given.output, HasSubstr("kv_cache, weights, scratch"));
@@ -157,7 +157,7 @@ TEST_F(LifecycleMemoryTest, Row12IsRefusedWhileRequestsHoldBlocks) {
 TEST_F(LifecycleMemoryTest, Row13WithoutMemoryStaysReleasedAndCanBeRetried) {
   ASSERT_NO_FATAL_FAILURE(start_with_weights());
   const GenerateReply first = generate(prompt_, 16);
-  done("release");
+  done("release", {kSettles});
   // The smallest first: what is left of its segment is too small for the next.
   for (const char* tag : {"scratch", "weights", "kv_cache"}) {
     auto taken = take_all();
@@ -178,7 +178,7 @@ TEST_F(LifecycleMemoryTest, Row13WithoutABackupNothingComputesBeforeAnUpdate) {
   running_.clear();
   ASSERT_NO_FATAL_FAILURE(start_with_weights());
   EXPECT_NE(generate(prompt_, 16).tokens, expected.tokens);
-  done("release", {"--weights-backup=none"});
+  done("release", {kSettles, "--weights-backup=none"});
   const Finished back = ask("resume");
   ASSERT_EQ(back.exit, ChildExit::exited(0)) << back.complaints;
   EXPECT_THAT(back.output, HasSubstr("the weights were released without a backup"));
@@ -204,7 +204,7 @@ TEST_F(LifecycleMemoryTest, Row13WithoutABackupNothingComputesBeforeAnUpdate) {
 TEST_F(LifecycleMemoryTest, AReleaseOutlivesItsManager) {
   ASSERT_NO_FATAL_FAILURE(start_with_weights());
   const GenerateReply first = generate(prompt_, 16);
-  done("release");
+  done("release", {kSettles});
   ASSERT_NO_FATAL_FAILURE(replace_manager());
   EXPECT_EQ(device_bytes(), 0U);
   refused("continue", {}, "is released");

@@ -253,20 +253,31 @@ Result<ContinueSummary> Client::continue_generation(bool empty_cache, Deadline d
   return ContinueSummary{memory_of(reply.ranks), reply.took};
 }
 
-Result<FlushSummary> Client::flush(const FlushOptions& options, Deadline deadline) {
+namespace {
+
+/// What the manager has for a command once its engine is idle.
+Result<std::chrono::milliseconds> time_once_idle(std::string_view command,
+                                                 std::chrono::milliseconds timeout,
+                                                 Deadline deadline) {
   const std::chrono::milliseconds time = manager_time(deadline);
-  if (options.timeout.count() < 0 || options.timeout >= time) {
+  if (timeout.count() < 0 || timeout >= time) {
     return KVFERRY_ERROR(kInvalidArgument,
-                         "a flush that waits up to {} ms for its engine to be idle cannot be "
-                         "answered in {} ms: give it a later deadline",
-                         options.timeout.count(), time.count());
+                         "{} that waits up to {} ms for its engine to be idle cannot be answered "
+                         "in {} ms: give it a later deadline",
+                         command, timeout.count(), time.count());
   }
+  return time - timeout;
+}
+
+}  // namespace
+
+Result<FlushSummary> Client::flush(const FlushOptions& options, Deadline deadline) {
   ipc::FlushRequest request;
+  KVFERRY_ASSIGN(request.deadline, time_once_idle("a flush", options.timeout, deadline));
   request.engine = impl_->link.options().engine;
   request.empty_cache = options.empty_cache;
   request.host = static_cast<ipc::HostPolicy>(options.host);
   request.timeout = options.timeout;
-  request.deadline = time - options.timeout;
   KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::FlushReply>(MessageKind::kFlush,
                                                                               request, deadline));
   return FlushSummary{memory_of(reply.ranks), reply.host_blocks_dropped, reply.took};
@@ -313,7 +324,8 @@ Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadl
   request.flush_cache = options.flush_cache;
   request.empty_cache = options.empty_cache;
   request.weights = options.weights;
-  request.deadline = manager_time(deadline);
+  request.timeout = options.timeout;
+  KVFERRY_ASSIGN(request.deadline, time_once_idle("an update", options.timeout, deadline));
   KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::UpdateWeightsReply>(
                                        MessageKind::kUpdateWeights, request, deadline));
   UpdateSummary summary{reply.weights, {}, memory_of(reply.ranks), reply.took};
@@ -344,7 +356,8 @@ Result<ReleaseSummary> Client::release_memory(const ReleaseOptions& options, Dea
   request.tags = options.tags;
   request.backup = options.backup;
   request.host = static_cast<ipc::HostPolicy>(options.host);
-  request.deadline = manager_time(deadline);
+  request.timeout = options.timeout;
+  KVFERRY_ASSIGN(request.deadline, time_once_idle("a release", options.timeout, deadline));
   KVFERRY_ASSIGN(const auto reply, impl_->link.call_and_obey<ipc::ReleaseReply>(
                                        MessageKind::kReleaseMemory, request, deadline));
   ReleaseSummary summary;

@@ -65,13 +65,13 @@ void GenerationOperations::release(const ipc::Peer& peer,
                                    const ipc::ReleaseRequest& message,
                                    EngineRecord& engine) {
   const OperationRef operation =
-      begin(peer, request, engine, EngineOperation::kRelease, message.deadline);
+      begin(peer, request, engine, EngineOperation::kRelease, message.timeout + message.deadline);
   operation->reply = [this, &released = *operation] {
     answer(released,
            ipc::ReleaseReply{released.engine->released(), released.memory, released.cleared,
                              released.host_blocks_dropped, took(released)});
   };
-  hold_idle(operation, std::chrono::milliseconds(0), [this, operation, message] {
+  hold_idle(operation, message.timeout, [this, operation, message] {
     if (!message.tags.has(MemoryTag::kKvCache)) {
       release_held(operation, message);
       return;

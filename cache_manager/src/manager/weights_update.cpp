@@ -25,8 +25,8 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
                                           const ipc::Envelope& request,
                                           const ipc::UpdateWeightsRequest& message,
                                           EngineRecord& engine) {
-  const OperationRef operation =
-      begin(peer, request, engine, EngineOperation::kUpdateWeights, message.deadline + kCommitTime);
+  const OperationRef operation = begin(peer, request, engine, EngineOperation::kUpdateWeights,
+                                       message.timeout + message.deadline + kCommitTime);
   operation->weights = {.phase = ipc::WeightsPhase::kPrepare,
                         .update = ++last_update_,
                         .source = message.source,
@@ -61,15 +61,13 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
         });
     return;
   }
-  hold_idle(operation, std::chrono::milliseconds(0),
-            [this, operation, load, flush = message.flush_cache] {
-              if (flush) {
-                ask_schedulers(operation, {.order = ipc::ScheduleOrder::kFlush, .wait = false},
-                               load);
-              } else {
-                load();
-              }
-            });
+  hold_idle(operation, message.timeout, [this, operation, load, flush = message.flush_cache] {
+    if (flush) {
+      ask_schedulers(operation, {.order = ipc::ScheduleOrder::kFlush, .wait = false}, load);
+    } else {
+      load();
+    }
+  });
 }
 
 void GenerationOperations::ask_for_weights(const OperationRef& operation,

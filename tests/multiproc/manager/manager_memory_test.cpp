@@ -11,6 +11,8 @@ namespace {
 
 using ipc::MemoryTag;
 using ipc::MemoryTags;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -18,10 +20,11 @@ constexpr MemoryTags kBeside{MemoryTag::kWeights, MemoryTag::kScratch};
 
 class ManagerMemoryTest : public ManagerGenerationTest {
  protected:
-  void ask_release(MemoryTags tags = kBeside) {
+  void ask_release(MemoryTags tags = kBeside, std::chrono::milliseconds timeout = {}) {
     ipc::ReleaseRequest request;
     request.engine = "chat";
     request.tags = tags;
+    request.timeout = timeout;
     operator_->ask(MessageKind::kReleaseMemory, request);
   }
   void ask_resume(MemoryTags tags = {}) {
@@ -101,6 +104,39 @@ TEST_F(ManagerMemoryTest, IsAnsweredWhenEveryRankHasReleasedAndHoldsTheEngine) {
   resumed = operator_->next_body<ipc::ResumeReply>(MessageKind::kResumeMemory);
   ASSERT_TRUE(resumed.has_value()) << resumed.error().to_string();
   EXPECT_FALSE(resumed->paused.has_value());
+  EXPECT_EQ(engine()["paused"], nullptr);
+}
+
+TEST_F(ManagerMemoryTest, AReleaseThatMayWaitIsCarriedOutOnceTheEngineIsIdle) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release(kBeside, 600s);
+  const Order order = next_order(*client_);
+  EXPECT_EQ(order.schedule.order, ScheduleOrder::kIdle);
+  EXPECT_TRUE(order.schedule.wait);
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankRelease)) << "it is not idle yet";
+  client_->reply(order.request, ipc::SchedulerLoad{});
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(answer(rank, MessageKind::kRankRelease, kBeside));
+  }
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  EXPECT_TRUE(operator_->next_body<ipc::ReleaseReply>(MessageKind::kReleaseMemory).has_value());
+}
+
+TEST_F(ManagerMemoryTest, AReleaseWhoseTimeToWaitIsOverChangesNothing) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release(MemoryTags::all(), 50ms);
+  const Order order = next_order(*client_);
+  EXPECT_TRUE(order.schedule.wait);
+  const Order now = next_order(*client_);
+  EXPECT_EQ(now.schedule.order, ScheduleOrder::kIdle);
+  EXPECT_FALSE(now.schedule.wait);
+  client_->reply_error(order.request, KVFERRY_ERROR(kNotIdle, "still 1 request runs"));
+  client_->reply_error(now.request, KVFERRY_ERROR(kNotIdle, "still 1 request runs"));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kNotIdle);
+  EXPECT_THAT(refusal_, HasSubstr("still 1"));
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankRelease));
   EXPECT_EQ(engine()["paused"], nullptr);
 }
 

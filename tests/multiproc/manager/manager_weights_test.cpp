@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights: their identity in every key, and their update on all ranks.
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
-#include "multiproc/manager/manager_fixture.hpp"
+#include "multiproc/manager/manager_generation_fixture.hpp"
 
 #include <gmock/gmock.h>
 
@@ -10,25 +10,15 @@ namespace kvferry::test {
 namespace {
 
 using ipc::BlockId;
-using ipc::BlockPresence;
 using ipc::Digest;
-using ipc::ErrorCode;
 using ipc::GroupId;
-using ipc::MessageKind;
-using ipc::PauseMode;
-using ipc::ScheduleOrder;
 using ipc::WeightsPhase;
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 using testing::HasSubstr;
 
-class ManagerWeightsTest : public ManagerTest {
+class ManagerWeightsTest : public ManagerGenerationTest {
  protected:
-  void start_scheduling() {
-    ASSERT_NO_FATAL_FAILURE(start_engine());
-    ipc::EngineHello hello = client_hello();
-    hello.schedules = true;
-    ASSERT_TRUE(client_->call<ipc::EngineState>(MessageKind::kEngineHello, hello).has_value());
-  }
   [[nodiscard]] static Digest weights(std::uint64_t number) {
     return Digest::from_words(0xEE, number);
   }
@@ -44,17 +34,6 @@ class ManagerWeightsTest : public ManagerTest {
       ASSERT_TRUE(event.has_value()) << "the client was not told";
       state_ = *event;
     }
-  }
-  [[nodiscard]] BlockPresence presence_of(std::uint64_t key) {
-    return static_cast<BlockPresence>(lookup({key}).presence.at(0));
-  }
-  void obey(ScheduleOrder expected) {
-    const auto request = client_->next(MessageKind::kSchedule);
-    ASSERT_TRUE(request.has_value()) << "no order came";
-    const auto order = ipc::decode<ipc::Schedule>(request->body, "Schedule");
-    ASSERT_TRUE(order.has_value());
-    EXPECT_EQ(order->order, expected);
-    client_->reply(*request, ipc::SchedulerLoad{});
   }
   /// The rank's worker gets the order; it answers as told.
   void answer_weights(std::uint32_t rank, WeightsPhase phase, const ipc::Error* error = nullptr) {
@@ -73,8 +52,11 @@ class ManagerWeightsTest : public ManagerTest {
   void answer_all(WeightsPhase phase) {
     for (const std::uint32_t rank : {0U, 1U}) answer_weights(rank, phase);
   }
-  void ask_update(bool flush = true, std::optional<Digest> id = {}) {
+  void ask_update(bool flush = true,
+                  std::optional<Digest> id = {},
+                  std::chrono::milliseconds timeout = {}) {
     ipc::UpdateWeightsRequest request;
+    request.timeout = timeout;
     request.engine = "chat";
     request.source.location = "/new.safetensors";
     request.flush_cache = flush;
@@ -82,16 +64,8 @@ class ManagerWeightsTest : public ManagerTest {
     operator_->ask(MessageKind::kUpdateWeights, request);
   }
   [[nodiscard]] ErrorCode refusal() {
-    const auto reply = operator_->next(MessageKind::kUpdateWeights);
-    if (!reply || !reply->error) {
-      ADD_FAILURE() << "not refused";
-      return ErrorCode::kSystem;
-    }
-    refusal_ = reply->error->message;
-    return reply->error->code;
+    return ManagerGenerationTest::refusal(MessageKind::kUpdateWeights);
   }
-
-  std::string refusal_;
 };
 
 TEST_F(ManagerWeightsTest, NothingOfOtherWeightsIsFoundUntilTheyComeBack) {
@@ -121,6 +95,37 @@ TEST_F(ManagerWeightsTest, RanksThatLoadedForThemselvesAreAnIdentityOfTheirOwn) 
   EXPECT_EQ(status()["engines"][0]["weights"], weights(2).hex()) << "one on all ranks is itself";
   report(0, weights(3));  // Another life of that worker.
   EXPECT_NE(status()["engines"][0]["weights"], both);
+}
+
+TEST_F(ManagerWeightsTest, AnUpdateThatMayWaitLoadsNothingBeforeTheEngineIsIdle) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_update(/*flush=*/true, weights(3), 600s);
+  const Order order = next_order(*client_);
+  EXPECT_EQ(order.schedule.order, ScheduleOrder::kIdle);
+  EXPECT_TRUE(order.schedule.wait);
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankWeights));
+  client_->reply(order.request, ipc::SchedulerLoad{});
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kFlush));
+  ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kPrepare));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRetract));
+  ASSERT_NO_FATAL_FAILURE(answer_all(WeightsPhase::kCommit));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  const auto reply = operator_->next_body<ipc::UpdateWeightsReply>(MessageKind::kUpdateWeights);
+  ASSERT_TRUE(reply.has_value()) << reply.error().to_string();
+  EXPECT_EQ(reply->weights, weights(3));
+}
+
+TEST_F(ManagerWeightsTest, AnUpdateWhoseTimeToWaitIsOverChangesNothing) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_update(/*flush=*/true, {}, 50ms);
+  const Order order = next_order(*client_);
+  const Order now = next_order(*client_);
+  EXPECT_FALSE(now.schedule.wait);
+  client_->reply_error(order.request, KVFERRY_ERROR(kNotIdle, "still 1 request runs"));
+  client_->reply_error(now.request, KVFERRY_ERROR(kNotIdle, "still 1 request runs"));
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  EXPECT_EQ(refusal(), ErrorCode::kNotIdle);
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankWeights));
 }
 
 TEST_F(ManagerWeightsTest, BlocksOfEarlierWeightsAreNotStored) {

@@ -220,6 +220,8 @@ struct UpdateOptions {
   /// What the new weights are known by; fresh random bytes unless the caller knows that these very
   /// weights were in use before under that name: then what is stored of them is found again.
   std::optional<Digest> weights;
+  /// How long to wait until the engine is idle, where it has to be.
+  std::chrono::milliseconds timeout{0};
 };
 struct RankUpdate {
   std::uint32_t rank = 0;
@@ -238,7 +240,8 @@ using ipc::WeightsBackup;
 struct ReleaseOptions {
   MemoryTags tags = MemoryTags::all();
   WeightsBackup backup = WeightsBackup::kHost;
-  HostPolicy host = HostPolicy::kDrop;  ///< With MemoryTag::kKvCache.
+  HostPolicy host = HostPolicy::kDrop;   ///< With MemoryTag::kKvCache.
+  std::chrono::milliseconds timeout{0};  ///< How long to wait until the engine is idle.
 };
 /// What a rank's worker gave up or took back beside the cache, in bytes.
 struct ReleasedMemory {

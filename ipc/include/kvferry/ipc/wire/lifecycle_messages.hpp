@@ -95,9 +95,10 @@ struct UpdateWeightsRequest {
   bool empty_cache = false;
   std::optional<Digest>
       weights;  ///< Their identity; fresh random bytes unless the caller names it.
-  std::chrono::milliseconds deadline{60000};
+  std::chrono::milliseconds timeout{0};       ///< How long to wait until the engine is idle.
+  std::chrono::milliseconds deadline{60000};  ///< For what is prepared after that.
   template <typename V> void visit(V& v) {
-    v(engine, source, flush_cache, empty_cache, weights, deadline);
+    v(engine, source, flush_cache, empty_cache, weights, timeout, deadline);
   }
 };
 /// A piece of the image that an update with WeightsFrom::kTensors is to be prepared from: a whole
@@ -136,9 +137,10 @@ struct ReleaseRequest {
   std::string engine;  ///< Empty: the only one.
   MemoryTags tags;     ///< Empty: all.
   WeightsBackup backup = WeightsBackup::kHost;
-  HostPolicy host = HostPolicy::kDrop;  ///< With kKvCache.
-  std::chrono::milliseconds deadline{60000};
-  template <typename V> void visit(V& v) { v(engine, tags, backup, host, deadline); }
+  HostPolicy host = HostPolicy::kDrop;        ///< With kKvCache.
+  std::chrono::milliseconds timeout{0};       ///< How long to wait until the engine is idle.
+  std::chrono::milliseconds deadline{60000};  ///< For all that comes after.
+  template <typename V> void visit(V& v) { v(engine, tags, backup, host, timeout, deadline); }
 };
 /// What a rank's worker gave up or took back, beside the cache.
 struct RankReleaseReply {
