@@ -26,7 +26,7 @@ class LeaseDeathsTest : public LeaseEveryWay {
     next->expect_mapped(static_cast<std::uint64_t>(epoch));
     EXPECT_THAT(owner.ask(fmt::format("clear {} 20000", epoch), "clear"),
                 StartsWith("clear cleared"));
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
     next->quit();
     owner.quit();
   }
@@ -52,7 +52,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledBetweenGrantAndImport) {
   (void)owner->expect_view("granted", [](const SeenView& v) { return v.leases == 1; });
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
   remove_names_of_the_killed();
 }
@@ -65,7 +65,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileItsUserPreparesTheEpoch) {
   (void)attacher->expect("at mapped 1");
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
 }
 
@@ -81,7 +81,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileMappedAndTheNextTakesTheSameEpoch) {
   EXPECT_EQ(next->ask("peek", "peeked"), "peeked 5") << "the owner's memory outlives an attacher";
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared_peer_dead 0"));
   next->quit();
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
 }
 
@@ -95,7 +95,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledWhileDraining) {
   (void)attacher->expect("at quiesce 1");
   attacher->kill_and_reap();
   EXPECT_THAT(owner->expect("clear"), StartsWith("clear cleared_peer_dead 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
 }
 
@@ -109,7 +109,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledBetweenDrainAndUnmap) {
   (void)attacher->expect("at unmapped 1");
   attacher->kill_and_reap();
   EXPECT_THAT(owner->expect("clear"), StartsWith("clear cleared_peer_dead 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
 }
 
@@ -121,7 +121,7 @@ TEST_P(LeaseDeathsTest, AttacherKilledAfterTheReleaseIsAnOrdinaryClear) {
   EXPECT_THAT(attacher->ask("detach 1 20000", "detach"), StartsWith("detach cleared"));
   attacher->kill_and_reap();
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   expect_serves_on(*owner, 2);
 }
 
@@ -132,7 +132,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledBeforeReady) {
   owner->tell("init 20000");
   (void)owner->expect("at mapped 1");
   owner->kill_and_reap();
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
@@ -148,7 +148,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileReadyAttacherLetsGoAndTakesTheNextSessio
   owner->kill_and_reap();
   // Closing is its first duty: what it maps pins the dead owner's memory.
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
@@ -169,7 +169,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledWhileRevoking) {
   EXPECT_GT(used_bytes(), 0U) << "still mapped by the attacher";
   (void)attacher->ask("open quiesce", "opened");
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
@@ -187,7 +187,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledBetweenItsOwnDrainAndRevoking) {
   (void)owner->expect("at unmapped 1");
   owner->kill_and_reap();
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
@@ -202,7 +202,7 @@ TEST_P(LeaseDeathsTest, OwnerKilledAfterCleared) {
   attacher->expect_mapped(1);
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
   owner->kill_and_reap();
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   auto next = start_owner();
   ASSERT_EQ(next->ask("init 20000", "init"), "init ok 1");
   attacher->expect_mapped(1);
@@ -219,7 +219,7 @@ TEST_P(LeaseDeathsTest, BothKilledLeaveOnlyAStaleNameThatTheNextOwnerReplaces) {
   attacher->stop();
   owner->kill_and_reap();
   attacher->kill_and_reap();
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   EXPECT_FALSE(names().empty());
   auto next = start_owner();
   expect_serves_on(*next, 1);

@@ -3,6 +3,7 @@
 #include "multiproc/lease_fixture.hpp"
 
 #include "kvferry/ipc/device/device.hpp"
+#include "support/host_memory.hpp"
 #include "support/instance_checks.hpp"
 
 #include <fmt/format.h>
@@ -92,7 +93,7 @@ LeaseFixture::LeaseFixture() {
 }
 
 void LeaseFixture::TearDown() {
-  EXPECT_EQ(used_bytes(), 0U) << "device memory was leaked";
+  EXPECT_EQ(used_bytes_after_death(), 0U) << "device memory was leaked";
   EXPECT_EQ(names(), std::vector<std::string>{}) << "names were left behind";
   if (!instance_) return;
   expect_allowed_transitions();
@@ -110,6 +111,10 @@ std::uint64_t LeaseFixture::used_bytes() const {
   const auto used = ipc::host_device_used_bytes(device_name_);
   EXPECT_TRUE(used.has_value());
   return used.value_or(UINT64_MAX);
+}
+
+std::uint64_t LeaseFixture::used_bytes_after_death() const {
+  return host_bytes_after_death(device_name_, 0);
 }
 
 std::unique_ptr<LeasePeer> LeaseFixture::start(const std::string& self, Arguments extra) {

@@ -93,6 +93,8 @@ class LeaseFixture : public ::testing::Test {
   [[nodiscard]] std::unique_ptr<LeasePeer> start_owner(Arguments extra = {});
   [[nodiscard]] std::unique_ptr<LeasePeer> start_attacher(Arguments extra = {});
   [[nodiscard]] std::uint64_t used_bytes() const;
+  /// Zero as soon as the kernel has let go of what dead processes had; see host_memory.hpp.
+  [[nodiscard]] std::uint64_t used_bytes_after_death() const;
   [[nodiscard]] std::string other_kind() const { return owner_ == "worker" ? "mover" : "worker"; }
   /// Of all files but recorded transitions.
   [[nodiscard]] std::vector<std::string> names() const;

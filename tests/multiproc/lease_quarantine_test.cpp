@@ -77,7 +77,7 @@ TEST_P(LeaseQuarantineTest, StoppedAttacherNeverHoldsUpAClear) {
   if (attacher_is_mover()) {
     EXPECT_THAT(outcome, StartsWith("clear cleared_peer_dead 0"));
     EXPECT_EQ(attacher->process().wait(soon()), ChildExit::killed_by(SIGKILL));
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
   } else {
     EXPECT_THAT(outcome, AllOf(StartsWith("clear quarantined"), HasSubstr("worker pid"),
                                HasSubstr(std::to_string(attacher->process().pid()))));
@@ -89,7 +89,7 @@ TEST_P(LeaseQuarantineTest, StoppedAttacherNeverHoldsUpAClear) {
     (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
     attacher->expect_mapped(2);
     EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear cleared 0"));
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
     attacher->quit();
   }
   owner->quit();
@@ -104,7 +104,7 @@ TEST_P(LeaseStalledWorkerTest, QuarantineEndsWithTheDeathOfItsHolder) {
   EXPECT_THAT(owner->ask("clear 1 20000", "clear"), StartsWith("clear quarantined"));
   attacher->kill_and_reap();
   (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   owner->quit();
 }
 
@@ -144,7 +144,7 @@ TEST_P(LeaseQuarantineTest, AttacherThatCannotDrainDiesIfItIsAMoverAndSaysSoIfNo
     });
     (void)attacher->ask("open quiesce", "opened");  // its work ended after all
     (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
     attacher->quit();
   }
   owner->quit();
@@ -166,7 +166,7 @@ TEST_P(LeaseStalledWorkerTest, WhoHoldsAnEarlierEpochHasNotMappedTheNextOne) {
   (void)attacher->ask("open quiesce", "opened");
   attacher->expect_mapped(2);
   EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear cleared 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   attacher->quit();
   owner->quit();
 }
@@ -181,7 +181,7 @@ TEST_P(LeaseQuarantineTest, OwnerThatCannotDrainDiesIfItIsAMoverAndQuarantinesIf
     owner->tell("clear 1 20000");
     EXPECT_EQ(owner->process().wait(soon()), ChildExit::exited(ipc::kCannotDrainExit));
     (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
     owner = start_owner();
   } else {
     EXPECT_THAT(owner->ask("clear 1 20000", "clear"),
@@ -197,11 +197,11 @@ TEST_P(LeaseQuarantineTest, OwnerThatCannotDrainDiesIfItIsAMoverAndQuarantinesIf
                 AllOf(StartsWith("init error quarantined"), HasSubstr("own work")));
     (void)owner->ask("open quiesce", "opened");
     (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
     ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
     attacher->expect_mapped(2);
     EXPECT_THAT(owner->ask("clear 2 20000", "clear"), StartsWith("clear cleared 0"));
-    EXPECT_EQ(used_bytes(), 0U);
+    EXPECT_EQ(used_bytes_after_death(), 0U);
   }
   owner->quit();
   attacher->quit();
@@ -219,7 +219,7 @@ TEST_P(LeaseBusyWorkerTest, OwnersWorkThatEndsWhileItsPeerDrainsIsAnOrdinaryClea
   (void)owner->ask("open quiesce", "opened");
   (void)attacher->ask("open quiesce", "opened");
   EXPECT_THAT(owner->expect("clear"), StartsWith("clear cleared 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   owner->quit();
   attacher->quit();
 }
@@ -232,7 +232,7 @@ TEST_P(LeaseBusyWorkerTest, OwnerEndsWhileItsOwnWorkDoesNot) {
   (void)owner->ask("close quiesce", "closed");
   owner->quit();  // which clears
   (void)attacher->expect_view("unmapped", [](const SeenView& v) { return !v.mapped; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   attacher->quit();
 }
 
@@ -251,7 +251,7 @@ TEST_P(LeaseQuarantineTest, ForkedChildThatKeepsTheMappingIsNamed) {
   EXPECT_GT(used_bytes(), 0U);
   ASSERT_TRUE(child.end());
   (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   ASSERT_EQ(owner->ask("init 20000", "init"), "init ok 2");
   owner->quit();
 }
@@ -272,7 +272,7 @@ TEST_P(LeaseQuarantineTest, OthersAllocationsHideNoReturn) {
   ASSERT_TRUE(child.end());
   (void)owner->expect_view("reaped", [](const SeenView& v) { return v.quarantined == 0; });
   neighbour->quit();
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   owner->quit();
 }
 
@@ -344,7 +344,7 @@ TEST_P(LeaseStalledWorkerTest, OwnerKilledWithMemoryInQuarantine) {
   (void)attacher->expect_view("let go", [](const SeenView& v) { return !v.mapped; });
   attacher->expect_mapped(1);
   EXPECT_THAT(next->ask("clear 1 20000", "clear"), StartsWith("clear cleared 0"));
-  EXPECT_EQ(used_bytes(), 0U);
+  EXPECT_EQ(used_bytes_after_death(), 0U);
   attacher->quit();
   next->quit();
 }

@@ -3,6 +3,7 @@
 #include "host_fixture.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "support/child_process.hpp"
+#include "support/host_memory.hpp"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -37,7 +38,9 @@ class HostDeviceProcessesTest : public HostDeviceFixture {
     lifeline_read_ = UniqueFd(ends[0]);
     lifeline_ = UniqueFd(ends[1]);
   }
-  void TearDown() override { EXPECT_EQ(used(), 0U) << "the test leaks device memory"; }
+  void TearDown() override {
+    EXPECT_EQ(used_after_death(0U), 0U) << "the test leaks device memory";
+  }
 
   /// Sanitizers leave SIGSEGV to the kernel: a fault is to end the child as it does elsewhere.
   ChildProcess start(const UniqueFd& socket_end) {
@@ -74,6 +77,9 @@ class HostDeviceProcessesTest : public HostDeviceFixture {
     EXPECT_TRUE(child.write_line("end"));
     EXPECT_EQ(child.wait(soon()), ChildExit::exited(0)) << child.stderr_text();
   }
+  static std::uint64_t used_after_death(std::uint64_t expected) {
+    return test::host_bytes_after_death(device_name(), expected);
+  }
   static void kill_dead(ChildProcess& child) {
     child.kill();
     EXPECT_EQ(child.wait(soon()), ChildExit::killed_by(SIGKILL));
@@ -86,7 +92,7 @@ class HostDeviceProcessesTest : public HostDeviceFixture {
     expect_ok(owner, "export 0");
     expect_ok(peer, "import");
     EXPECT_EQ(ask(peer, "read 0"), "ok 42");
-    EXPECT_EQ(used(), 4 * kMiB);
+    EXPECT_EQ(used_after_death(4 * kMiB), 4 * kMiB);
   }
 
   /// The same count made another way: names of all memory objects in all processes' mappings and
@@ -152,7 +158,7 @@ TEST_F(HostDeviceProcessesTest, AllProcessesShareOneCapacityAndOneCount) {
   expect_ok(one, "release 0");
   expect_ok(two, fmt::format("alloc vmm {}", 18 * kMiB));
   end(one);
-  EXPECT_EQ(used(), 24 * kMiB);
+  EXPECT_EQ(used_after_death(24 * kMiB), 24 * kMiB);
   EXPECT_EQ(used_by_names(), 24 * kMiB);
   end(two);
 }
@@ -165,7 +171,7 @@ TEST_F(HostDeviceProcessesTest, AKilledProcessGivesItsMemoryBack) {
   child.kill();
   // Dead is enough; nobody has to reap it.
   ASSERT_TRUE(child.wait_zombie(soon()));
-  EXPECT_EQ(used(), 0U);
+  EXPECT_EQ(used_after_death(0U), 0U);
 }
 
 TEST_F(HostDeviceProcessesTest, MemoryOfAKilledOwnerLivesUntilItsImporterLetsGo) {
@@ -178,7 +184,7 @@ TEST_F(HostDeviceProcessesTest, MemoryOfAKilledOwnerLivesUntilItsImporterLetsGo)
     EXPECT_EQ(used_by_names(), 4 * kMiB) << kind;
     EXPECT_EQ(ask(peer, "read 0"), "ok 42");
     expect_ok(peer, "release 0");
-    EXPECT_EQ(used(), 0U) << kind;
+    EXPECT_EQ(used_after_death(0U), 0U) << kind;
     end(peer);
   }
 }
@@ -191,7 +197,7 @@ TEST_F(HostDeviceProcessesTest, AKilledImporterLetsGo) {
     peer.kill();
     ASSERT_TRUE(peer.wait_zombie(soon()));
     expect_ok(owner, "release 0");
-    EXPECT_EQ(used(), 0U) << kind;
+    EXPECT_EQ(used_after_death(0U), 0U) << kind;
     end(owner);
   }
 }
@@ -284,7 +290,7 @@ TEST_F(HostDeviceProcessesTest, ImportersKeepOldPagesWhileTheOwnerReallocatesInP
   EXPECT_EQ(ask(peer, "read 0"), "ok 42") << "the importer still has the old ones";
   EXPECT_EQ(used(), 8 * kMiB);
   end(peer);
-  EXPECT_EQ(used(), 4 * kMiB);
+  EXPECT_EQ(used_after_death(4 * kMiB), 4 * kMiB);
   end(owner);
 }
 
