@@ -51,10 +51,58 @@ void CUDART_CB signal_event_fd(void* event_fd) {
       ::eventfd_write(static_cast<int>(reinterpret_cast<std::intptr_t>(event_fd)), 1));
 }
 
+/// Where the host functions of a stream's notifications run. A host function stops the stream that
+/// it is in until it has returned, some 50 us, in which a copy engine idles: here they wait for the
+/// stream, and it does not wait for them.
+class Notices {
+ public:
+  explicit Notices(ContextPtr context) : context_(std::move(context)) {}
+  Notices(const Notices&) = delete;
+  Notices& operator=(const Notices&) = delete;
+  ~Notices() {
+    const DeviceGuard guard(*context_);
+    // wait-driver: nothing, the driver keeps what still runs; it is asynchronous
+    if (stream_ != nullptr) warn(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+    // wait-driver: nothing, the driver keeps what still runs; it is asynchronous
+    if (reached_ != nullptr) warn(cudaEventDestroy(reached_), "cudaEventDestroy");
+  }
+
+  /// Signals the eventfd when all work enqueued in the stream so far has ended.
+  [[nodiscard]] Status add(cudaStream_t after, int event_fd) {
+    const DeviceGuard guard(*context_);
+    if (stream_ == nullptr) {
+      KVFERRY_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    }
+    if (reached_ == nullptr) {
+      KVFERRY_CUDA_TRY(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming));
+    }
+    // A wait is for the last record before it: one event serves any number of them.
+    KVFERRY_CUDA_TRY(cudaEventRecord(reached_, after));
+    KVFERRY_CUDA_TRY(cudaStreamWaitEvent(stream_, reached_));
+    KVFERRY_CUDA_TRY(cudaLaunchHostFunc(
+        stream_, signal_event_fd, reinterpret_cast<void*>(static_cast<std::intptr_t>(event_fd))));
+    return ok();
+  }
+  /// cudaSuccess when all of them have been signalled.
+  [[nodiscard]] cudaError_t state() const {
+    return stream_ == nullptr ? cudaSuccess : cudaStreamQuery(stream_);
+  }
+
+ private:
+  static void warn(cudaError_t error, const char* call) {
+    if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
+    log_warn("{}", cuda_error(error, call, __FILE__, __LINE__).to_string());
+  }
+
+  ContextPtr context_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t reached_ = nullptr;
+};
+
 class CudaStream final : public CudaOperations {
  public:
   CudaStream(ContextPtr context, cudaStream_t stream)
-      : CudaOperations(std::move(context), stream) {}
+      : CudaOperations(context, stream), notices_(std::move(context)) {}
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
   ~CudaStream() override {
@@ -76,16 +124,13 @@ class CudaStream final : public CudaOperations {
     return launch_cuda_graph(*context(), stream(), work);
   }
 
-  [[nodiscard]] Status notify(int event_fd) override {
-    const DeviceGuard guard(*context());
-    KVFERRY_CUDA_TRY(cudaLaunchHostFunc(
-        stream(), signal_event_fd, reinterpret_cast<void*>(static_cast<std::intptr_t>(event_fd))));
-    return ok();
-  }
+  [[nodiscard]] Status notify(int event_fd) override { return notices_.add(stream(), event_fd); }
 
   [[nodiscard]] Result<bool> query() override {
     const DeviceGuard guard(*context());
-    const cudaError_t state = cudaStreamQuery(stream());
+    // What has been notified has been signalled: its descriptor may be closed.
+    cudaError_t state = cudaStreamQuery(stream());
+    if (state == cudaSuccess) state = notices_.state();
     if (state == cudaErrorNotReady) {
       // Not an error, and yet kept as the last one: the next launch would report it as its own.
       static_cast<void>(cudaGetLastError());
@@ -110,6 +155,8 @@ class CudaStream final : public CudaOperations {
     // other file gets it.
     static_cast<void>(ended.release());
   }
+
+  Notices notices_;
 };
 
 }  // namespace
