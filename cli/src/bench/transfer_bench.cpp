@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 namespace kvferry::cli {
@@ -33,7 +34,10 @@ struct Cell {
 class TransferBench {
  public:
   TransferBench(BenchContext& context, const BenchShape& shape)
-      : context_(context), config_(context.config()), shape_(shape) {}
+      : context_(context),
+        config_(context.config()),
+        shape_(shape),
+        first_figure_(context.report.figures.size()) {}
 
   void run();
 
@@ -47,16 +51,25 @@ class TransferBench {
   [[nodiscard]] InstancePlan plan_for(cache_manager::CopyStrategy strategy);
   [[nodiscard]] std::vector<cache_manager::CopyStrategy> strategies_for(
       const ipc::ArenaOptions& arena) const;
+  /// Bare copies beside no instance; most_blocks of one job, or none but the link's own.
+  void with_bare_copies(const InstancePlan& plan,
+                        std::uint32_t most_blocks,
+                        const std::function<void(BareCopies&, const ipc::ArenaLayout&)>& measure);
+  /// Adds to what is known of the link: it is looked at before, between and after what is compared
+  /// with it, since other users of the machine come and go.
+  void measure_link(BareCopies& copies);
   void measure_bare(const InstancePlan& plan);
   void measure_bare_cell(BareCopies& copies,
                          const Cell& cell,
                          const std::vector<std::uint32_t>& group_blocks);
   void measure_cells(BenchInstance& instance, cache_manager::CopyStrategy strategy);
-  void add(BenchFigure figure);
+  void add(BenchFigure figure) { context_.report.figures.push_back(std::move(figure)); }
+  void compare_with_link();
 
   BenchContext& context_;
   const BenchConfig& config_;
   const BenchShape& shape_;
+  const std::size_t first_figure_;
   LinkLimit limit_;
 };
 
@@ -103,12 +116,15 @@ std::vector<cache_manager::CopyStrategy> TransferBench::strategies_for(
   return possible;
 }
 
-void TransferBench::add(BenchFigure figure) {
-  const Samples& limit = limit_.of(figure.point.way);
-  // The link is one device's, the figures are of all ranks.
-  const bool comparable = config_.ranks == 1 && !figure.gbps.empty() && !limit.empty();
-  if (comparable) figure.share = figure.gbps.median() / limit.median();
-  context_.report.figures.push_back(std::move(figure));
+// The link is one device's, the figures are of all ranks.
+void TransferBench::compare_with_link() {
+  if (config_.ranks != 1) return;
+  auto& figures = context_.report.figures;
+  for (std::size_t i = first_figure_; i < figures.size(); ++i) {
+    BenchFigure& figure = figures[i];
+    const Samples& limit = limit_.of(figure.point.way);
+    if (!figure.gbps.empty()) figure.share = figure.gbps.median() / limit.median();
+  }
 }
 
 void TransferBench::measure_bare_cell(BareCopies& copies,
@@ -154,14 +170,18 @@ void TransferBench::measure_bare_cell(BareCopies& copies,
   }
 }
 
-void TransferBench::measure_bare(const InstancePlan& plan) {
-  context_.doing(fmt::format("{}: the link", shape_.geometry.name));
+void TransferBench::with_bare_copies(
+    const InstancePlan& plan,
+    std::uint32_t most_blocks,
+    const std::function<void(BareCopies&, const ipc::ArenaLayout&)>& measure) {
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   const auto device = context_.bare_device(shape_, plan);
-  std::uint32_t most_blocks = 1;
-  for (const std::uint32_t blocks : config_.blocks) most_blocks = std::max(most_blocks, blocks);
   BareCopies copies(*device, shape_, layout, most_blocks);
-  limit_ = LinkLimit();
+  measure(copies, layout);
+}
+
+void TransferBench::measure_link(BareCopies& copies) {
+  context_.doing(fmt::format("{}: the link", shape_.geometry.name));
   for (const Way way : {Way::kToHost, Way::kToDevice, Way::kBoth}) {
     must(copies.limit(way));  // the first one warms up
     for (std::uint32_t i = 0; i < config_.repeats; ++i) {
@@ -171,14 +191,25 @@ void TransferBench::measure_bare(const InstancePlan& plan) {
     }
     context_.check_interrupted();
   }
-  if (!config_.bare) return;
-  std::vector<std::uint32_t> group_blocks;
-  for (const ipc::GroupLayout& group : layout.groups) group_blocks.push_back(group.block_count);
-  for (const Cell& cell : cells()) {
-    context_.doing(fmt::format("{}: bare copies, {}, blocks of a job: {}", shape_.geometry.name,
-                               to_string(cell.way), cell.blocks));
-    measure_bare_cell(copies, cell, group_blocks);
+  compare_with_link();
+}
+
+void TransferBench::measure_bare(const InstancePlan& plan) {
+  std::uint32_t most_blocks = 0;
+  if (config_.bare) {
+    for (const std::uint32_t blocks : config_.blocks) most_blocks = std::max(most_blocks, blocks);
   }
+  with_bare_copies(plan, most_blocks, [this](BareCopies& copies, const ipc::ArenaLayout& layout) {
+    measure_link(copies);
+    if (!config_.bare) return;
+    std::vector<std::uint32_t> group_blocks;
+    for (const ipc::GroupLayout& group : layout.groups) group_blocks.push_back(group.block_count);
+    for (const Cell& cell : cells()) {
+      context_.doing(fmt::format("{}: bare copies, {}, blocks of a job: {}", shape_.geometry.name,
+                                 to_string(cell.way), cell.blocks));
+      measure_bare_cell(copies, cell, group_blocks);
+    }
+  });
 }
 
 void TransferBench::measure_cells(BenchInstance& instance, cache_manager::CopyStrategy strategy) {
@@ -227,6 +258,9 @@ void TransferBench::run() {
   for (const cache_manager::CopyStrategy strategy : strategies) {
     context_.with_instance(shape_, plan_for(strategy), [this, strategy](BenchInstance& instance) {
       measure_cells(instance, strategy);
+    });
+    with_bare_copies(first, 0, [this](BareCopies& copies, const ipc::ArenaLayout& /*layout*/) {
+      measure_link(copies);
     });
   }
 }
