@@ -117,28 +117,51 @@ Result<ipc::Geometry> find_geometry(const std::string& name, std::uint32_t ranks
   return geometry;
 }
 
+namespace {
+
+struct RingSize {
+  std::uint64_t slot_bytes = 0;
+  std::uint32_t slots = 0;
+};
+
+/// Slots of 8 MiB, in whole blocks: a DMA of that size reaches the link's limit. And as many as it
+/// takes to hide the way of a slot through two processes, some 0.4 ms, behind the DMAs of the
+/// others: half of them are of each direction; docs/performance.md has the figures.
+RingSize staging_ring_for(std::uint64_t largest_block, ipc::DeviceKind device) {
+  constexpr std::uint64_t kSlotAlignment = 4096;
+  if (device == ipc::DeviceKind::kHost) {
+    constexpr std::uint64_t kHostSlotBytes = 1ULL << 20;
+    return {ipc::align_up(std::max(kHostSlotBytes, largest_block), kSlotAlignment), 4};
+  }
+  constexpr std::uint64_t kLeastSlotBytes = 8ULL << 20;
+  constexpr std::uint64_t kRingBytes = 128ULL << 20;
+  constexpr std::uint64_t kLeastSlots = 4;
+  constexpr std::uint64_t kMostSlots = 16;
+  const std::uint64_t blocks = (kLeastSlotBytes + largest_block - 1) / largest_block;
+  const std::uint64_t slot_bytes = ipc::align_up(blocks * largest_block, kSlotAlignment);
+  return {slot_bytes,
+          static_cast<std::uint32_t>(std::clamp(kRingBytes / slot_bytes, kLeastSlots, kMostSlots))};
+}
+
+}  // namespace
+
 ipc::ArenaOptions make_arena_options(const ArenaChoice& choice,
                                      const ipc::Geometry& geometry,
                                      std::uint32_t gpu_blocks,
                                      ipc::DeviceKind device) {
-  const bool cuda = device == ipc::DeviceKind::kCuda;
   const bool staged = choice.order != ipc::ArenaOrder::kBlockFirst;
   std::uint64_t largest_block = 1;
   for (std::uint32_t g = 0; g < geometry.groups.size(); ++g) {
     largest_block = std::max(largest_block, geometry.replicated_bytes(ipc::GroupId{g}) +
                                                 geometry.sharded_bytes(ipc::GroupId{g}));
   }
-  constexpr std::uint64_t kSlotAlignment = 4096;
-  constexpr std::uint64_t kCudaSlotBytes = 8ULL << 20;
-  constexpr std::uint64_t kHostSlotBytes = 1ULL << 20;
-  const std::uint64_t slot_bytes = ipc::align_up(
-      std::max(cuda ? kCudaSlotBytes : kHostSlotBytes, largest_block), kSlotAlignment);
+  const RingSize ring = staging_ring_for(largest_block, device);
   ipc::ArenaOptions arena;
   arena.order = choice.order;
   arena.gpu_blocks = gpu_blocks;
-  arena.staging_slots = choice.staging_slots.value_or(staged ? (cuda ? 8 : 4) : 0);
+  arena.staging_slots = choice.staging_slots.value_or(staged ? ring.slots : 0);
   arena.staging_slot_bytes =
-      arena.staging_slots == 0 ? 0 : choice.staging_slot_bytes.value_or(slot_bytes);
+      arena.staging_slots == 0 ? 0 : choice.staging_slot_bytes.value_or(ring.slot_bytes);
   return arena;
 }
 

@@ -21,7 +21,7 @@ struct ArenaChoice {
   ipc::CacheOwner cache_owner = ipc::CacheOwner::kWorker;
   ipc::HandleKind handles = ipc::HandleKind::kVmm;
   ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
-  std::optional<std::uint64_t> staging_slot_bytes;  ///< Nothing: default_staging().
+  std::optional<std::uint64_t> staging_slot_bytes;  ///< Nothing: by device and block.
   std::optional<std::uint32_t> staging_slots;
 };
 void add_arena_options(CLI::App& app, ArenaChoice& choice);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 namespace kvferry::cli {
@@ -279,6 +280,23 @@ TEST(ProgramTest, EveryHelpExplainsAndShowsAnExample) {
     EXPECT_THAT(help, HasSubstr("example")) << command.name;
     EXPECT_THAT(help, HasSubstr("kvferry " + std::string(command.name))) << command.name;
     EXPECT_THAT(help, HasSubstr("--instance")) << command.name;
+  }
+}
+
+TEST(RankOptionsTest, AStagingSlotOfAGpuHoldsWholeBlocks) {
+  for (const auto& [name, blocks] : std::map<std::string, std::uint64_t>{
+           {"tiny", 0}, {"llama-3-8b", 4}, {"deepseek-v3", 2}, {"llama-3-70b", 2}}) {
+    const auto geometry = find_geometry(name, 1);
+    ASSERT_TRUE(geometry) << name;
+    const auto ring = make_arena_options({}, *geometry, 16, ipc::DeviceKind::kCuda);
+    const std::uint64_t block =
+        geometry->replicated_bytes(ipc::GroupId{0}) + geometry->sharded_bytes(ipc::GroupId{0});
+    EXPECT_GE(ring.staging_slot_bytes, 8U << 20) << name;
+    if (blocks > 0) {
+      EXPECT_EQ(ring.staging_slot_bytes / block, blocks) << name;
+    }
+    EXPECT_GE(ring.staging_slots, 4U) << name;
+    EXPECT_LE(ring.staging_slots * ring.staging_slot_bytes, 128U << 20) << name;
   }
 }
 
