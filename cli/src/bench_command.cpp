@@ -153,6 +153,8 @@ void add_how(CLI::App& app, BenchOptions& options) {
   add_device_choice(app, options.device);
   add_arena_options(app, config.arena);
   app.add_flag("--json", config.json, "Tell as JSON, on standard output");
+  add_output_file(app, "--plot", config.plot_file, "Draw the transfers as SVG")
+      ->type_name("FILE.svg");
   add_log_dir(app, "--log-dir", config.log_dir);
   add_milliseconds(app, "--stall-timeout", config.patience, "Fail when a copy takes longer");
 }

@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 
 #include <csignal>
+#include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -69,7 +71,8 @@ class BenchTest : public ReplayTest {
 };
 
 TEST_F(BenchTest, MeasuresEveryStrategyAndWayBesideTheLink) {
-  const json report = bench({"--chunk-size=6KiB", "--regions=4"});
+  const std::string plot = path("bench.svg");
+  const json report = bench({"--chunk-size=6KiB", "--regions=4", "--plot=" + plot});
   for (const char* way : {"d2h", "h2d", "both"}) EXPECT_GT(report["limit"][way], 0.0) << way;
   std::set<std::tuple<std::string, std::string, std::string, int, int>> seen;
   for (const json& result : report["results"]) {
@@ -92,6 +95,11 @@ TEST_F(BenchTest, MeasuresEveryStrategyAndWayBesideTheLink) {
   }
   // auto, staged, batch, memcpy; three ways, two jobs.
   EXPECT_EQ(seen.size(), 4U * 3U * 2U);
+  std::stringstream drawn;
+  drawn << std::ifstream(plot).rdbuf();
+  for (const char* curve : {"line limit", "line staged", "line memcpy bare", ">6.00 KiB x 4<"}) {
+    EXPECT_THAT(drawn.str(), HasSubstr(curve));
+  }
 }
 
 TEST_F(BenchTest, BlockFirstArenasOfModelsAreCopiedDirectly) {

@@ -4,6 +4,7 @@
 
 #include "bench/cache_bench.hpp"
 #include "bench/context.hpp"
+#include "bench/plot.hpp"
 #include "bench/pool_bench.hpp"
 #include "bench/report.hpp"
 #include "bench/shape.hpp"
@@ -12,6 +13,7 @@
 #include "must.hpp"
 #include "options.hpp"
 #include "print.hpp"
+#include "run/report_file.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -77,6 +79,11 @@ int run_bench(const BenchConfig& config) {
     (void)write_out(config.json ? to_json(report).dump(2) + "\n" : tables_of(report));
     if (!config.log_dir.empty()) print_err("logs of the processes: {}\n", config.log_dir);
     int code = kExitDone;
+    if (!config.plot_file.empty()) {
+      if (const auto drawn = write_report_file(draw_bench(report), config.plot_file); !drawn) {
+        code = failure("bench", drawn.error());
+      }
+    }
     for (const std::string& reason : failures_of(report)) {
       print_err("kvferry bench: FAILED: {}\n", reason);
       code = kExitFailed;

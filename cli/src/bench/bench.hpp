@@ -28,7 +28,8 @@ struct BenchConfig {
   std::string runtime_base;
   std::string instance = "bench";
   ipc::LogLevel log_level = ipc::LogLevel::kInfo;
-  std::string log_dir;  ///< Empty: in the run's directory, removed at the end.
+  std::string plot_file;  ///< Empty: none.
+  std::string log_dir;    ///< Empty: in the run's directory, removed at the end.
   std::vector<BenchKind> kinds;
   DeviceChoice devices;
   std::uint32_t ranks = 1;
