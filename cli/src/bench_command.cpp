@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -205,6 +206,13 @@ int bench_command(const Arguments& arguments) {
   set_default(config.blocks, {1U, 16U, 64U});
   set_default(config.ways, {Way::kToHost, Way::kToDevice, Way::kBoth});
   set_default(config.localities, {Locality::kRandom});
+  const bool transfers = std::find(config.kinds.begin(), config.kinds.end(),
+                                   BenchKind::kTransfer) != config.kinds.end();
+  if (!config.plot_file.empty() && !transfers) {
+    return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
+                                           "--plot draws transfers, and none are to be measured: "
+                                           "name transfer, too"));
+  }
   for (const std::string& name : config.geometries) {
     if (const auto geometry = find_geometry(name, config.ranks); !geometry) {
       return usage_error(*app, geometry.error());

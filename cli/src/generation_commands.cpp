@@ -264,7 +264,8 @@ int update_weights_command(const Arguments& arguments) {
               "How long to wait until the engine is idle, where it has to be");
   add_engine(*app, request.engine);
   add_milliseconds(*app, "--deadline", request.deadline,
-                   "How long reading may take, once it is idle");
+                   "How long reading may take, once it is idle; under a pause without a flush, "
+                   "also how long copies may");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (const auto fits = locate_source(request.source, lender); !fits) {
     return usage_error(*app, fits.error());

@@ -49,9 +49,11 @@ void add_arena_options(CLI::App& app, ArenaChoice& choice) {
                               "How blocks lie on the device: layer by layer in one allocation or "
                               "in many, or all slices of a block together");
   add_size(app, "--staging-slot-bytes", choice.staging_slot_bytes,
-           "Size of one slot of the staging ring [by device; block-first: none]");
+           "Size of one slot of the staging ring in device memory [GPU: 8MiB and more, whole "
+           "blocks; simulated device: 1MiB and more; block-first: none]");
   app.add_option("--staging-slots", choice.staging_slots,
-                 "Slots of the staging ring, 0 for none [by device; block-first: 0]")
+                 "Slots of the staging ring, 0 for none [GPU: 4 to 16, 128MiB of them; "
+                 "simulated device: 4; block-first: 0]")
       ->type_name("N")
       ->check(CLI::Range(0U, kMaxStagingSlots));
 }
@@ -127,20 +129,25 @@ struct RingSize {
 /// Slots of 8 MiB, in whole blocks: a DMA of that size reaches the link's limit. And as many as it
 /// takes to hide the way of a slot through two processes, some 0.4 ms, behind the DMAs of the
 /// others: half of them are of each direction; docs/performance.md has the figures.
-RingSize staging_ring_for(std::uint64_t largest_block, ipc::DeviceKind device) {
+RingSize staging_ring_for(std::uint64_t largest_block,
+                          std::optional<std::uint64_t> wanted_slot_bytes,
+                          ipc::DeviceKind device) {
   constexpr std::uint64_t kSlotAlignment = 4096;
   if (device == ipc::DeviceKind::kHost) {
     constexpr std::uint64_t kHostSlotBytes = 1ULL << 20;
-    return {ipc::align_up(std::max(kHostSlotBytes, largest_block), kSlotAlignment), 4};
+    return {wanted_slot_bytes.value_or(
+                ipc::align_up(std::max(kHostSlotBytes, largest_block), kSlotAlignment)),
+            4};
   }
   constexpr std::uint64_t kLeastSlotBytes = 8ULL << 20;
   constexpr std::uint64_t kRingBytes = 128ULL << 20;
   constexpr std::uint64_t kLeastSlots = 4;
   constexpr std::uint64_t kMostSlots = 16;
   const std::uint64_t blocks = (kLeastSlotBytes + largest_block - 1) / largest_block;
-  const std::uint64_t slot_bytes = ipc::align_up(blocks * largest_block, kSlotAlignment);
-  return {slot_bytes,
-          static_cast<std::uint32_t>(std::clamp(kRingBytes / slot_bytes, kLeastSlots, kMostSlots))};
+  const std::uint64_t slot_bytes =
+      wanted_slot_bytes.value_or(ipc::align_up(blocks * largest_block, kSlotAlignment));
+  const std::uint64_t slots = kRingBytes / std::max<std::uint64_t>(1, slot_bytes);
+  return {slot_bytes, static_cast<std::uint32_t>(std::clamp(slots, kLeastSlots, kMostSlots))};
 }
 
 }  // namespace
@@ -155,13 +162,12 @@ ipc::ArenaOptions make_arena_options(const ArenaChoice& choice,
     largest_block = std::max(largest_block, geometry.replicated_bytes(ipc::GroupId{g}) +
                                                 geometry.sharded_bytes(ipc::GroupId{g}));
   }
-  const RingSize ring = staging_ring_for(largest_block, device);
+  const RingSize ring = staging_ring_for(largest_block, choice.staging_slot_bytes, device);
   ipc::ArenaOptions arena;
   arena.order = choice.order;
   arena.gpu_blocks = gpu_blocks;
   arena.staging_slots = choice.staging_slots.value_or(staged ? ring.slots : 0);
-  arena.staging_slot_bytes =
-      arena.staging_slots == 0 ? 0 : choice.staging_slot_bytes.value_or(ring.slot_bytes);
+  arena.staging_slot_bytes = arena.staging_slots == 0 ? 0 : ring.slot_bytes;
   return arena;
 }
 

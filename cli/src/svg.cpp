@@ -17,7 +17,7 @@ constexpr std::string_view kLight = R"(  <style>
     .axis { stroke: #57606a; stroke-width: 1; }
     .grid { stroke: #d0d7de; stroke-width: 1; }
     .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-    circle { stroke: none; }
+    circle { stroke-width: 1.5; }
 )";
 constexpr std::string_view kDark = R"(    @media (prefers-color-scheme: dark) {
       .paper { fill: #0d1117; } text { fill: #e6edf3; } .note { fill: #9198a1; }

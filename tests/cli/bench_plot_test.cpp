@@ -60,6 +60,23 @@ TEST(BenchPlotTest, IsWellFormedWhateverItShows) {
   EXPECT_THAT(draw_bench(one), Not(HasSubstr("<polyline"))) << "of one point it shows nothing";
 }
 
+TEST(BenchPlotTest, ShowsTheLinkOfOneRankAndCurvesOfEachLocality) {
+  BenchReport report = sample();
+  EXPECT_THAT(draw_bench(report), HasSubstr("the link"));
+  report.ranks = 2;
+  EXPECT_THAT(draw_bench(report), Not(HasSubstr("the link")));
+  for (const double gbps : {5.0, 6.0}) {
+    BenchFigure figure =
+        transfer(BenchPath::kEngine, 16384, gbps == 5.0 ? 1 : 16, Way::kToHost, gbps);
+    figure.strategy = "batch";
+    report.figures.push_back(figure);
+    figure.point.locality = Locality::kSequential;
+    report.figures.push_back(figure);
+  }
+  EXPECT_THAT(draw_bench(report), HasSubstr(">16 seq<"));
+  EXPECT_EQ(points_of(draw_bench(report), "batch").size(), 2U) << "one locality a curve";
+}
+
 TEST(BenchPlotTest, EveryFigureStandsAtItsPlaceAndCachesAreApart) {
   const BenchReport report = sample();
   const BenchPlotScale scale = bench_plot_scale(report);

@@ -300,6 +300,19 @@ TEST(RankOptionsTest, AStagingSlotOfAGpuHoldsWholeBlocks) {
   }
 }
 
+TEST(RankOptionsTest, AGpusStagingRingStaysSmallWhenItsSlotsAreLarge) {
+  const auto geometry = find_geometry("llama-3-8b", 1);
+  ASSERT_TRUE(geometry);
+  ArenaChoice choice;
+  for (const auto& [mib, slots] :
+       std::map<std::uint64_t, std::uint32_t>{{1, 16}, {8, 16}, {16, 8}, {32, 4}, {256, 4}}) {
+    choice.staging_slot_bytes = mib << 20U;
+    const auto ring = make_arena_options(choice, *geometry, 16, ipc::DeviceKind::kCuda);
+    EXPECT_EQ(ring.staging_slot_bytes, mib << 20U);
+    EXPECT_EQ(ring.staging_slots, slots) << mib;
+  }
+}
+
 TEST(RankOptionsTest, StagingSuitsArenaAndDevice) {
   const auto geometry = find_geometry("tiny", 1);
   ASSERT_TRUE(geometry);

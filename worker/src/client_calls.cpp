@@ -260,7 +260,11 @@ Result<std::chrono::milliseconds> time_once_idle(std::string_view command,
                                                  std::chrono::milliseconds timeout,
                                                  Deadline deadline) {
   const std::chrono::milliseconds time = manager_time(deadline);
-  if (timeout.count() < 0 || timeout >= time) {
+  if (timeout.count() < 0) {
+    return KVFERRY_ERROR(kInvalidArgument, "{} with a timeout of {} ms: give none, or 0 and more",
+                         command, timeout.count());
+  }
+  if (timeout >= time) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "{} that waits up to {} ms for its engine to be idle cannot be answered "
                          "in {} ms: give it a later deadline",
@@ -310,6 +314,8 @@ Result<UpdateSummary> Client::update_weights(const UpdateOptions& options, Deadl
                          "lender",
                          places);
   }
+  // Before anything is sent, and again after it.
+  KVFERRY_TRY(time_once_idle("an update", options.timeout, deadline));
   ipc::UpdateWeightsRequest request;
   request.engine = impl_->link.options().engine;
   request.source.location = options.file;

@@ -126,6 +126,7 @@ void GenerationOperations::flush(const ipc::Peer& peer,
                                  EngineRecord& engine) {
   const OperationRef operation =
       begin(peer, request, engine, EngineOperation::kFlush, message.timeout + message.deadline);
+  operation->once_idle = message.deadline;
   operation->reply = [this, &flushed = *operation] {
     answer(flushed, ipc::FlushReply{flushed.ranks, flushed.host_blocks_dropped, took(flushed)});
   };
@@ -165,6 +166,10 @@ void GenerationOperations::wait_for_jobs(const OperationRef& operation) {
   if (unfinished == 0) {
     operation->waits_for_jobs = false;
     context_.loop.cancel(std::exchange(operation->timer, 0));
+    if (operation->once_idle) {
+      operation->give_up =
+          std::min(operation->give_up, ipc::MonotonicClock::now() + *operation->once_idle);
+    }
     std::exchange(operation->next, nullptr)();
   } else if (!operation->waits_for_jobs) {
     operation->error = KVFERRY_ERROR(

@@ -83,6 +83,8 @@ class GenerationOperations {
     EngineRecord* engine = nullptr;
     ipc::TimePoint start;
     ipc::TimePoint give_up;
+    /// Of what waits for an idle engine: how long it may take from then on.
+    std::optional<ipc::Duration> once_idle;
     std::size_t pending = 0;     ///< Answers of the round that runs.
     std::function<void()> next;  ///< After that round.
     std::function<void()> reply;

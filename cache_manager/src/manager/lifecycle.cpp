@@ -195,6 +195,9 @@ void Lifecycle::release_memory(const ipc::Peer& peer, const ipc::Envelope& reque
   ipc::Status status =
       message ? check_time(message->deadline, "release deadline", 1) : ipc::Status(message.error());
   if (status) {
+    status = check_time(message->timeout, "release timeout", 0);
+  }
+  if (status) {
     status = message->tags.check();
   }
   if (!status) {
@@ -370,6 +373,9 @@ void Lifecycle::update_weights(const ipc::Peer& peer, const ipc::Envelope& reque
   const auto message = ipc::decode<ipc::UpdateWeightsRequest>(request.body, "UpdateWeightsRequest");
   ipc::Status status =
       message ? check_time(message->deadline, "update deadline", 1) : ipc::Status(message.error());
+  if (status) {
+    status = check_time(message->timeout, "update timeout", 0);
+  }
   if (status) {
     status = ipc::check_source(message->source);
   }

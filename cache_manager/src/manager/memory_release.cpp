@@ -66,6 +66,7 @@ void GenerationOperations::release(const ipc::Peer& peer,
                                    EngineRecord& engine) {
   const OperationRef operation =
       begin(peer, request, engine, EngineOperation::kRelease, message.timeout + message.deadline);
+  operation->once_idle = message.deadline;
   operation->reply = [this, &released = *operation] {
     answer(released,
            ipc::ReleaseReply{released.engine->released(), released.memory, released.cleared,
@@ -86,6 +87,12 @@ void GenerationOperations::release(const ipc::Peer& peer,
 // what is released.
 void GenerationOperations::release_held(const OperationRef& operation,
                                         const ipc::ReleaseRequest& message) {
+  if (!operation->error) {
+    // Who was there may have gone while the engine was waited for.
+    if (const auto ready = check_release(*operation->engine, message.tags); !ready) {
+      operation->error = ready.error();
+    }
+  }
   if (operation->error) {
     give_up(operation);
   } else if (operation->engine->paused()) {

@@ -27,6 +27,7 @@ void GenerationOperations::update_weights(const ipc::Peer& peer,
                                           EngineRecord& engine) {
   const OperationRef operation = begin(peer, request, engine, EngineOperation::kUpdateWeights,
                                        message.timeout + message.deadline + kCommitTime);
+  operation->once_idle = message.deadline + kCommitTime;
   operation->weights = {.phase = ipc::WeightsPhase::kPrepare,
                         .update = ++last_update_,
                         .source = message.source,

@@ -23,7 +23,7 @@ constexpr double kPanelHeight = 340;
 constexpr double kCurvesHeight = 240;
 constexpr int kGbpsTicks = 5;
 
-/// One colour for a strategy, apart for the colour-blind; bare copies are dashed.
+/// One colour for a strategy, apart for the colour-blind; bare copies are dashed, and hollow.
 constexpr std::string_view kLightCurves = R"(    .limit { stroke: #57606a; stroke-dasharray: 2 4; }
     .bare { stroke-dasharray: 7 4; }
     .auto { stroke: #000000; } .direct { stroke: #0072b2; } .staged { stroke: #009e73; }
@@ -31,6 +31,7 @@ constexpr std::string_view kLightCurves = R"(    .limit { stroke: #57606a; strok
     circle.auto { fill: #000000; } circle.direct { fill: #0072b2; }
     circle.staged { fill: #009e73; } circle.batch { fill: #e69f00; }
     circle.memcpy { fill: #d55e00; } circle.kernel { fill: #cc79a7; }
+    circle.hollow { fill: #ffffff; }
 )";
 constexpr std::string_view kDarkCurves = R"(      .limit { stroke: #9198a1; }
       .auto { stroke: #ffffff; } .direct { stroke: #56b4e9; } .staged { stroke: #3fd0a0; }
@@ -38,6 +39,7 @@ constexpr std::string_view kDarkCurves = R"(      .limit { stroke: #9198a1; }
       circle.auto { fill: #ffffff; } circle.direct { fill: #56b4e9; }
       circle.staged { fill: #3fd0a0; } circle.batch { fill: #f0c040; }
       circle.memcpy { fill: #ff9e4a; } circle.kernel { fill: #e0a0c8; }
+      circle.hollow { fill: #0d1117; }
 )";
 
 bool same_cache(const BenchPoint& a, const BenchPoint& b) {
@@ -47,6 +49,11 @@ bool same_cache(const BenchPoint& a, const BenchPoint& b) {
 
 bool same_job(const BenchPoint& a, const BenchPoint& b) {
   return same_cache(a, b) && a.blocks == b.blocks && a.locality == b.locality;
+}
+
+/// The link is one device's, the curves are of all ranks.
+bool shows_link(const BenchReport& report, Way way) {
+  return report.ranks == 1 && !report.limit.of(way).empty();
 }
 
 /// What is drawn: transfers, along an axis of all kinds of jobs, cache by cache.
@@ -119,26 +126,29 @@ void add_panel_axes(const DrawnTransfers& drawn,
   }
 }
 
-/// Its points, cache by cache: a line between two caches would say nothing.
+/// Its points of one locality, cache by cache: a line between two caches would say nothing.
 void add_curve(const DrawnTransfers& drawn,
                const std::pair<BenchPath, std::string>& strategy,
+               Locality locality,
                const BenchPlotScale& scale,
                std::size_t panel,
                SvgDrawing& svg) {
   std::vector<std::pair<std::size_t, SvgDrawing::Point>> points;
   for (const BenchFigure* figure : drawn.figures) {
-    if (figure->point.way != drawn.ways[panel] || figure->path != strategy.first ||
-        figure->strategy != strategy.second) {
+    const BenchPoint& point = figure->point;
+    if (point.way != drawn.ways[panel] || point.locality != locality ||
+        figure->path != strategy.first || figure->strategy != strategy.second) {
       continue;
     }
-    const std::size_t job = drawn.job_of(figure->point);
+    const std::size_t job = drawn.job_of(point);
     points.push_back({job, {scale.x(job), scale.y(panel, figure->gbps.median())}});
   }
   std::sort(points.begin(), points.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
+  const std::string dot = strategy.second + (strategy.first == BenchPath::kBare ? " hollow" : "");
   std::vector<SvgDrawing::Point> line;
   for (std::size_t i = 0; i < points.size(); ++i) {
-    svg.circle(strategy.second, points[i].second, 2.5);
+    svg.circle(dot, points[i].second, 2.5);
     line.push_back(points[i].second);
     const bool goes_on = i + 1 < points.size() &&
                          same_cache(drawn.jobs[points[i].first], drawn.jobs[points[i + 1].first]);
@@ -148,8 +158,12 @@ void add_curve(const DrawnTransfers& drawn,
   }
 }
 
-void add_curves_legend(const DrawnTransfers& drawn, const BenchPlotScale& scale, SvgDrawing& svg) {
-  std::vector<std::pair<std::string, std::string>> entries{{"line limit", "the link"}};
+void add_curves_legend(const DrawnTransfers& drawn,
+                       bool with_link,
+                       const BenchPlotScale& scale,
+                       SvgDrawing& svg) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  if (with_link) entries.emplace_back("line limit", "the link");
   for (const auto& [path, strategy] : drawn.strategies) {
     entries.emplace_back(curve_style(path, strategy),
                          fmt::format("{}{}", path == BenchPath::kBare ? "bare " : "", strategy));
@@ -192,8 +206,7 @@ BenchPlotScale bench_plot_scale(const BenchReport& report) {
   double most = 1;
   for (const BenchFigure* figure : drawn.figures) most = std::max(most, figure->gbps.median());
   for (const Way way : drawn.ways) {
-    const Samples& limit = report.limit.of(way);
-    if (!limit.empty()) most = std::max(most, limit.median());
+    if (shows_link(report, way)) most = std::max(most, report.limit.of(way).median());
   }
   scale.most_gbps = round_step(most * 1.02 / kGbpsTicks) * kGbpsTicks;
   return scale;
@@ -216,16 +229,18 @@ std::string draw_bench(const BenchReport& report) {
              "no transfer was measured", SvgDrawing::Anchor::kMiddle);
     return std::move(svg).finish();
   }
-  add_curves_legend(drawn, scale, svg);
+  add_curves_legend(drawn, shows_link(report, drawn.ways.front()), scale, svg);
   for (std::size_t panel = 0; panel < drawn.ways.size(); ++panel) {
     add_panel_axes(drawn, scale, panel, svg);
-    // The link is one device's.
-    const Samples& limit = report.limit.of(drawn.ways[panel]);
-    if (!limit.empty() && report.ranks == 1) {
-      const double y = scale.y(panel, limit.median());
+    if (shows_link(report, drawn.ways[panel])) {
+      const double y = scale.y(panel, report.limit.of(drawn.ways[panel]).median());
       svg.line("line limit", {scale.left, y}, {scale.right, y});
     }
-    for (const auto& strategy : drawn.strategies) add_curve(drawn, strategy, scale, panel, svg);
+    for (const auto& strategy : drawn.strategies) {
+      for (const Locality locality : {Locality::kSequential, Locality::kRandom}) {
+        add_curve(drawn, strategy, locality, scale, panel, svg);
+      }
+    }
   }
   return std::move(svg).finish();
 }

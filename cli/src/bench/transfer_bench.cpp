@@ -63,7 +63,10 @@ class TransferBench {
                          const Cell& cell,
                          const std::vector<std::uint32_t>& group_blocks);
   void measure_cells(BenchInstance& instance, cache_manager::CopyStrategy strategy);
-  void add(BenchFigure figure) { context_.report.figures.push_back(std::move(figure)); }
+  void add(BenchFigure figure) {
+    context_.report.figures.push_back(std::move(figure));
+    compare_with_link();
+  }
   void compare_with_link();
 
   BenchContext& context_;

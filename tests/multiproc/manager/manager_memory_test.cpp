@@ -140,6 +140,37 @@ TEST_F(ManagerMemoryTest, AReleaseWhoseTimeToWaitIsOverChangesNothing) {
   EXPECT_EQ(engine()["paused"], nullptr);
 }
 
+TEST_F(ManagerMemoryTest, TimesThatNobodyCanMeanAreRefused) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  for (const std::chrono::milliseconds timeout : {-1ms, 600'001ms}) {
+    ask_release(kBeside, timeout);
+    EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refusal_, HasSubstr("release timeout of"));
+    ipc::UpdateWeightsRequest update;
+    update.engine = "chat";
+    update.source.location = "/new.safetensors";
+    update.timeout = timeout;
+    operator_->ask(MessageKind::kUpdateWeights, update);
+    EXPECT_EQ(refusal(MessageKind::kUpdateWeights), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refusal_, HasSubstr("update timeout of"));
+    operator_->ask(MessageKind::kFlush,
+                   ipc::FlushRequest{"chat", true, ipc::HostPolicy::kDrop, timeout});
+    EXPECT_EQ(refusal(MessageKind::kFlush), ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_F(ManagerMemoryTest, AWorkerThatGoesWhileAReleaseWaitsIsMissedBeforeAnythingIsReleased) {
+  ASSERT_NO_FATAL_FAILURE(start_scheduling());
+  ask_release(kBeside, 600s);
+  const Order order = next_order(*client_);
+  ASSERT_NO_FATAL_FAILURE(lose_worker());
+  client_->reply(order.request, ipc::SchedulerLoad{});
+  ASSERT_NO_FATAL_FAILURE(obey(ScheduleOrder::kRun));
+  EXPECT_EQ(refusal(MessageKind::kReleaseMemory), ErrorCode::kNotReady);
+  EXPECT_THAT(refusal_, HasSubstr("nothing was released"));
+  EXPECT_FALSE(workers_[0]->has(MessageKind::kRankRelease));
+}
+
 TEST_F(ManagerMemoryTest, ARankThatFailsIsNamedAndTheOthersStayReleased) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
   ask_release();

@@ -240,8 +240,9 @@ class Stream {
   /// notification, too, before they use what the work wrote: it tells of a failure, and it orders
   /// memory.
   [[nodiscard]] virtual Status notify(int event_fd) = 0;
-  /// True when all enqueued work has ended; an error when the device failed. What the ended work
-  /// wrote is visible to the caller.
+  /// True when all enqueued work has ended, and all eventfds of notify() have been signalled (they
+  /// may be closed then); an error when the device failed. What the ended work wrote is visible to
+  /// the caller. Right behind a signal it may still be false for a moment.
   [[nodiscard]] virtual Result<bool> query() = 0;
 };
 
