@@ -73,6 +73,12 @@ void GenerationOperations::release(const ipc::Peer& peer,
                              released.host_blocks_dropped, took(released)});
   };
   hold_idle(operation, message.timeout, [this, operation, message] {
+    // Who was there may have gone while the engine was waited for; nothing is forgotten yet.
+    if (const auto ready = check_release(*operation->engine, message.tags); !ready) {
+      operation->error = ready.error();
+      give_up(operation);
+      return;
+    }
     if (!message.tags.has(MemoryTag::kKvCache)) {
       release_held(operation, message);
       return;
@@ -87,12 +93,6 @@ void GenerationOperations::release(const ipc::Peer& peer,
 // what is released.
 void GenerationOperations::release_held(const OperationRef& operation,
                                         const ipc::ReleaseRequest& message) {
-  if (!operation->error) {
-    // Who was there may have gone while the engine was waited for.
-    if (const auto ready = check_release(*operation->engine, message.tags); !ready) {
-      operation->error = ready.error();
-    }
-  }
   if (operation->error) {
     give_up(operation);
   } else if (operation->engine->paused()) {

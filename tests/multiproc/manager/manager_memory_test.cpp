@@ -161,7 +161,7 @@ TEST_F(ManagerMemoryTest, TimesThatNobodyCanMeanAreRefused) {
 
 TEST_F(ManagerMemoryTest, AWorkerThatGoesWhileAReleaseWaitsIsMissedBeforeAnythingIsReleased) {
   ASSERT_NO_FATAL_FAILURE(start_scheduling());
-  ask_release(kBeside, 600s);
+  ask_release(MemoryTags::all(), 600s);
   const Order order = next_order(*client_);
   ASSERT_NO_FATAL_FAILURE(lose_worker());
   client_->reply(order.request, ipc::SchedulerLoad{});
