@@ -4,6 +4,7 @@
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "os/syscall.hpp"
+#include "wire/message_channel.hpp"
 #include "wire/wire_version.hpp"
 #include "wire/zmq_socket.hpp"
 
@@ -22,6 +23,7 @@ namespace kvferry::ipc {
 namespace {
 
 constexpr int kMaxQueued = 10'000;
+constexpr int kBellsPerRound = 64;
 constexpr std::size_t kMaxAbandoned = 4096;
 // Time for a last message (a bye) to leave when the link ends.
 constexpr auto kFarewell = std::chrono::milliseconds(100);
@@ -46,6 +48,7 @@ class ControlLink::Impl {
     ProcessRef server;
     RegistryWelcome welcome;
     UniqueFd pool;
+    std::optional<MessageChannel> channel;
   };
 
   static Result<Registered> enroll(const Options& options, Deadline deadline);
@@ -59,8 +62,9 @@ class ControlLink::Impl {
     if (!epoll_.valid()) throw Exception(KVFERRY_ERRNO("epoll_create1"));
     add_to_epoll(epoll_.get(), socket_.fd(), EPOLLIN);
     add_to_epoll(epoll_.get(), armed_event_.fd(), EPOLLIN);
-    // The end of the connection only: nothing else is ever sent on it.
-    add_to_epoll(epoll_.get(), registered_.registry.fd(), EPOLLRDHUP);
+    // Its end; and the bell of the rings: nothing else is ever sent on it.
+    const std::uint32_t bell = registered_.channel ? static_cast<std::uint32_t>(EPOLLIN) : 0U;
+    add_to_epoll(epoll_.get(), registered_.registry.fd(), EPOLLRDHUP | bell);
     add_to_epoll(epoll_.get(), registered_.server.pidfd(), EPOLLIN);
   }
   Impl(const Impl&) = delete;
@@ -73,17 +77,17 @@ class ControlLink::Impl {
   // An empty message and its echo: from here on both directions work, and the server's handler
   // knows this peer.
   Status greet(Deadline deadline) {
-    if (const int error = socket_.send(nullptr, {}); error != 0) {
+    if (const int error = socket_.send(nullptr, std::nullopt, {}); error != 0) {
       errno = error;
       return KVFERRY_ERRNO("greeting {}", server_name());
     }
     for (;;) {
       while (auto message = socket_.try_receive()) {
-        if (message->body.empty()) {
+        if (is_echo(*message)) {
           arm();
           return ok();
         }
-        keep(*message);
+        early_.push_back(std::move(*message));
       }
       switch (wait(deadline)) {
         case Woken::kMessage: break;
@@ -110,7 +114,17 @@ class ControlLink::Impl {
       return KVFERRY_ERROR(kInvalidArgument, "{} of {} bytes, {} are allowed; split it",
                            to_string(envelope.kind), bytes.size(), kMaxWireBytes);
     }
-    const int error = socket_.send(nullptr, bytes);
+    std::optional<SequenceFrame> frame;
+    if (registered_.channel) {
+      MessageChannel& channel = *registered_.channel;
+      if (channel.try_send(bytes)) {
+        if (channel.take_bell()) ring_bell(registered_.registry);
+        return ok();
+      }
+      frame = channel.next_frame();
+    }
+    const int error = socket_.send(nullptr, frame, bytes);
+    if (error == 0 && frame) registered_.channel->sent_over_socket();
     arm();
     if (error == 0) return ok();
     if (error == EAGAIN) {
@@ -123,6 +137,7 @@ class ControlLink::Impl {
 
   Result<std::optional<Envelope>> try_receive() {
     auto envelope = next_envelope();
+    if (envelope && !envelope->has_value()) hear_bells();
     arm();
     return envelope;
   }
@@ -164,15 +179,18 @@ class ControlLink::Impl {
 
   // Without a message in the socket, since its descriptor would not announce that one.
   Woken wait(Deadline deadline) {
+    const short bell = registered_.channel ? POLLIN : 0;
     for (;;) {
+      hear_bells();
       // In this order: a reply that came before the end is still found.
       const bool gone = server_lost();
-      if (socket_.readable()) return Woken::kMessage;
+      if (ring_waits() || socket_.readable()) return Woken::kMessage;
       if (gone) return Woken::kLost;
       if (deadline.expired()) return Woken::kDeadline;
-      std::array<pollfd, 3> fds{pollfd{socket_.fd(), POLLIN, 0},
-                                pollfd{registered_.registry.fd(), POLLRDHUP, 0},
-                                pollfd{registered_.server.pidfd(), POLLIN, 0}};
+      std::array<pollfd, 3> fds{
+          pollfd{socket_.fd(), POLLIN, 0},
+          pollfd{registered_.registry.fd(), static_cast<short>(POLLRDHUP | bell), 0},
+          pollfd{registered_.server.pidfd(), POLLIN, 0}};
       // wait: a message of the server; deadline, of the caller; the server's pidfd and connection
       if (::poll(fds.data(), fds.size(), deadline.poll_timeout_ms()) < 0 && errno != EINTR) {
         KVFERRY_CHECK(false, KVFERRY_ERRNO("poll of a control link").to_string());
@@ -206,8 +224,8 @@ class ControlLink::Impl {
                                         Deadline deadline,
                                         Woken& woken) {
     for (;;) {
-      while (const auto message = socket_.try_receive()) {
-        if (auto reply = match(*message, kind, id)) return reply;
+      while (auto message = next_message()) {
+        if (auto reply = match(std::move(*message), kind, id)) return reply;
       }
       woken = wait(deadline);
       if (woken != Woken::kMessage) return std::nullopt;
@@ -217,7 +235,7 @@ class ControlLink::Impl {
   // fd() stays readable for as long as try_receive() has something, which the socket's own
   // descriptor does not promise.
   void arm() noexcept {
-    const bool waiting = !kept_.empty() || socket_.readable();
+    const bool waiting = !kept_.empty() || !early_.empty() || ring_waits() || socket_.readable();
     if (waiting == armed_) return;
     armed_ = waiting;
     if (waiting) {
@@ -227,9 +245,61 @@ class ControlLink::Impl {
     }
   }
 
-  static Result<Envelope> read(const ZmqMessage& message) {
-    if (!message.single) return KVFERRY_ERROR(kProtocol, "envelope in several frames");
-    return decode_versioned<Envelope>(message.bytes(), "envelope", "the server");
+  static bool is_echo(const ZmqMessage& message) {
+    return message.single && !message.sequence && message.body.empty();
+  }
+
+  static Result<Envelope> read(std::span<const std::uint8_t> bytes) {
+    return decode_versioned<Envelope>(bytes, "envelope", "the server");
+  }
+
+  // Whether the ring has something; if not, the server rings when it has.
+  [[nodiscard]] bool ring_waits() noexcept {
+    return registered_.channel && !registered_.channel->ask_for_bell();
+  }
+
+  // Before ask_for_bell(), which is what makes the server ring again. The end of the connection
+  // stays to be seen.
+  void hear_bells() noexcept {
+    if (!registered_.channel) return;
+    for (int i = 0; i < kBellsPerRound; ++i) {
+      const auto packet = registered_.registry.try_receive();
+      if (!packet || !packet->has_value()) return;
+    }
+  }
+
+  // The next message, from wherever it comes.
+  std::optional<Result<Envelope>> next_message() {
+    for (;;) {
+      if (registered_.channel) {
+        auto message = registered_.channel->try_receive();
+        if (!message) return std::move(message).error();
+        if (message->has_value()) return read(**message);
+      }
+      if (early_.empty()) {
+        auto message = socket_.try_receive();
+        if (!message) return std::nullopt;
+        // What was sent before it is in the ring by now, and comes first.
+        if (!is_echo(*message)) early_.push_back(std::move(*message));
+        continue;
+      }
+      const ZmqMessage message = std::move(early_.front());
+      early_.pop_front();
+      if (!message.single) return KVFERRY_ERROR(kProtocol, "envelope in several frames");
+      if (Status turn = take_turn(message); !turn) return std::move(turn).error();
+      return read(message.bytes());
+    }
+  }
+
+  Status take_turn(const ZmqMessage& message) {
+    if (!registered_.channel && !message.sequence) return ok();
+    if (!registered_.channel || !message.sequence ||
+        !registered_.channel->is_ours(*message.sequence) ||
+        !registered_.channel->take(*message.sequence)) {
+      return KVFERRY_ERROR(kProtocol, "message of {} bytes of {} is of another connection or turn",
+                           message.body.size(), server_name());
+    }
+    return ok();
   }
 
   Result<std::optional<Envelope>> next_envelope() {
@@ -239,21 +309,15 @@ class ControlLink::Impl {
       if (!envelope) return std::move(envelope).error();
       return std::optional<Envelope>(std::move(envelope).value());
     }
-    while (auto message = socket_.try_receive()) {
-      if (message->single && message->body.empty()) continue;  // an echo
-      auto envelope = read(*message);
-      if (!envelope) return std::move(envelope).error();
-      if (!is_abandoned(*envelope)) return std::optional<Envelope>(std::move(envelope).value());
+    while (auto envelope = next_message()) {
+      if (!*envelope) return std::move(*envelope).error();
+      if (!is_abandoned(**envelope)) return std::optional<Envelope>(std::move(*envelope).value());
     }
     return std::optional<Envelope>();
   }
 
-  void keep(const ZmqMessage& message) { kept_.push_back(read(message)); }
-
   // The reply to this request, or nothing and the message kept.
-  std::optional<Envelope> match(const ZmqMessage& message, MessageKind kind, RequestId id) {
-    if (message.single && message.body.empty()) return std::nullopt;
-    auto envelope = read(message);
+  std::optional<Envelope> match(Result<Envelope> envelope, MessageKind kind, RequestId id) {
     if (envelope) {
       if (envelope->is_reply && envelope->request == id && envelope->kind == kind) {
         return std::move(envelope).value();
@@ -278,6 +342,7 @@ class ControlLink::Impl {
   ZmqSocket socket_;
   EventFd armed_event_;
   bool armed_ = false;
+  std::deque<ZmqMessage> early_;       // from the socket, and not in turn yet
   std::deque<Result<Envelope>> kept_;  // arrived while a request waited
   std::unordered_set<RequestId> abandoned_;
   UniqueFd epoll_;
@@ -304,6 +369,7 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
   hello.kind = options.kind;
   hello.incarnation = options.incarnation;
   hello.name = options.name;
+  hello.wants_rings = options.rings;
   // A server with too many peers says so and closes, which may come before our hello.
   Status sent = result.registry.send(encode(hello));
   if (!sent && sent.error().code != ErrorCode::kPeerDied) return std::move(sent).error();
@@ -327,9 +393,16 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
                      packet->bytes, "registry welcome",
                      fmt::format("the server of {} (process {})", path, result.server.pid())));
   if (result.welcome.refused) return std::move(*result.welcome.refused);
-  if (packet->fds.size() > 1) {
-    return KVFERRY_ERROR(kProtocol, "the server of {} sent {} descriptors, expected at most one",
-                         path, packet->fds.size());
+  const std::uint64_t connection = result.welcome.ring_connection;
+  const std::size_t rings = connection == 0 ? 0 : 1;
+  if (packet->fds.size() < rings || packet->fds.size() > rings + 1) {
+    return KVFERRY_ERROR(kProtocol,
+                         "the server of {} sent {} descriptors, expected {} and perhaps the pool's",
+                         path, packet->fds.size(), rings);
+  }
+  if (rings == 1) {
+    KVFERRY_ASSIGN(result.channel, MessageChannel::join(packet->fds.back(), connection));
+    packet->fds.pop_back();
   }
   if (!packet->fds.empty()) result.pool = std::move(packet->fds.front());
   return result;

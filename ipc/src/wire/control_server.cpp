@@ -26,6 +26,8 @@ constexpr auto kFarewell = std::chrono::milliseconds(100);
 // A round is short, so that timers, deaths and other descriptors have their turn.
 constexpr int kMessagesPerRound = 256;
 constexpr std::size_t kBytesPerRound = std::size_t{32} << 20;
+// No ring holds more.
+constexpr int kMessagesOfARing = MessageChannel::kCapacity / ring::kHeaderBytes;
 // Messages of others after which a dead peer has none left: they come from each in turn.
 constexpr std::uint64_t kTurnsAfterDeath = 64;
 
@@ -65,7 +67,8 @@ class ControlServer::Impl {
                errors_,
                {.on_silent = [this](const Peer& peer) { handler_.on_peer_silent(peer); },
                 .on_dying = [this](RegisteredPeer& peer) { on_dying(peer); },
-                .on_left = [this](const Peer& peer) { handler_.on_peer_left(peer); }}) {
+                .on_left = [this](const Peer& peer) { handler_.on_peer_left(peer); },
+                .on_bell = [this](RegisteredPeer& peer) { take_ring_round(peer); }}) {
     loop_.watch(socket_.fd(), [this] { drain(); });
     loop_.watch(peers_.writable().fd(), [this] { on_writable(); });
   }
@@ -85,7 +88,7 @@ class ControlServer::Impl {
     if (peer == nullptr || !peer->can_be_sent_to()) {
       return KVFERRY_ERROR(kNotFound, "no peer {} is connected", id.hex());
     }
-    Status sent = peer->outbox.send(socket_, std::move(bytes));
+    Status sent = peer->outbox.send(socket_, peer->registry, std::move(bytes));
     drain_later();
     return sent;
   }
@@ -144,6 +147,9 @@ class ControlServer::Impl {
     });
     for (const IncarnationId& id : over) {
       RegisteredPeer& peer = *peers_.find(id);
+      peer.ring_posted = false;
+      int last_messages = kMessagesOfARing;
+      take_ring(peer, last_messages);
       peer.dead = true;
       if (peer.present) handler_.on_peer_died(peer.peer);
       peers_.remove(id);
@@ -157,7 +163,7 @@ class ControlServer::Impl {
     std::vector<Peer> writable;
     for (const auto& [id, peer] : peers_.all()) {
       if (!peer->outbox.take_writable() || !peer->can_be_sent_to()) continue;
-      peer->outbox.send_unsent(socket_);
+      peer->outbox.send_unsent(socket_, peer->registry);
       writable.push_back(peer->peer);
     }
     drain_later();
@@ -173,22 +179,31 @@ class ControlServer::Impl {
     const Undrain undrain{*this};
     bool nothing_comes = false;
     std::size_t bytes = 0;
-    for (int i = 0; i < kMessagesPerRound && bytes < kBytesPerRound; ++i) {
-      const auto message = socket_.try_receive();
-      if (!message) {
-        nothing_comes = true;
-        break;
+    int left = kMessagesPerRound;
+    while (left > 0 && bytes < kBytesPerRound) {
+      if (!received_early_) {
+        received_early_ = socket_.try_receive();
+        if (!received_early_) {
+          nothing_comes = true;
+          break;
+        }
+        ++received_;
       }
-      bytes += message->body.size();
-      ++received_;
-      dispatch(*message);
+      bytes += received_early_->body.size();
+      --left;
+      if (!dispatch(*received_early_, left)) break;
+      received_early_.reset();
     }
-    if (!dying_.empty()) bury(nothing_comes || !socket_.readable());
+    if (!dying_.empty()) bury(nothing_comes || !has_received());
+  }
+
+  [[nodiscard]] bool has_received() noexcept {
+    return received_early_.has_value() || socket_.readable();
   }
 
   // The socket's descriptor announces nothing that a call of ours has already noticed.
   void drain_later() {
-    if (draining_ || drain_posted_ || !socket_.readable()) return;
+    if (draining_ || drain_posted_ || !has_received()) return;
     drain_posted_ = true;
     loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
       if (alive.expired()) return;
@@ -208,30 +223,106 @@ class ControlServer::Impl {
     }
   };
 
-  void dispatch(const ZmqMessage& message) {
+  // False: there is more before it than is left of this round.
+  bool dispatch(const ZmqMessage& message, int& left) {
     RegisteredPeer* found = message.sender ? peers_.find(*message.sender) : nullptr;
     if (found == nullptr) {
-      if (message.sender && peers_.has_departed(*message.sender)) return;
+      if (message.sender && peers_.has_departed(*message.sender)) return true;
       errors_.count(KVFERRY_ERROR(kProtocol,
                                   "message of {} bytes from somebody who is not registered",
                                   message.body.size()));
-      return;
+      return true;
     }
     RegisteredPeer& entry = *found;
     entry.last_message = received_;
-    if (message.single && message.body.empty()) {
+    if (message.single && message.body.empty() && !message.sequence) {
       on_presence(entry);
-      return;
+      return true;
     }
     if (!message.single || !entry.present) {
       errors_.count(KVFERRY_ERROR(kProtocol, "message of {} (process {}) {}", entry.peer.name,
                                   entry.peer.pid,
                                   message.single ? "before its presence" : "in several frames"));
-      return;
+      return true;
     }
-    auto envelope = decode<Envelope>(message.bytes(), "envelope");
+    if (MessageChannel* channel = entry.outbox.channel(); channel != nullptr && message.sequence) {
+      // What was sent before it, and is in the ring, comes first.
+      while (channel->is_early(*message.sequence)) {
+        if (left == 0) return false;
+        --left;
+        if (!take_from_ring(entry)) break;
+      }
+    }
+    if (!take_turn(entry, message)) return true;
+    handle(entry, message.bytes());
+    take_ring(entry, left);  // what waited for it
+    return true;
+  }
+
+  // ---- messages in rings ----
+
+  bool take_turn(RegisteredPeer& entry, const ZmqMessage& message) {
+    MessageChannel* channel = entry.outbox.channel();
+    if (channel == nullptr && !message.sequence) return true;
+    if (channel == nullptr || !message.sequence || !channel->is_ours(*message.sequence)) {
+      // The last case: one that was sent over an earlier connection.
+      errors_.count(KVFERRY_ERROR(kProtocol, "message of {} (process {}) {}", entry.peer.name,
+                                  entry.peer.pid,
+                                  channel == nullptr  ? "in several frames"
+                                  : !message.sequence ? "without its number"
+                                                      : "of another connection"));
+      return false;
+    }
+    const bool early = channel->is_early(*message.sequence);
+    const bool taken = channel->take(*message.sequence);
+    if (early || !taken) {
+      errors_.count(KVFERRY_ERROR(kProtocol, "message {} of {} (process {}) is out of turn",
+                                  message.sequence->sequence, entry.peer.name, entry.peer.pid));
+    }
+    return taken;  // what is missing before it never comes
+  }
+
+  void take_ring_round(RegisteredPeer& entry) {
+    int left = kMessagesPerRound;
+    take_ring(entry, left);
+  }
+
+  // What is left of a round; the next bell comes when there is nothing more.
+  void take_ring(RegisteredPeer& entry, int& left) {
+    MessageChannel* channel = entry.outbox.channel();
+    if (channel == nullptr || !entry.present || entry.ring_posted) return;
+    for (; left > 0; --left) {
+      if (!take_from_ring(entry) && channel->ask_for_bell()) return;
+    }
+    entry.ring_posted = true;
+    loop_.post([this, id = entry.peer.id, alive = std::weak_ptr<bool>(alive_)] {
+      if (alive.expired()) return;
+      RegisteredPeer* again = peers_.find(id);
+      if (again == nullptr) return;
+      again->ring_posted = false;
+      take_ring_round(*again);
+    });
+  }
+
+  // False when there is nothing whose turn it is.
+  bool take_from_ring(RegisteredPeer& entry) {
+    const auto message = entry.outbox.channel()->try_receive();
+    if (!message) {
+      errors_.count(KVFERRY_ERROR(kProtocol, "{} (process {}): {}", entry.peer.name, entry.peer.pid,
+                                  message.error().message));
+      return true;
+    }
+    if (!message->has_value()) return false;
+    handle(entry, **message);
+    return true;
+  }
+
+  // ---- messages of either way ----
+
+  void handle(RegisteredPeer& entry, std::span<const std::uint8_t> bytes) {
+    auto envelope = decode<Envelope>(bytes, "envelope");
     const std::uint32_t version =
-        envelope ? envelope->version : peek_wire_version(message.bytes()).value_or(kWireVersion);
+        envelope ? envelope->version : peek_wire_version(bytes).value_or(kWireVersion);
     if (version != kWireVersion) {
       refuse_version(entry, envelope ? *envelope : Envelope(), version);
     } else if (!envelope) {
@@ -251,9 +342,12 @@ class ControlServer::Impl {
       log_debug("{} (process {}) is connected", peer.name, peer.pid);
       handler_.on_peer(peer);
     }
-    if (const int error = socket_.send(&peer.id, {}); error != 0) {
+    if (const int error = socket_.send(&peer.id, std::nullopt, {}); error != 0) {
       errors_.count(
           KVFERRY_ERROR(kProtocol, "presence of {} not answered (errno {})", peer.name, error));
+    }
+    if (RegisteredPeer* known = peers_.find(peer.id); known != nullptr) {
+      take_ring_round(*known);
     }
   }
 
@@ -317,7 +411,8 @@ class ControlServer::Impl {
   ZmqSocket socket_;
   RegisteredPeers peers_;
   std::vector<IncarnationId> dying_;
-  std::uint64_t received_ = 0;  // messages, ever
+  std::optional<ZmqMessage> received_early_;  // its turn has not come
+  std::uint64_t received_ = 0;                // messages from the socket, ever
   bool draining_ = false;
   bool drain_posted_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // shared with posted calls only

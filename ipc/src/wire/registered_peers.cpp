@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <span>
 #include <utility>
@@ -20,6 +21,8 @@ constexpr std::size_t kMaxConnectedOfProcess = 256;
 // for each round of a training is no flood, and the other half is for others.
 constexpr std::size_t kMaxPeersOfProcess = kMaxPeers / 2;
 constexpr std::size_t kMaxDeparted = 1024;
+// Bells of one peer in one go.
+constexpr int kPacketsPerRound = 64;
 constexpr auto kPresenceTime = std::chrono::seconds(10);
 // A dying process closes its sockets a moment before its death is announced.
 constexpr auto kSilenceTime = std::chrono::milliseconds(50);
@@ -47,9 +50,17 @@ void RegisteredPeers::on_hello(RegistryCandidate candidate) {
   RegistryWelcome welcome;
   welcome.manager_session = options_.session;
   welcome.pool_bytes = options_.pool_bytes;
-  const bool gives_pool = candidate.hello.kind == ProcessKind::kMover && options_.pool_fd >= 0;
-  const Status sent = candidate.socket.send(
-      encode(welcome), gives_pool ? std::span(&options_.pool_fd, 1) : std::span<const int>());
+  std::array<int, 2> fds{};
+  std::size_t given = 0;
+  if (candidate.hello.kind == ProcessKind::kMover && options_.pool_fd >= 0) {
+    fds.at(given++) = options_.pool_fd;
+  }
+  std::optional<MessageChannel::Made> made = make_channel(candidate.hello);
+  if (made) {
+    welcome.ring_connection = last_connection_;
+    fds.at(given++) = made->fd.get();
+  }
+  const Status sent = candidate.socket.send(encode(welcome), std::span(fds).first(given));
   if (!sent) {
     errors_.warn(sent.error());
     return;
@@ -57,15 +68,25 @@ void RegisteredPeers::on_hello(RegistryCandidate candidate) {
   Peer peer{id, candidate.hello.kind, std::move(candidate.hello.name), candidate.process.pid()};
   auto queue = std::make_shared<SendQueue>(static_cast<std::size_t>(options_.max_queued_messages),
                                            options_.max_queued_bytes, writable_);
-  auto entry = std::make_unique<RegisteredPeer>(
-      RegisteredPeer{.peer = peer,
-                     .registry = std::move(candidate.socket),
-                     .process = std::move(candidate.process),
-                     .outbox = PeerOutbox(peer, std::move(queue), std::move(replies))});
+  auto entry = std::make_unique<RegisteredPeer>(RegisteredPeer{
+      .peer = peer,
+      .registry = std::move(candidate.socket),
+      .process = std::move(candidate.process),
+      .outbox = PeerOutbox(peer, made ? std::optional(std::move(made->channel)) : std::nullopt,
+                           std::move(queue), std::move(replies))});
   entry->timer = loop_.after(kPresenceTime, [this, id] { on_absent(id); });
   loop_.watch(entry->registry.fd(), [this, id] { on_registry(id); });
   loop_.watch(entry->process.pidfd(), [this, id] { on_death(id); });
   peers_.emplace(id, std::move(entry));
+}
+
+// Without memory for one, its messages take the socket.
+std::optional<MessageChannel::Made> RegisteredPeers::make_channel(const RegistryHello& hello) {
+  if (!hello.wants_rings) return std::nullopt;
+  auto made = MessageChannel::create("kvferry-messages", ++last_connection_);
+  if (made) return std::move(made).value();
+  errors_.warn(made.error());
+  return std::nullopt;
 }
 
 // One process may come again under its name once its earlier connection is closed. What it has
@@ -118,11 +139,21 @@ void RegisteredPeers::set_present(RegisteredPeer& peer) {
   loop_.cancel(peer.timer);
 }
 
-// Nothing is expected after the hello: this is the end of file, or a violation that ends it.
+// Only bells are expected after the hello: all else is the end of file, or a violation that ends
+// it.
 void RegisteredPeers::on_registry(const IncarnationId& id) {
   RegisteredPeer& entry = *peers_.at(id);
-  const auto packet = entry.registry.try_receive();
-  if (packet && !packet->has_value()) return;
+  const bool rings = entry.outbox.channel() != nullptr;
+  auto packet = entry.registry.try_receive();
+  bool rung = false;
+  for (int i = 1; rings && packet && packet->has_value() && is_bell(**packet); ++i) {
+    rung = true;
+    if (i == kPacketsPerRound) break;
+    packet = entry.registry.try_receive();
+  }
+  const bool open = packet && (!packet->has_value() || (rung && is_bell(**packet)));
+  if (rung || (rings && !open)) hooks_.on_bell(entry);
+  if (open) return;
   if (packet || packet.error().code != ErrorCode::kPeerDied) {
     errors_.count(KVFERRY_ERROR(kProtocol, "unexpected packet of {} (process {}) on the registry",
                                 entry.peer.name, entry.peer.pid));

@@ -26,8 +26,9 @@ struct RegisteredPeer {
   PacketSocket registry;  ///< Invalid once closed.
   ProcessRef process;
   PeerOutbox outbox;
-  bool present = false;  ///< Its first message came: the handler knows it.
-  bool spoken = false;   ///< It has sent more than that.
+  bool present = false;      ///< Its first message came: the handler knows it.
+  bool ring_posted = false;  ///< Another round of its ring will come by itself.
+  bool spoken = false;       ///< It has sent more than that.
   bool silent = false;
   bool leaving = false;  ///< Goes with its connection.
   bool dead = false;
@@ -50,6 +51,8 @@ class RegisteredPeers {
     std::function<void(RegisteredPeer&)> on_dying;
     /// Was leaving, or had said nothing yet, and has closed its connection.
     std::function<void(const Peer&)> on_left;
+    /// It put messages into its ring, or may have before it closed its connection.
+    std::function<void(RegisteredPeer&)> on_bell;
   };
   using Map = std::unordered_map<IncarnationId, std::unique_ptr<RegisteredPeer>>;
 
@@ -83,6 +86,7 @@ class RegisteredPeers {
                                                      const ProcessRef& process,
                                                      ReplyCache& replies);
   [[nodiscard]] Status check_room(const ProcessRef& process) const;
+  [[nodiscard]] std::optional<MessageChannel::Made> make_channel(const RegistryHello& hello);
   void on_registry(const IncarnationId& id);
   void on_silence(const IncarnationId& id);
   void on_absent(const IncarnationId& id);
@@ -94,6 +98,7 @@ class RegisteredPeers {
   ProtocolErrors& errors_;
   Hooks hooks_;
   std::shared_ptr<EventFd> writable_ = std::make_shared<EventFd>();  // shared with the queues
+  std::uint64_t last_connection_ = 0;
   Map peers_;
   std::unordered_set<IncarnationId> departed_;
 };

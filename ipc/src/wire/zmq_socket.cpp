@@ -136,6 +136,14 @@ std::optional<ZmqMessage> ZmqSocket::try_receive() noexcept {
       return message;
     }
   }
+  if (frame.more()) {
+    message.sequence =
+        SequenceFrame::read({static_cast<const std::uint8_t*>(frame.data()), frame.size()});
+    if (message.sequence && !receive_frame(frame)) {
+      message.single = false;
+      return message;
+    }
+  }
   message.body = std::move(frame);
   // Frames of one message arrive together.
   for (bool more = message.body.more(); more;) {
@@ -154,21 +162,29 @@ int ZmqSocket::send_frame(std::span<const std::uint8_t> bytes, int flags) noexce
   return result < 0 ? zmq_errno() : 0;
 }
 
-int ZmqSocket::send(const IncarnationId* receiver, std::span<const std::uint8_t> body) noexcept {
+int ZmqSocket::send(const IncarnationId* receiver,
+                    const std::optional<SequenceFrame>& sequence,
+                    std::span<const std::uint8_t> body) noexcept {
   MessageOrder::before_send();
   if (receiver != nullptr) {
     if (const int error = send_frame(receiver->bytes, ZMQ_SNDMORE); error != 0) return error;
+  }
+  if (sequence) {
+    if (const int error = send_frame(sequence->to_bytes(), ZMQ_SNDMORE); error != 0) return error;
   }
   return send_frame(body, 0);
 }
 
 int ZmqSocket::send(const IncarnationId& receiver,
+                    const std::optional<SequenceFrame>& sequence,
                     Bytes body,
                     std::shared_ptr<SendQueue> queue) noexcept {
   MessageOrder::before_send();
-  if (const int error = send_frame(receiver.bytes, ZMQ_SNDMORE); error != 0) {
+  int refused = send_frame(receiver.bytes, ZMQ_SNDMORE);
+  if (refused == 0 && sequence) refused = send_frame(sequence->to_bytes(), ZMQ_SNDMORE);
+  if (refused != 0) {
     queue->left(body.size());
-    return error;
+    return refused;
   }
   auto leaving = std::make_unique<Leaving>(Leaving{std::move(body), std::move(queue)});
   Bytes& bytes = leaving->body;

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
+#include "wire/message_channel.hpp"
 #include "wire/send_queue.hpp"
 
 #include <zmq.hpp>
@@ -20,7 +21,8 @@ namespace kvferry::ipc {
 
 /// A message as it came from the socket, its sender's routing id taken off (ROUTER).
 struct ZmqMessage {
-  std::optional<IncarnationId> sender;  ///< Nothing when the routing id is none of ours.
+  std::optional<IncarnationId> sender;    ///< Nothing when the routing id is none of ours.
+  std::optional<SequenceFrame> sequence;  ///< Of a connection that has rings, too.
   zmq::message_t body;
   bool single = true;  ///< Exactly one body frame.
 
@@ -48,10 +50,12 @@ class ZmqSocket {
   [[nodiscard]] std::optional<ZmqMessage> try_receive() noexcept;
   /// 0, EAGAIN (queue full), EHOSTUNREACH (ROUTER: no such peer) or another errno.
   [[nodiscard]] int send(const IncarnationId* receiver,
+                         const std::optional<SequenceFrame>& sequence,
                          std::span<const std::uint8_t> body) noexcept;
   /// The same with the message's bytes taken over, and counted in queue (where they were reserved)
   /// until they have left.
   [[nodiscard]] int send(const IncarnationId& receiver,
+                         const std::optional<SequenceFrame>& sequence,
                          Bytes body,
                          std::shared_ptr<SendQueue> queue) noexcept;
   /// How long the end of this socket waits for messages that are still unsent.

@@ -21,7 +21,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 9;
+inline constexpr std::uint32_t kWireVersion = 10;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -147,14 +147,19 @@ struct RegistryHello {
   ProcessKind kind = ProcessKind::kOperator;
   IncarnationId incarnation;  ///< Also the ZeroMQ routing id of the peer (its 16 bytes).
   std::string name;           ///< For people: "mover chat/0".
-  template <typename V> void visit(V& v) { v(version, kind, incarnation, name); }
+  bool wants_rings = false;   ///< For its messages; what fits neither goes over ZeroMQ.
+  template <typename V> void visit(V& v) { v(version, kind, incarnation, name, wants_rings); }
 };
-struct RegistryWelcome {  ///< Movers also get the pool's descriptor.
+/// Movers also get the pool's descriptor; who has rings gets theirs, last.
+struct RegistryWelcome {
   std::uint32_t version = kWireVersion;
   SessionId manager_session;
   std::uint64_t pool_bytes = 0;
   std::optional<Error> refused;
-  template <typename V> void visit(V& v) { v(version, manager_session, pool_bytes, refused); }
+  std::uint64_t ring_connection = 0;  ///< Names the connection in its messages; 0: no rings.
+  template <typename V> void visit(V& v) {
+    v(version, manager_session, pool_bytes, refused, ring_connection);
+  }
 };
 
 // ---- worker and mover -> manager ----
