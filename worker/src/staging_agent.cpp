@@ -30,6 +30,9 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // of the worker.
 constexpr int kAcceptsPerRound = 16;
 constexpr int kPacketsPerRound = 64;
+// A gather of a few blocks takes 10 us, when compute leaves room for it.
+constexpr std::uint64_t kWatchedBytes = std::uint64_t{4} << 20;
+constexpr std::chrono::microseconds kWatch{60};
 
 ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankConfig& config) {
   auto listener =
@@ -297,20 +300,26 @@ void StagingAgent::start(Request request) {
     answer(work->connection, work->id, std::nullopt);
     work->connection = 0;  // not twice
   }
-  completions_.when_done([this, work](const Status& status) {
-    if (!status && !work->error) work->error = status.error();
-    const InFlight ended = std::move(*work);
-    if (status) {
-      transitions_.record(
-          Transition::kStagingEnded,
-          {.job = ipc::JobId{ended.connection}, .peer = ended.mover, .detail = ended.id});
-    }
-    in_flight_.erase(work);
-    answer(ended.connection, ended.id, ended.error);
-    welcome_waiting();
-    settle_waiters();
-    start_queued();
-  });
+  const std::uint64_t size_bytes =
+      request.stage.blocks.size() *
+      work->use.arena().groups[request.stage.group.value].packed(request.stage.set);
+  const ipc::Duration watch = size_bytes <= kWatchedBytes ? kWatch : ipc::Duration::zero();
+  completions_.when_done(
+      [this, work](const Status& status) {
+        if (!status && !work->error) work->error = status.error();
+        const InFlight ended = std::move(*work);
+        if (status) {
+          transitions_.record(
+              Transition::kStagingEnded,
+              {.job = ipc::JobId{ended.connection}, .peer = ended.mover, .detail = ended.id});
+        }
+        in_flight_.erase(work);
+        answer(ended.connection, ended.id, ended.error);
+        welcome_waiting();
+        settle_waiters();
+        start_queued();
+      },
+      watch);
 }
 
 Status StagingAgent::launch(const Request& request, const MappedArena& arena) {

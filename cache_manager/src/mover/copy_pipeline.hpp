@@ -79,9 +79,14 @@ class CopyPipeline {
   [[nodiscard]] bool connect(RunningJob& job);
   void ask_worker(Chunk& chunk);
   void copy(Chunk& chunk);
+  void ask_for_notice(Chunk& chunk);
   [[nodiscard]] ipc::Status enqueue(const Chunk& chunk);
   /// By how many calls it is enqueued.
   [[nodiscard]] static std::size_t calls_of(const Chunk& chunk) noexcept;
+  /// True when it has ended and was taken.
+  [[nodiscard]] ipc::Result<bool> watch_copy();
+  /// True when something of the only hand-over under way came.
+  [[nodiscard]] bool watch_hand_over();
   void take_replies();
   void take_copies(std::uint64_t count);
   [[nodiscard]] bool looks_hung() noexcept;
@@ -102,6 +107,7 @@ class CopyPipeline {
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::size_t copying_calls_ = 0;
+  bool watched_ = false;                 ///< A single copy went out, small: no notice asked for.
   bool unnotified_ = false;              ///< Copies went out, and the stream will not tell.
   std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
   ipc::TimePoint looked_at_{};           ///< The last time.
