@@ -35,6 +35,7 @@ class LateStream final : public ipc::Stream {
       EXPECT_TRUE(stream_->notify(fd).has_value());
     }
   }
+  [[nodiscard]] std::size_t late() const noexcept { return late_.size(); }
   [[nodiscard]] ipc::Result<bool> query() override { return stream_->query(); }
 
   [[nodiscard]] Status copy(ipc::CopyDirection direction,
@@ -163,9 +164,52 @@ TEST_F(StreamCompletionsTest, ASignalThatIsLateEndsNoNewWork) {
   ASSERT_TRUE(run_until([&] { return first_done; }));
   bool second_done = false;
   late.when_done([&](const Status&) { second_done = true; });
+  loop_.run_once(Deadline::after(0s));
   EXPECT_FALSE(second_done);
   stream.let_through();
   EXPECT_TRUE(run_until([&] { return second_done; }));
+}
+
+TEST_F(StreamCompletionsTest, TheDeviceIsAskedOnceForWhatARoundOfTheLoopStarts) {
+  auto owned =
+      std::make_unique<LateStream>(device_->make_stream(ipc::StreamPriority::kNormal).value());
+  LateStream& stream = *owned;
+  StreamCompletions late(loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); });
+  std::vector<int> done;
+  for (int i = 0; i < 5; ++i) {
+    late.when_done([&done, i](const Status& status) {
+      EXPECT_TRUE(status.has_value());
+      done.push_back(i);
+    });
+  }
+  loop_.run_once(Deadline::after(0s));
+  EXPECT_EQ(stream.late(), 1U);
+  EXPECT_TRUE(done.empty()) << "and none ends before it has told";
+  late.when_done([&done](const Status&) { done.push_back(5); });
+  loop_.run_once(Deadline::after(0s));
+  EXPECT_EQ(stream.late(), 2U);
+  stream.let_through();
+  ASSERT_TRUE(run_until([&] { return done.size() == 6; }));
+  EXPECT_EQ(done, (std::vector<int>{0, 1, 2, 3, 4, 5}));
+}
+
+TEST_F(StreamCompletionsTest, TheDeviceIsNotAskedForWhatEndsWhileItIsLookedAt) {
+  auto owned =
+      std::make_unique<LateStream>(device_->make_stream(ipc::StreamPriority::kNormal).value());
+  LateStream& stream = *owned;
+  StreamCompletions late(loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); });
+  int done = 0;
+  late.when_done([&done](const Status&) { ++done; }, 10s);  // the stream is idle: no time passes
+  ASSERT_TRUE(run_until([&] { return done == 1; }));
+  EXPECT_EQ(stream.late(), 0U);
+  // With something pending it is not looked at: who waits for the other is not held up.
+  late.when_done([&done](const Status&) { ++done; });
+  loop_.run_once(Deadline::after(0s));
+  late.when_done([&done](const Status&) { ++done; }, 10s);
+  loop_.run_once(Deadline::after(0s));
+  EXPECT_EQ(stream.late(), 2U);
+  stream.let_through();
+  EXPECT_TRUE(run_until([&] { return done == 3; }));
 }
 
 }  // namespace

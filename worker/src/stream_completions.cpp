@@ -56,21 +56,35 @@ void StreamCompletions::when_done(Done done, ipc::Duration watch) {
   Slot& slot = take_slot();
   slot.done = std::move(done);
   slot.since = ipc::MonotonicClock::now();
+  slot.watch = watch;
   slot.busy = true;
-  slot.unasked = false;
+  slot.signal_comes = false;
   order_.push_back(&slot);
   ++pending_;
-  if (pending_ == 1 && watch > ipc::Duration::zero() && ends_within(watch)) {
-    slot.signalled.signal();
-    arm_watchdog();
+  arm_watchdog();
+  if (std::exchange(asks_, true)) return;
+  loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired()) ask();
+  });
+}
+
+void StreamCompletions::ask() {
+  asks_ = false;
+  if (order_.empty() || order_.back()->signal_comes) return;
+  Slot& last = *order_.back();
+  if (pending_ == 1 && ends_within(last.watch)) {
+    last.signal_comes = true;
+    last.signalled.signal();
     return;
   }
-  if (const auto status = stream_->notify(slot.signalled.fd()); !status) {
+  if (const auto status = stream_->notify(last.signalled.fd()); !status) {
     ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
-    slot.unasked = true;
-    loop_.post([this] { on_watchdog(); });
+    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired()) on_watchdog();
+    });
+    return;
   }
-  arm_watchdog();
+  last.signal_comes = true;
 }
 
 // The loop may see several signals at once, and then in any order; the stream gave them in ours.
@@ -145,7 +159,7 @@ void StreamCompletions::on_watchdog() {
 // the new work in it.
 void StreamCompletions::finish_signalled() {
   std::vector<Slot*> ended;
-  while (!order_.empty() && (order_.front()->unasked || order_.front()->signalled.drain())) {
+  while (!order_.empty() && (!order_.front()->signal_comes || order_.front()->signalled.drain())) {
     ended.push_back(order_.front());
     order_.pop_front();
   }

@@ -173,7 +173,8 @@ std::size_t CopyPipeline::calls_of(const Chunk& chunk) noexcept {
 }
 
 void CopyPipeline::copy(Chunk& chunk) {
-  if (std::exchange(watched_, false)) ask_for_notice(*copying_.back());
+  // One that is watched, or the last of its job, does not wait for those after it.
+  if (unnoticed_ > 0 && !copying_.back()->job->has_next()) ask_for_notice();
   const ipc::TransitionFields about = step(chunk, chunk.number);
   Status moved = context_.transitions.attempt(Transition::kMoverCopy, about);
   if (moved) moved = enqueue(chunk);
@@ -182,18 +183,35 @@ void CopyPipeline::copy(Chunk& chunk) {
     chunk.job->fail(chunk, moved.error().code, moved.error().message);
     ipc::log_warn("job {}: copy failed: {}", chunk.job->id().value, moved.error().to_string());
   }
-  watched_ = copying_.empty() && chunk.plan.size_bytes <= kWatchedBytes;
   if (copying_.empty()) looked_at_ = ipc::MonotonicClock::now();
   copying_.push_back(&chunk);
   copying_calls_ += calls_of(chunk);
   // Also when the copy was not whole: what went out of it must be awaited.
-  if (!watched_) ask_for_notice(chunk);
+  ++unnoticed_;
+  const bool last = !chunk.job->has_next() && !is_watched();
+  if (last || unnoticed_ >= copies_of_a_notice()) ask_for_notice();
 }
 
-void CopyPipeline::ask_for_notice(Chunk& chunk) {
+bool CopyPipeline::is_watched() const noexcept {
+  return copying_.size() == 1 && unnoticed_ == 1 &&
+         copying_.front()->plan.size_bytes <= kWatchedBytes;
+}
+
+// Half of what may be under way: the link has the other half when it comes.
+std::size_t CopyPipeline::copies_of_a_notice() const noexcept {
+  std::size_t most = kMostCopying;
+  if (arena_->strategy == CopyStrategy::kStaged) {
+    most = arena_->arena->layout().staging.slots / kLanes;
+  }
+  return std::max<std::size_t>(most / 2, 1);
+}
+
+void CopyPipeline::ask_for_notice() {
   const Status notified = context_.stream.notify(context_.copied.fd());
+  notices_.push_back(std::exchange(unnoticed_, 0));
   if (notified) return;
   unnotified_ = true;
+  Chunk& chunk = *copying_.back();
   chunk.job->fail(chunk, notified.error().code, notified.error().message);
   abandon(notified.error().code, notified.error().message);
 }
@@ -201,17 +219,16 @@ void CopyPipeline::ask_for_notice(Chunk& chunk) {
 Status CopyPipeline::await_progress() {
   if (ipc::is_mutant("answers_before_its_copies")) {
     copying_calls_ = 0;
-    watched_ = false;
+    unnoticed_ = 0;
     for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
   }
-  if (watched_) {
+  if (is_watched()) {
     KVFERRY_ASSIGN(const bool ended, watch_copy());
     if (ended) return ipc::ok();
-    watched_ = false;
-    ask_for_notice(*copying_.front());
   } else if (watch_hand_over()) {
     return ipc::ok();
   }
+  if (unnoticed_ > 0 && notices_.empty()) ask_for_notice();
   if (unnotified_) return end_unnotified();
   const ipc::ProcessRef& agent = context_.staging.agent();
   std::array<pollfd, 5> waited{{{context_.copied.fd(), POLLIN, 0},
@@ -229,7 +246,12 @@ Status CopyPipeline::await_progress() {
   // are ordered by the stream, not by the eventfd.
   if (const auto state = context_.stream.query(); !state) return state.error();
   if (copied > 0) {
-    take_copies(copied);
+    std::size_t ended = 0;
+    for (std::uint64_t i = 0; i < copied && !notices_.empty(); ++i) {
+      ended += notices_.front();
+      notices_.pop_front();
+    }
+    take_copies(ended);
   } else if (looks_hung()) {
     return device_hangs(looked_);
   }
@@ -249,7 +271,7 @@ ipc::Result<bool> CopyPipeline::watch_copy() {
     return !ended || *ended;
   });
   if (!known || !ended) return ended;
-  watched_ = false;
+  unnoticed_ = 0;
   take_copies(1);
   return true;
 }
@@ -277,6 +299,8 @@ bool CopyPipeline::looks_hung() noexcept {
 Status CopyPipeline::end_unnotified() {
   KVFERRY_TRY(wait_stream_idle(context_.stream, context_.device_hang));
   unnotified_ = false;
+  unnoticed_ = 0;
+  notices_.clear();
   take_count(context_.copied.fd());
   take_copies(copying_.size());
   return ipc::ok();

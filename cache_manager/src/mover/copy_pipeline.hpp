@@ -79,7 +79,11 @@ class CopyPipeline {
   [[nodiscard]] bool connect(RunningJob& job);
   void ask_worker(Chunk& chunk);
   void copy(Chunk& chunk);
-  void ask_for_notice(Chunk& chunk);
+  [[nodiscard]] bool is_watched() const noexcept;
+  /// How many copies share a notice at most.
+  [[nodiscard]] std::size_t copies_of_a_notice() const noexcept;
+  /// Of the end of all copies that went out.
+  void ask_for_notice();
   [[nodiscard]] ipc::Status enqueue(const Chunk& chunk);
   /// By how many calls it is enqueued.
   [[nodiscard]] static std::size_t calls_of(const Chunk& chunk) noexcept;
@@ -107,7 +111,8 @@ class CopyPipeline {
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::size_t copying_calls_ = 0;
-  bool watched_ = false;                 ///< A single copy went out, small: no notice asked for.
+  std::deque<std::size_t> notices_;      ///< That are to come: of how many copies each.
+  std::size_t unnoticed_ = 0;            ///< The last copies of which no notice tells.
   bool unnotified_ = false;              ///< Copies went out, and the stream will not tell.
   std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
   ipc::TimePoint looked_at_{};           ///< The last time.
