@@ -173,7 +173,7 @@ Result<std::vector<Completion>> Client::wait(std::span<const JobId> jobs, Deadli
     log.tick(deadline);
     // wait: jobs; deadline, of the caller, in steps of kNoticeable; news of the manager, whose
     // death counts as such
-    link.wait(log.next(deadline));
+    link.wait(log.next(deadline), link.options().awake);
   }
   std::vector<Completion> completions;
   completions.reserve(jobs.size());

@@ -3,10 +3,12 @@
 #include "client_link.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/look.hpp"
 
 #include <poll.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace kvferry::worker {
@@ -185,7 +187,7 @@ void ClientLink::pump() {
   update_news();
 }
 
-void ClientLink::wait(Deadline deadline) {
+void ClientLink::wait(Deadline deadline, ipc::Duration awake) {
   if (is_forked()) return;
   int fd = epoll_.get();
   if (news_signalled_) {
@@ -195,8 +197,14 @@ void ClientLink::wait(Deadline deadline) {
     if (link_ != nullptr) fd = link_->fd();
   }
   pollfd entry{fd, POLLIN, 0};
-  // wait: the manager's messages; deadline, of the caller; the manager's pidfd and connection
-  ::poll(&entry, 1, deadline.poll_timeout_ms());
+  const auto look = [&entry](int timeout_ms) {
+    // wait: the manager's messages; timeout_ms, the caller's deadline; the manager's pidfd and
+    // connection
+    return ::poll(&entry, 1, timeout_ms) > 0;
+  };
+  if (!ipc::look_for(std::min(awake, deadline.remaining()), [&] { return look(0); })) {
+    (void)look(deadline.poll_timeout_ms());
+  }
   pump();
 }
 

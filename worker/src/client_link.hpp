@@ -39,8 +39,9 @@ class ClientLink {
   /// Takes in whatever has arrived; notices a lost or a new manager. Never blocks.
   void pump();
   /// Waits until something has arrived or the deadline passes; then pumps. Callers look at what
-  /// they wait for after every pump(), before the next wait.
-  void wait(Deadline deadline);
+  /// they wait for after every pump(), before the next wait. Looks for as long as awake before it
+  /// sleeps.
+  void wait(Deadline deadline, ipc::Duration awake = ipc::Duration::zero());
 
   /// Sends a request and waits for its reply. kNoManager while there is none, kPeerDied when it is
   /// lost meanwhile, kTimeout; the reply's own error otherwise.

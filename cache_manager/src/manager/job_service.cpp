@@ -10,6 +10,12 @@
 namespace kvferry::cache_manager {
 namespace {
 
+// A few blocks through mover and worker; the loop of a manager with more to do does not sleep
+// anyway.
+constexpr std::uint64_t kBriefBytes = std::uint64_t{4} << 20;
+constexpr std::size_t kFewJobs = 4;
+constexpr auto kBriefTime = std::chrono::microseconds(400);
+
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
 
 }  // namespace
@@ -105,8 +111,24 @@ void JobService::refuse(const ClientRecord& client,
 }
 
 void JobService::accept(const ClientRecord& client, const ipc::Envelope& request, Job job) {
+  job.brief = is_brief(job);
+  // Its answer comes soon, and somebody waits for it.
+  if (job.brief) context_.loop.stay_awake(kBriefTime);
   context_.reply(client.peer, request, ipc::Empty{});
   context_.jobs.submit(std::move(job));
+}
+
+bool JobService::is_brief(const Job& job) const {
+  if (context_.jobs.unfinished() >= kFewJobs) {
+    return false;
+  }
+  std::uint64_t bytes = 0;
+  for (const JobItem& item : job.items) {
+    if (item.host != nullptr) {
+      bytes += context_.pool.shape(item.host->slot()).block_bytes();
+    }
+  }
+  return bytes <= kBriefBytes;
 }
 
 void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& request) {

@@ -53,6 +53,8 @@ class JobService {
               std::size_t items,
               const ipc::Error& error);
   void accept(const ClientRecord& client, const ipc::Envelope& request, Job job);
+  /// Alone or nearly so, and small: over before a sleeping thread has slept well.
+  [[nodiscard]] bool is_brief(const Job& job) const;
   void commit_store(Job& job);
   void commit_swap_out(Job& job);
   void send(const ipc::IncarnationId& client, ipc::JobDone done);

@@ -158,6 +158,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     message.direction =
         job.to_host() ? ipc::CopyDirection::kDeviceToHost : ipc::CopyDirection::kHostToDevice;
     message.priority = job.priority;
+    message.brief = job.brief;
     for (std::uint32_t i = 0; i < job.items.size(); ++i) {
       const JobItem& item = job.items[i];
       if (item.host == nullptr) {

@@ -47,6 +47,7 @@ struct Job {
   JobKind kind = JobKind::kStore;
   std::uint64_t generation = 0;
   std::uint8_t priority = 0;  ///< 0: stores; loads are above them.
+  bool brief = false;         ///< MoverJob::brief.
   std::uint64_t sequence = 0;
   std::uint64_t sequence_life = 0;
   std::vector<JobItem> items;

@@ -19,6 +19,8 @@ using ipc::Envelope;
 using ipc::MessageKind;
 
 constexpr auto kResendDelay = std::chrono::milliseconds(1);
+// A few blocks through both processes, on a link that others use.
+constexpr auto kBriefTime = std::chrono::microseconds(300);
 
 /// Wires engine, lease and manager link together on one loop.
 class MoverProcess {
@@ -97,6 +99,7 @@ class MoverProcess {
     if (envelope.kind == MessageKind::kMoverJob) {
       auto job = ipc::decode<ipc::MoverJob>(envelope.body, "MoverJob");
       if (job) {
+        if (job->brief) loop_.stay_awake(kBriefTime);
         engine_.submit(std::move(job).value());
       } else {
         // Whose job it was cannot be told, so it cannot be answered; our death answers it.

@@ -8,6 +8,7 @@ namespace kvferry::cli {
 namespace {
 
 constexpr std::size_t kCompletions = 64;
+constexpr ipc::Duration kAwake = std::chrono::milliseconds(1);
 constexpr ipc::Duration kDropped = std::chrono::seconds(5);
 
 double seconds_since(ipc::TimePoint start) {
@@ -118,6 +119,7 @@ ipc::Result<double> Traffic::one_job(Way way, std::uint32_t turn) {
     if (!has_lane(way, lane)) continue;
     KVFERRY_TRY(submit(lane, turn % jobs_.at(lane).size(), lane == kToHostLane));
   }
+  instance_.stay_awake(kAwake);
   KVFERRY_TRY(wait_for_all());
   return seconds_since(start) * 1e6;
 }

@@ -3,10 +3,12 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/look.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "os/syscall.hpp"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
@@ -19,11 +21,25 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace kvferry::ipc {
+namespace {
+
+// Engine, manager, mover and worker with their threads: with fewer, who looks keeps another from
+// what it looks for.
+constexpr int kProcessorsToSpare = 8;
+
+int processors() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+}
+
+}  // namespace
 
 EventFd::EventFd() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!fd_.valid()) throw Exception(KVFERRY_ERRNO("eventfd"));
@@ -61,6 +77,9 @@ struct EventLoop::State {
   TimerId next_timer = 1;
   std::map<std::pair<TimePoint, TimerId>, Callback> timers;
   std::unordered_map<TimerId, TimePoint> timer_times;
+
+  TimePoint awake_until{};
+  std::atomic<std::thread::id> runner{};  ///< Whose rounds these are.
 
   std::atomic<bool> stopped{false};
   bool failed = false;
@@ -175,7 +194,10 @@ void EventLoop::post(Callback callback) {
     const std::lock_guard lock(state_->posted_mutex);
     state_->posted.push_back(std::move(callback));
   }
-  state_->wake.signal();
+  // Who runs the rounds looks before it sleeps.
+  if (state_->runner.load(std::memory_order_relaxed) != std::this_thread::get_id()) {
+    state_->wake.signal();
+  }
 }
 
 bool EventLoop::run() {
@@ -185,7 +207,14 @@ bool EventLoop::run() {
   return !std::exchange(state_->failed, false);
 }
 
+void EventLoop::stay_awake(Duration time) noexcept {
+  static const bool has_processors = processors() >= kProcessorsToSpare;
+  if (!has_processors) return;
+  state_->awake_until = MonotonicClock::now() + time;
+}
+
 void EventLoop::run_once(Deadline deadline) {
+  state_->runner.store(std::this_thread::get_id(), std::memory_order_relaxed);
   if (state_->has_posted() || state_->stopped.load(std::memory_order_relaxed)) {
     deadline = Deadline::at(TimePoint{});
   } else if (!state_->timers.empty()) {
@@ -193,10 +222,18 @@ void EventLoop::run_once(Deadline deadline) {
   }
   constexpr int kMaxEvents = 64;
   std::array<epoll_event, kMaxEvents> events{};
-  // wait: descriptors and timers of the loop; deadline, at most until its next timer, which every
-  // call that is owed an answer has set; stop() and post(), and the pidfds among its descriptors
-  const int count =
-      ::epoll_wait(state_->epoll.get(), events.data(), kMaxEvents, deadline.poll_timeout_ms());
+  int count = 0;
+  const auto look = [&](int timeout_ms) {
+    // wait: descriptors and timers of the loop; timeout_ms, at most until its next timer, which
+    // every call that is owed an answer has set; stop() and post(), and the pidfds among its
+    // descriptors
+    count = ::epoll_wait(state_->epoll.get(), events.data(), kMaxEvents, timeout_ms);
+    return count != 0;
+  };
+  const Deadline awake = Deadline::at(state_->awake_until).earlier(deadline);
+  if (!look_for(awake.when() - MonotonicClock::now(), [&] { return look(0); })) {
+    (void)look(deadline.poll_timeout_ms());
+  }
   if (count < 0 && errno != EINTR) {
     KVFERRY_CHECK(false, KVFERRY_ERRNO("epoll_wait").to_string());
   }

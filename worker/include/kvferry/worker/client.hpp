@@ -46,6 +46,9 @@ struct ClientOptions {
   /// Obeys pauses and flushes; without one they are refused for this engine while the client is
   /// connected. Outlives the client.
   SchedulerControl* scheduler = nullptr;
+  /// How long wait() looks for completions before it sleeps on them: an urgent block is seen some
+  /// 10 us sooner, for a processor meanwhile.
+  std::chrono::microseconds awake{0};
 };
 
 enum class Presence : std::uint8_t { kMiss = 1, kHitPending, kHit };

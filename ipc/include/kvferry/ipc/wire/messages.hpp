@@ -259,8 +259,11 @@ struct MoverJob {
   Epoch epoch;
   CopyDirection direction = CopyDirection::kDeviceToHost;
   std::uint8_t priority = 0;  ///< Higher first.
+  bool brief = false;         ///< Over so soon that the mover does not sleep meanwhile.
   std::vector<MoverItem> items;
-  template <typename V> void visit(V& v) { v(job, session, epoch, direction, priority, items); }
+  template <typename V> void visit(V& v) {
+    v(job, session, epoch, direction, priority, brief, items);
+  }
 };
 struct MoverCancel {
   JobId job;
