@@ -22,9 +22,12 @@ using ipc::Status;
 using ipc::Transition;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
-/// Chunks whose copies are enqueued at a time: enough for the stream to have the next one ready,
-/// few enough that a better job comes soon.
-constexpr std::size_t kMostCopying = 4;
+/// What is enqueued at a time: enough for the stream to have the next copy ready when a notice is
+/// on its way. A copy engine takes copies in the order in which they were enqueued, whatever the
+/// priorities of their streams, so this is what an urgent load waits for at most.
+constexpr std::uint64_t kMostLoadBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMostStoreBytes = std::uint64_t{32} << 20;
+constexpr std::size_t kMostCopies = 16;
 /// Copies that are enqueued one by one: a full queue of the driver would hold the lane up.
 constexpr std::size_t kMostCalls = 512;
 constexpr std::uint32_t kLanes = 2;
@@ -45,8 +48,10 @@ std::uint64_t take_count(int event_fd) noexcept {
 
 bool CopyPipeline::has_room() const noexcept {
   if (jobs_.empty()) return true;
-  if (arena_ != nullptr && arena_->strategy == CopyStrategy::kStaged) return !free_slots_.empty();
-  return copying_.size() < kMostCopying && copying_calls_ < kMostCalls;
+  const bool staged = arena_ != nullptr && arena_->strategy == CopyStrategy::kStaged;
+  if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
+  return copying_bytes_ < (stores() ? kMostStoreBytes : kMostLoadBytes) &&
+         copying_.size() < kMostCopies && copying_calls_ < kMostCalls;
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
@@ -186,10 +191,14 @@ void CopyPipeline::copy(Chunk& chunk) {
   if (copying_.empty()) looked_at_ = ipc::MonotonicClock::now();
   copying_.push_back(&chunk);
   copying_calls_ += calls_of(chunk);
+  copying_bytes_ += chunk.plan.size_bytes;
   // Also when the copy was not whole: what went out of it must be awaited.
   ++unnoticed_;
+  unnoticed_bytes_ += chunk.plan.size_bytes;
   const bool last = !chunk.job->has_next() && !is_watched();
-  if (last || unnoticed_ >= copies_of_a_notice()) ask_for_notice();
+  if (last || unnoticed_bytes_ >= bytes_of_a_notice() || unnoticed_ >= kMostCopies / 2) {
+    ask_for_notice();
+  }
 }
 
 bool CopyPipeline::is_watched() const noexcept {
@@ -197,18 +206,19 @@ bool CopyPipeline::is_watched() const noexcept {
          copying_.front()->plan.size_bytes <= kWatchedBytes;
 }
 
-// Half of what may be under way: the link has the other half when it comes.
-std::size_t CopyPipeline::copies_of_a_notice() const noexcept {
-  std::size_t most = kMostCopying;
-  if (arena_->strategy == CopyStrategy::kStaged) {
-    most = arena_->arena->layout().staging.slots / kLanes;
-  }
-  return std::max<std::size_t>(most / 2, 1);
+// Half of what may be under way: the link has the other half when the notice comes. Of loads less
+// is under way, so each slot has its own.
+std::uint64_t CopyPipeline::bytes_of_a_notice() const noexcept {
+  if (!stores()) return kMostLoadBytes / 4;
+  if (arena_->strategy != CopyStrategy::kStaged) return kMostStoreBytes / 2;
+  const ipc::StagingRing& staging = arena_->arena->layout().staging;
+  return staging.slot_bytes * (staging.slots / kLanes) / 2;
 }
 
 void CopyPipeline::ask_for_notice() {
   const Status notified = context_.stream.notify(context_.copied.fd());
   notices_.push_back(std::exchange(unnoticed_, 0));
+  unnoticed_bytes_ = 0;
   if (notified) return;
   unnotified_ = true;
   Chunk& chunk = *copying_.back();
@@ -219,7 +229,9 @@ void CopyPipeline::ask_for_notice() {
 Status CopyPipeline::await_progress() {
   if (ipc::is_mutant("answers_before_its_copies")) {
     copying_calls_ = 0;
+    copying_bytes_ = 0;
     unnoticed_ = 0;
+    unnoticed_bytes_ = 0;
     for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
   }
   if (is_watched()) {
@@ -264,14 +276,23 @@ Status CopyPipeline::await_progress() {
   return ipc::ok();
 }
 
+// New jobs, or stops: what is under way is not all that there is to do.
+bool CopyPipeline::has_news() const noexcept {
+  std::array<pollfd, 2> news{
+      {{context_.wanted.fd(), POLLIN, 0}, {context_.stopped.fd(), POLLIN, 0}}};
+  // wait-none: looks only
+  return ::poll(news.data(), news.size(), 0) > 0;
+}
+
 ipc::Result<bool> CopyPipeline::watch_copy() {
   ipc::Result<bool> ended = false;
-  const bool known = ipc::look_for(kWatch, [&] {
+  (void)ipc::look_for(kWatch, [&] {
     ended = context_.stream.query();
-    return !ended || *ended;
+    return !ended || *ended || has_news();
   });
-  if (!known || !ended) return ended;
+  if (!ended || !*ended) return ended;
   unnoticed_ = 0;
+  unnoticed_bytes_ = 0;
   take_copies(1);
   return true;
 }
@@ -279,10 +300,11 @@ ipc::Result<bool> CopyPipeline::watch_copy() {
 bool CopyPipeline::watch_hand_over() {
   if (asked_.size() != 1 || !copying_.empty()) return false;
   if (asked_.begin()->second->plan.size_bytes > kWatchedBytes) return false;
-  return ipc::look_for(kWatch, [this] {
+  (void)ipc::look_for(kWatch, [this] {
     take_replies();
-    return asked_.empty();
+    return asked_.empty() || has_news();
   });
+  return asked_.empty();
 }
 
 // Looks are counted, not time: after a stop of this process the device gets all of it again. And
@@ -300,6 +322,7 @@ Status CopyPipeline::end_unnotified() {
   KVFERRY_TRY(wait_stream_idle(context_.stream, context_.device_hang));
   unnotified_ = false;
   unnoticed_ = 0;
+  unnoticed_bytes_ = 0;
   notices_.clear();
   take_count(context_.copied.fd());
   take_copies(copying_.size());
@@ -313,6 +336,7 @@ void CopyPipeline::take_copies(std::uint64_t count) {
     Chunk& chunk = *copying_.front();
     copying_.pop_front();
     copying_calls_ -= calls_of(chunk);
+    copying_bytes_ -= chunk.plan.size_bytes;
     context_.transitions.record(Transition::kMoverCopied, step(chunk, chunk.number));
     const auto abandoned = chunk.job->abandoned();
     if (chunk.failed || stores() || !chunk.job->is_staged()) {

@@ -80,13 +80,14 @@ class CopyPipeline {
   void ask_worker(Chunk& chunk);
   void copy(Chunk& chunk);
   [[nodiscard]] bool is_watched() const noexcept;
-  /// How many copies share a notice at most.
-  [[nodiscard]] std::size_t copies_of_a_notice() const noexcept;
+  /// From how many on copies do not wait for more to share a notice with.
+  [[nodiscard]] std::uint64_t bytes_of_a_notice() const noexcept;
   /// Of the end of all copies that went out.
   void ask_for_notice();
   [[nodiscard]] ipc::Status enqueue(const Chunk& chunk);
   /// By how many calls it is enqueued.
   [[nodiscard]] static std::size_t calls_of(const Chunk& chunk) noexcept;
+  [[nodiscard]] bool has_news() const noexcept;
   /// True when it has ended and was taken.
   [[nodiscard]] ipc::Result<bool> watch_copy();
   /// True when something of the only hand-over under way came.
@@ -111,8 +112,10 @@ class CopyPipeline {
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::size_t copying_calls_ = 0;
-  std::deque<std::size_t> notices_;      ///< That are to come: of how many copies each.
-  std::size_t unnoticed_ = 0;            ///< The last copies of which no notice tells.
+  std::uint64_t copying_bytes_ = 0;
+  std::deque<std::size_t> notices_;  ///< That are to come: of how many copies each.
+  std::size_t unnoticed_ = 0;        ///< The last copies of which no notice tells.
+  std::uint64_t unnoticed_bytes_ = 0;
   bool unnotified_ = false;              ///< Copies went out, and the stream will not tell.
   std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
   ipc::TimePoint looked_at_{};           ///< The last time.
