@@ -22,11 +22,13 @@ using ipc::Status;
 using ipc::Transition;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
-/// What is enqueued at a time: enough for the stream to have the next copy ready when a notice is
-/// on its way. A copy engine takes copies in the order in which they were enqueued, whatever the
-/// priorities of their streams, so this is what an urgent load waits for at most.
-constexpr std::uint64_t kMostLoadBytes = std::uint64_t{16} << 20;
-constexpr std::uint64_t kMostStoreBytes = std::uint64_t{32} << 20;
+/// What is enqueued at a time: enough for the stream to have the next copies ready when a notice,
+/// or this thread, is late. A copy engine takes copies in the order in which they were enqueued,
+/// whatever the priorities of their streams, so this is what a better job waits for: two slots
+/// where there have been better jobs lately.
+constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t kMostBytesBeforeBetter = std::uint64_t{16} << 20;
+constexpr auto kLately = std::chrono::seconds(5);
 constexpr std::size_t kMostCopies = 16;
 /// Copies that are enqueued one by one: a full queue of the driver would hold the lane up.
 constexpr std::size_t kMostCalls = 512;
@@ -50,11 +52,19 @@ bool CopyPipeline::has_room() const noexcept {
   if (jobs_.empty()) return true;
   const bool staged = arena_ != nullptr && arena_->strategy == CopyStrategy::kStaged;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
-  return copying_bytes_ < (stores() ? kMostStoreBytes : kMostLoadBytes) &&
-         copying_.size() < kMostCopies && copying_calls_ < kMostCalls;
+  return copying_bytes_ < most_bytes() && copying_.size() < kMostCopies &&
+         copying_calls_ < kMostCalls;
+}
+
+std::uint64_t CopyPipeline::most_bytes() const noexcept {
+  const bool lately = better_came_ && ipc::MonotonicClock::now() - *better_came_ < kLately;
+  return lately ? kMostBytesBeforeBetter : kMostBytes;
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
+  if (const RunningJob* worse = best(); worse != nullptr && worse->priority() < job.job.priority) {
+    better_came_ = ipc::MonotonicClock::now();
+  }
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job)));
 }
@@ -206,11 +216,9 @@ bool CopyPipeline::is_watched() const noexcept {
          copying_.front()->plan.size_bytes <= kWatchedBytes;
 }
 
-// Half of what may be under way: the link has the other half when the notice comes. Of loads less
-// is under way, so each slot has its own.
+// Half of what may be under way: the link has the other half when the notice comes.
 std::uint64_t CopyPipeline::bytes_of_a_notice() const noexcept {
-  if (!stores()) return kMostLoadBytes / 4;
-  if (arena_->strategy != CopyStrategy::kStaged) return kMostStoreBytes / 2;
+  if (!stores() || arena_->strategy != CopyStrategy::kStaged) return most_bytes() / 2;
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;
 }

@@ -80,6 +80,8 @@ class CopyPipeline {
   void ask_worker(Chunk& chunk);
   void copy(Chunk& chunk);
   [[nodiscard]] bool is_watched() const noexcept;
+  /// How much may be enqueued.
+  [[nodiscard]] std::uint64_t most_bytes() const noexcept;
   /// From how many on copies do not wait for more to share a notice with.
   [[nodiscard]] std::uint64_t bytes_of_a_notice() const noexcept;
   /// Of the end of all copies that went out.
@@ -113,8 +115,9 @@ class CopyPipeline {
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::size_t copying_calls_ = 0;
   std::uint64_t copying_bytes_ = 0;
-  std::deque<std::size_t> notices_;  ///< That are to come: of how many copies each.
-  std::size_t unnoticed_ = 0;        ///< The last copies of which no notice tells.
+  std::optional<ipc::TimePoint> better_came_;  ///< While a worse job was under way, the last time.
+  std::deque<std::size_t> notices_;            ///< That are to come: of how many copies each.
+  std::size_t unnoticed_ = 0;                  ///< The last copies of which no notice tells.
   std::uint64_t unnoticed_bytes_ = 0;
   bool unnotified_ = false;              ///< Copies went out, and the stream will not tell.
   std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
