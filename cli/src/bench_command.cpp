@@ -30,7 +30,9 @@ constexpr const char* kBenchDescription =
     "runs; on simulated devices the link is memcpy.\n\n"
     "transfer: GB/s with as many jobs under way as the link needs, and the processor time of all "
     "processes together. latency: one job at a time, from its submit until the engine has seen its "
-    "completion. submit: an engine's time in the call for a job of one block, and jobs a second. "
+    "completion. interference: what copies cost a worker that computes all the time, in pairs of "
+    "phases without copies and with them, beside one large copy of another process and others' "
+    "ways. submit: an engine's time in the call for a job of one block, and jobs a second. "
     "lookup: which blocks of a prefix of 1,000 are there. clear: clear and re-init of an idle "
     "arena, "
     "beside the bare calls for its memory. pool: making, registering and giving back host memory.";
@@ -39,6 +41,7 @@ constexpr const char* kBenchExample =
     "examples:\n"
     "  kvferry bench                                     both, with a few chunk sizes\n"
     "  kvferry bench transfer --device host              no GPU needed\n"
+    "  kvferry bench interference --load decode,gemm --chunk-size 32KiB --blocks 16\n"
     "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
     "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
 
@@ -94,7 +97,8 @@ ipc::Result<Locality> parse_locality(std::string_view text) {
 void add_what(CLI::App& app, BenchOptions& options) {
   BenchConfig& config = options.config;
   add_list<BenchKind>(app, "BENCH", config.kinds, parse_kind,
-                      "Any of transfer, latency, submit, lookup, clear, pool [transfer, latency]")
+                      "Any of transfer, latency, interference, submit, lookup, clear, pool "
+                      "[transfer, latency]")
       ->allow_extra_args();
   auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
                                          "Bytes of one block in one region [16KiB,32KiB,64KiB]")
@@ -128,6 +132,16 @@ void add_what(CLI::App& app, BenchOptions& options) {
                                         "How movers copy, as their --copy-strategy [auto, and all "
                                         "that the arena can do]")
       ->type_name("NAME[,...]");
+  add_list<worker::ComputeLoadKind>(
+      app, "--load", config.loads, worker::parse_compute_load,
+      "What a worker computes, for interference: decode (a recorded graph of 128 kernels that "
+      "stream weights; a round is a token), gemm (bfloat16, 8192 x 8192), skinny (64 rows), hbm (a "
+      "reader of device memory) [all of them; simulated devices: decode,hbm]")
+      ->type_name("NAME[,...]");
+  app.add_option("--pairs", config.pairs, "Pairs of phases of interference, 0.2 s each")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMostRepeats))
+      ->default_str(std::to_string(config.pairs));
   app.add_flag("--no-bare", options.no_bare, "Leave out the bare copies in one process");
 }
 
@@ -201,11 +215,20 @@ int bench_command(const Arguments& arguments) {
   config.bytes = options.bytes.value_or(cuda ? 1ULL << 30 : 64ULL << 20);
   config.pool_bytes = options.pool_bytes.value_or(cuda ? 4ULL << 30 : 64ULL << 20);
   set_default(config.kinds, {BenchKind::kTransfer, BenchKind::kLatency});
+  if (config.kinds == std::vector{BenchKind::kInterference}) {
+    // Each takes a while.
+    set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
+    set_default(config.blocks, {16U});
+  }
   set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10, 32ULL << 10, 64ULL << 10});
   set_default(config.regions, {cuda ? 64U : 16U});
   set_default(config.blocks, {1U, 16U, 64U});
   set_default(config.ways, {Way::kToHost, Way::kToDevice, Way::kBoth});
   set_default(config.localities, {Locality::kRandom});
+  using worker::ComputeLoadKind;
+  set_default(config.loads,
+              cuda ? std::vector(worker::kComputeLoads.begin(), worker::kComputeLoads.end())
+                   : std::vector{ComputeLoadKind::kDecode, ComputeLoadKind::kHbm});
   const bool transfers = std::find(config.kinds.begin(), config.kinds.end(),
                                    BenchKind::kTransfer) != config.kinds.end();
   if (!config.plot_file.empty() && !transfers) {

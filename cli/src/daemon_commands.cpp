@@ -150,7 +150,19 @@ int worker_command(const Arguments& arguments) {
   app->add_flag("--serve", config.serve,
                 "Take requests: rank 0 also runs the scheduler of an engine of reference workers "
                 "[the engine has a scheduler of its own]");
+  std::optional<worker::ComputeLoadKind> load;
+  std::string load_times;
+  add_parsed<std::optional<worker::ComputeLoadKind>>(
+      *app, "--load", load,
+      [](std::string_view text) -> ipc::Result<std::optional<worker::ComputeLoadKind>> {
+        KVFERRY_ASSIGN(const auto kind, worker::parse_compute_load(text));
+        return std::optional(kind);
+      },
+      "What the device computes all the time, for kvferry bench interference")
+      ->group("");
+  app->add_option("--load-times", load_times, "Where the ends of its rounds go")->group("");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
+  if (load) config.load = worker::ComputeLoadConfig{*load, load_times};
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }

@@ -139,6 +139,36 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
                                          Line("pool", "unregister")));
 }
 
+TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
+  const json report = bench({"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
+                             "--load=decode,hbm", "--direction=d2h"});
+  using Line = std::tuple<std::string, std::string, std::string, int>;
+  std::set<Line> seen;
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["bench"], "interference");
+    seen.emplace(result["load"], result["path"], result["strategy"], result["blocks"].get<int>());
+    for (const char* name :
+         {"gbps", "share", "slowdown", "itl_p50_us", "itl_p99_us", "itl_p50_us_beside",
+          "itl_p99_us_beside", "itl_p50_ratio", "itl_p99_ratio"}) {
+      EXPECT_GT(result[name], 0.0) << name << " of " << result;
+    }
+    EXPECT_LE(result["itl_p50_us"], result["itl_p99_us"]) << result;
+    EXPECT_LE(result["slowdown_least"], result["slowdown"]) << result;
+    EXPECT_LE(result["slowdown"], result["slowdown_most"]) << result;
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(
+                        Line("decode", "bare", "one copy", 1), Line("decode", "engine", "auto", 1),
+                        Line("decode", "engine", "auto", 4), Line("hbm", "bare", "one copy", 1),
+                        Line("hbm", "engine", "auto", 1), Line("hbm", "engine", "auto", 4)));
+}
+
+TEST_F(BenchTest, ALoadThatTheDeviceHasNotIsToldOnceItsWorkerHasSaidSo) {
+  const Finished finished = run_kvferry(bench_arguments(
+      {"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=1", "--load=gemm"}));
+  EXPECT_EQ(finished.exit, ChildExit::exited(1));
+  EXPECT_THAT(finished.complaints, HasSubstr("that takes a CUDA device"));
+}
+
 TEST_F(BenchTest, ShowsATableForEachWayWithAllStrategies) {
   const Finished finished =
       run_kvferry(bench_arguments({"--chunk-size=4KiB", "--regions=4", "--direction=h2d"}));
@@ -178,7 +208,8 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
     EXPECT_THAT(finished.output, IsEmpty());
     return finished.complaints;
   };
-  EXPECT_THAT(complaint({"speed"}), HasSubstr("none of transfer, latency, submit"));
+  EXPECT_THAT(complaint({"speed"}), HasSubstr("none of transfer, latency, interference, submit"));
+  EXPECT_THAT(complaint({"interference", "--load=rest"}), HasSubstr("decode, gemm, skinny or hbm"));
   EXPECT_THAT(complaint({"--direction=up"}), HasSubstr("none of d2h, h2d, both"));
   EXPECT_THAT(complaint({"--chunk-size=0"}), HasSubstr("--chunk-size"));
   EXPECT_THAT(complaint({"--geometry=unheard-of"}), HasSubstr("unheard-of"));

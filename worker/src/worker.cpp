@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/worker.hpp"
 
+#include "compute_load.hpp"
 #include "engine_regions.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
@@ -83,6 +84,9 @@ class Worker {
     try {
       registered_->start();
       if (config.serve && config_.rank.value == 0) start_scheduler();
+      if (config.load) {
+        load_.emplace(*device_, *config.load, [this](const Error& error) { end(error); });
+      }
     } catch (...) {
       close();
       throw;
@@ -132,6 +136,7 @@ class Worker {
   }
 
   void close() {
+    load_.reset();
     scheduler_.reset();
     if (registered_ != nullptr) registered_->close();
     runner_.reset();
@@ -190,6 +195,7 @@ class Worker {
   std::unique_ptr<RegisteredWorker> registered_;
   std::optional<ServiceThread<StepRunner>> runner_;
   std::optional<ServiceThread<Scheduler>> scheduler_;  ///< Only with WorkerConfig::serve.
+  std::optional<ComputeLoad> load_;                    ///< Only with WorkerConfig::load.
 };
 
 }  // namespace

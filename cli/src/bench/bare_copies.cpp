@@ -114,15 +114,13 @@ ipc::Status BareCopies::enqueue_large(Way way, std::uint64_t size_bytes) {
 }
 
 ipc::Result<double> BareCopies::limit(Way way) {
-  // Several, so that starting and ending them does not count.
-  constexpr std::uint64_t kCopies = 4;
   KVFERRY_ASSIGN(const double seconds, time(way, [this, way]() -> ipc::Status {
-                   for (std::uint64_t i = 0; i < kCopies; ++i) {
+                   for (std::uint64_t i = 0; i < kLimitCopies; ++i) {
                      KVFERRY_TRY(enqueue_large(way, limit_bytes_));
                    }
                    return ipc::ok();
                  }));
-  return gbps((way == Way::kBoth ? 2 : 1) * kCopies * limit_bytes_, seconds);
+  return gbps((way == Way::kBoth ? 2 : 1) * limit_bytes(), seconds);
 }
 
 ipc::Result<double> BareCopies::one_copy(Way way, std::uint64_t size_bytes) {

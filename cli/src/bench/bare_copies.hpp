@@ -46,6 +46,8 @@ class BareCopies {
 
   /// GB/s of one large copy each way.
   [[nodiscard]] ipc::Result<double> limit(Way way);
+  /// That it moves each way.
+  [[nodiscard]] std::uint64_t limit_bytes() const noexcept { return kLimitCopies * limit_bytes_; }
   /// Microseconds until one copy of so many bytes has been seen to end.
   [[nodiscard]] ipc::Result<double> one_copy(Way way, std::uint64_t size_bytes);
   /// Jobs of a way, one behind the other: first to the host, second to the device.
@@ -91,6 +93,9 @@ class BareCopies {
   [[nodiscard]] ipc::Result<double> time(Way way, const std::function<ipc::Status()>& fill);
 
   ipc::Device& device_;
+  /// Several, so that starting and ending them does not count.
+  static constexpr std::uint64_t kLimitCopies = 4;
+
   const std::uint64_t limit_bytes_;
   std::vector<std::unique_ptr<ipc::DeviceMemory>> segments_;
   std::vector<Group> groups_;

@@ -4,6 +4,7 @@
 
 #include "bench/cache_bench.hpp"
 #include "bench/context.hpp"
+#include "bench/interference_bench.hpp"
 #include "bench/plot.hpp"
 #include "bench/pool_bench.hpp"
 #include "bench/report.hpp"
@@ -46,6 +47,9 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kTransfer) || context.wants(BenchKind::kLatency)) {
       for (const BenchShape& shape : shapes) bench_transfers(context, shape);
     }
+    if (context.wants(BenchKind::kInterference)) {
+      for (const BenchShape& shape : shapes) bench_interference(context, shape);
+    }
     if (context.wants(BenchKind::kSubmit)) bench_submit(context, shapes.front());
     if (context.wants(BenchKind::kLookup)) bench_lookup(context);
     if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
@@ -62,6 +66,7 @@ std::string_view to_string(BenchKind kind) noexcept {
   switch (kind) {
     case BenchKind::kTransfer: return "transfer";
     case BenchKind::kLatency: return "latency";
+    case BenchKind::kInterference: return "interference";
     case BenchKind::kSubmit: return "submit";
     case BenchKind::kLookup: return "lookup";
     case BenchKind::kClear: return "clear";

@@ -5,6 +5,7 @@
 #include "bench/figure.hpp"
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/worker/compute_load.hpp"
 #include "rank_options.hpp"
 #include "run_options.hpp"
 
@@ -17,10 +18,18 @@
 
 namespace kvferry::cli {
 
-enum class BenchKind : std::uint8_t { kTransfer = 1, kLatency, kSubmit, kLookup, kClear, kPool };
-inline constexpr std::array kBenchKinds = {BenchKind::kTransfer, BenchKind::kLatency,
-                                           BenchKind::kSubmit,   BenchKind::kLookup,
-                                           BenchKind::kClear,    BenchKind::kPool};
+enum class BenchKind : std::uint8_t {
+  kTransfer = 1,
+  kLatency,
+  kInterference,
+  kSubmit,
+  kLookup,
+  kClear,
+  kPool
+};
+inline constexpr std::array kBenchKinds = {
+    BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kSubmit,
+    BenchKind::kLookup,   BenchKind::kClear,   BenchKind::kPool};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.
@@ -42,7 +51,9 @@ struct BenchConfig {
   std::vector<Locality> localities;
   /// Nothing: auto and all that the arena can do.
   std::vector<cache_manager::CopyStrategy> strategies;
-  bool bare = true;  ///< Also others' ways of copying, in one process.
+  bool bare = true;                            ///< Also others' ways of copying, in one process.
+  std::vector<worker::ComputeLoadKind> loads;  ///< Of interference.
+  std::uint32_t pairs = 30;                    ///< Of phases without and with copies.
   std::uint32_t repeats = 5;
   std::uint64_t bytes = 0;          ///< Each way, of one repeat.
   std::uint32_t samples = 100;      ///< Of a latency, a lookup or a submit.

@@ -106,6 +106,14 @@ ipc::Status BenchInstance::run_until(const std::function<bool()>& done, std::str
   return ipc::ok();
 }
 
+ipc::Status BenchInstance::run_for(ipc::Deadline until) {
+  while (!until.expired()) {
+    if (over_) return *over_;
+    loop_.run_once(until);
+  }
+  return ipc::ok();
+}
+
 double BenchInstance::cpu_seconds() const {
   double seconds = cpu_seconds_of(::getpid());
   for (const pid_t pid : processes_->started()) seconds += cpu_seconds_of(pid);

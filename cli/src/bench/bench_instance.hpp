@@ -43,6 +43,8 @@ class BenchInstance {
   /// Until done(), which is asked whenever something came. kTimeout when for Options::patience no
   /// progress was noted; why the run is over when it is; the interruption.
   [[nodiscard]] ipc::Status run_until(const std::function<bool()>& done, std::string_view what);
+  /// Nothing but what comes by itself, until then.
+  [[nodiscard]] ipc::Status run_for(ipc::Deadline until);
   /// Looks for what comes instead of sleeping, as an engine does that needs a block now.
   void stay_awake(ipc::Duration time) noexcept { loop_.stay_awake(time); }
   void note_progress() { patience_ = ipc::Deadline::after(options_.patience); }

@@ -37,6 +37,10 @@ class Samples {
   void add(double value) { values_.push_back(value); }
   [[nodiscard]] bool empty() const noexcept { return values_.empty(); }
   [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
+  void add_all(const Samples& other) {
+    values_.insert(values_.end(), other.values_.begin(), other.values_.end());
+  }
+  [[nodiscard]] const std::vector<double>& values() const noexcept { return values_; }
   /// The value that this share of them (0 to 1) does not exceed; 0.5: the median, of an even number
   /// the mean of the middle two. @pre not empty.
   [[nodiscard]] double quantile(double share) const;
@@ -69,6 +73,15 @@ struct BenchPoint {
   Locality locality = Locality::kSequential;
 };
 
+/// Microseconds of a round of a load (of a decoding one: from token to token), without copies and
+/// beside them.
+struct RoundTimes {
+  double median = 0;
+  double p99 = 0;
+  double median_beside = 0;
+  double p99_beside = 0;
+};
+
 struct BenchFigure {
   std::string bench;  ///< "transfer", "latency" and so on.
   std::string strategy;
@@ -79,6 +92,9 @@ struct BenchFigure {
   std::optional<double> share;           ///< Of the link's limit.
   std::optional<double> per_second;      ///< Jobs.
   std::optional<double> cpu_ms_per_gib;  ///< Of all processes of the path together.
+  std::string load;                      ///< What the worker computed beside; empty: nothing.
+  Samples slowdown;  ///< Of its rounds: pairs of a phase with copies and the one before without.
+  std::optional<RoundTimes> round_us;
 };
 
 }  // namespace kvferry::cli

@@ -22,6 +22,22 @@ template <typename T> Json optional_of(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
+void add_rounds(Json& json, const BenchFigure& figure) {
+  const auto& rounds = figure.round_us;
+  const auto put = [&json, &rounds](const char* name, auto value) {
+    json[name] = rounds ? Json(value(*rounds)) : Json();
+  };
+  put("itl_p50_us", [](const RoundTimes& times) { return times.median; });
+  put("itl_p99_us", [](const RoundTimes& times) { return times.p99; });
+  put("itl_p50_us_beside", [](const RoundTimes& times) { return times.median_beside; });
+  put("itl_p99_us_beside", [](const RoundTimes& times) { return times.p99_beside; });
+  put("itl_p50_ratio", [](const RoundTimes& times) { return times.median_beside / times.median; });
+  put("itl_p99_ratio", [](const RoundTimes& times) { return times.p99_beside / times.p99; });
+  const bool known = !figure.slowdown.empty();
+  json["slowdown_least"] = known ? Json(figure.slowdown.least()) : Json();
+  json["slowdown_most"] = known ? Json(figure.slowdown.most()) : Json();
+}
+
 Json to_json(const BenchFigure& figure) {
   const BenchPoint& point = figure.point;
   Json json{{"bench", figure.bench},
@@ -40,8 +56,9 @@ Json to_json(const BenchFigure& figure) {
             {"per_second", optional_of(figure.per_second)},
             {"cpu_ms_per_gib", optional_of(figure.cpu_ms_per_gib)},
             // Of the compute beside it: of the benchmark "interference".
-            {"slowdown", Json()},
-            {"itl_p99_ratio", Json()}};
+            {"load", figure.load.empty() ? Json() : Json(figure.load)},
+            {"slowdown", median_of(figure.slowdown)}};
+  add_rounds(json, figure);
   json["gbps_least"] = figure.gbps.empty() ? Json() : Json(figure.gbps.least());
   json["gbps_most"] = figure.gbps.empty() ? Json() : Json(figure.gbps.most());
   json["us_p99"] = figure.us.empty() ? Json() : Json(figure.us.quantile(0.99));
@@ -52,7 +69,7 @@ Json to_json(const BenchFigure& figure) {
 bool belongs_together(const BenchFigure& a, const BenchFigure& b) {
   return a.bench == b.bench && a.point.geometry == b.point.geometry &&
          a.point.chunk_bytes == b.point.chunk_bytes && a.point.regions == b.point.regions &&
-         a.point.way == b.point.way;
+         a.point.way == b.point.way && a.load == b.load;
 }
 
 std::string job_of(const BenchPoint& point, bool with_locality) {
@@ -128,6 +145,46 @@ std::string table_of(const std::vector<const BenchFigure*>& figures) {
   return heading_of(*figures.front()) + table.render("  ");
 }
 
+/// Of one load: a row for each way of copying beside it.
+std::string interference_table_of(const std::vector<const BenchFigure*>& figures) {
+  const BenchFigure& first = *figures.front();
+  const bool tokens = first.load == "decode";
+  const bool with_jobs = std::any_of(figures.begin(), figures.end(), [&](const auto* figure) {
+    return figure->point.blocks != first.point.blocks;
+  });
+  Table table({{""},
+               {"GB/s", Align::kRight},
+               {"of the limit", Align::kRight},
+               {"slowdown", Align::kRight},
+               {tokens ? "token us" : "round us", Align::kRight},
+               {"beside", Align::kRight},
+               {"p99 us", Align::kRight},
+               {"beside", Align::kRight},
+               {"p99 ratio", Align::kRight}});
+  for (const BenchFigure* figure : figures) {
+    const RoundTimes times = figure->round_us.value_or(RoundTimes{});
+    const std::string job =
+        with_jobs ? fmt::format(", {}", job_of(figure->point, /*with_locality=*/false)) : "";
+    table.add({fmt::format("{} {}{}", to_string(figure->path), figure->strategy, job),
+               fmt::format("{:.2f}", figure->gbps.median()),
+               figure->share ? fmt::format("{:.1f} %", 100 * *figure->share) : "",
+               fmt::format("{:.3f} ({:.3f} to {:.3f})", figure->slowdown.median(),
+                           figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
+               fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
+               fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
+               fmt::format("{:.3f}", times.p99_beside / times.p99)});
+  }
+  const std::string jobs =
+      with_jobs ? "" : fmt::format(", jobs of {}", job_of(first.point, /*with_locality=*/false));
+  return fmt::format(
+             "interference {} beside {}, medians (slowdown: and quartiles) of {} pairs: {}{} "
+             "regions, {} of each{}\n",
+             to_string(first.point.way), first.load, first.slowdown.size(),
+             first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
+             ipc::format_size(first.point.chunk_bytes), jobs) +
+         table.render("  ");
+}
+
 std::string limit_of(const BenchReport& report) {
   const LinkLimit& limit = report.limit;
   if (limit.both.empty()) return "";
@@ -168,7 +225,10 @@ std::string tables_of(const BenchReport& report) {
     }
   }
   std::string text = limit_of(report);
-  for (const auto& group : groups) text += table_of(group) + "\n";
+  for (const auto& group : groups) {
+    const bool beside = !group.front()->load.empty();
+    text += (beside ? interference_table_of(group) : table_of(group)) + "\n";
+  }
   return text;
 }
 

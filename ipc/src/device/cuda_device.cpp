@@ -4,6 +4,7 @@
 
 #include "device/cuda_broadcast.hpp"
 #include "device/cuda_context.hpp"
+#include "device/cuda_matrix_product.hpp"
 #include "device/cuda_memory.hpp"
 #include "device/cuda_stream.hpp"
 #include "kvferry/ipc/base/size.hpp"
@@ -108,6 +109,11 @@ class CudaDevice final : public Device {
     // wait-driver: unpinning of at most 1 GiB; no copy of ours uses it any more
     KVFERRY_CUDA_TRY(cudaHostUnregister(data));
     return ok();
+  }
+
+  [[nodiscard]] Result<std::unique_ptr<MatrixProduct>> make_product(
+      const MatrixShape& shape) override {
+    return make_cuda_matrix_product(*this, context_, shape);
   }
 
   [[nodiscard]] Result<BroadcastPort> broadcast_port() override {

@@ -106,6 +106,12 @@ std::string DeviceSpec::to_string() const {
   return fmt::format("host:{}:{}", host_name, exact_size(host_capacity_bytes));
 }
 
+Result<std::unique_ptr<MatrixProduct>> Device::make_product(const MatrixShape& shape) {
+  return KVFERRY_ERROR(kNotFound,
+                       "{} computes no product of {} x {} x {}: that takes a CUDA device", name(),
+                       shape.m, shape.n, shape.k);
+}
+
 Result<BroadcastPort> Device::broadcast_port() {
   return KVFERRY_ERROR(kNotFound, "{} has no broadcasts", name());
 }

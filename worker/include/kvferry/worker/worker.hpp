@@ -4,9 +4,11 @@
 
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
+#include "kvferry/worker/compute_load.hpp"
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +38,8 @@ struct WorkerConfig {
   /// Without a step for so long, what the allocator caches goes back to the driver, once until the
   /// next step; zero for never.
   std::chrono::milliseconds idle_trim{0};
+  /// What the device computes all the time, for measurements.
+  std::optional<ComputeLoadConfig> load = std::nullopt;
 };
 
 /// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,

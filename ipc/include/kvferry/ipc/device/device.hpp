@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/device/broadcast.hpp"
+#include "kvferry/ipc/device/matrix_product.hpp"
 #include "kvferry/kernels/block_layout.hpp"
 #include "kvferry/kernels/reference_model.hpp"
 
@@ -287,6 +288,10 @@ class Device {
   /// Makes host memory reachable by copy engines at full speed. Pieces of at most 1 GiB each.
   [[nodiscard]] virtual Status register_host(void* data, std::uint64_t size_bytes) = 0;
   [[nodiscard]] virtual Status unregister_host(void* data) = 0;
+
+  /// Load for measurements. kNotFound says what is missing for it: a GPU, or cuBLAS's library.
+  [[nodiscard]] virtual Result<std::unique_ptr<MatrixProduct>> make_product(
+      const MatrixShape& shape);
 
   /// How broadcasts of other ranks reach this device; kNotFound says what is missing for that. CUDA
   /// needs NCCL's library, which the first call loads.
