@@ -94,6 +94,8 @@ for owner in worker mover; do
 done
 replay replay-block-first --arena block-first
 replay replay-batch --copy-strategy batch
+replay replay-strided --copy-strategy strided
+replay replay-strided-many-allocations --copy-strategy strided --arena layer-first-many
 replay replay-many-allocations --arena layer-first-many
 for handles in vmm legacy; do
   replay "replay-engine-memory-$handles" --arena-memory engine --arena layer-first-many --handles "$handles"

@@ -98,8 +98,8 @@ int mover_command(const Arguments& arguments) {
   add_rank_options(*app, options);
   add_parsed<cache_manager::CopyStrategy>(*app, "--copy-strategy", config.strategy,
                                           cache_manager::parse_copy_strategy,
-                                          "How blocks are copied: auto, direct, staged, batch or "
-                                          "memcpy")
+                                          "How blocks are copied: auto, direct, staged, strided, "
+                                          "batch or memcpy")
       ->type_name("NAME")
       ->default_str("auto");
   if (const auto code = parse_arguments(*app, arguments)) return *code;

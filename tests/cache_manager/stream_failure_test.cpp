@@ -43,6 +43,10 @@ class BreakingStream final : public ipc::Stream {
     broken_ = true;
     return real_->copy(way, ops, mode);
   }
+  Status copy_rows(ipc::CopyDirection way, std::span<const ipc::RowCopyOp> ops) override {
+    broken_ = true;
+    return real_->copy_rows(way, ops);
+  }
   Status zero(DevicePtr target, std::uint64_t size_bytes) override {
     return real_->zero(target, size_bytes);
   }

@@ -329,7 +329,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"tiny", ArenaOrder::kBlockFirst, CopyStrategy::kAuto},
                     Setting{"tiny-mla", ArenaOrder::kLayerFirst, CopyStrategy::kBatch},
                     Setting{"tiny-mla", ArenaOrder::kBlockFirst, CopyStrategy::kDirect},
-                    Setting{"tiny-window", ArenaOrder::kBlockFirst, CopyStrategy::kDirect}));
+                    Setting{"tiny-window", ArenaOrder::kBlockFirst, CopyStrategy::kDirect},
+                    Setting{"tiny", ArenaOrder::kLayerFirst, CopyStrategy::kStrided},
+                    Setting{"tiny", ArenaOrder::kLayerFirstMany, CopyStrategy::kStrided},
+                    Setting{"tiny-mla", ArenaOrder::kLayerFirst, CopyStrategy::kStrided},
+                    Setting{"tiny-window", ArenaOrder::kLayerFirst, CopyStrategy::kStrided},
+                    Setting{"tiny-mla", ArenaOrder::kBlockFirst, CopyStrategy::kStrided}));
 
 TEST(ChooseStrategyTest, RefusesWhatTheArenaCannotDo) {
   auto geometry = ipc::load_geometry("tiny", 1);

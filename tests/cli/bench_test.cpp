@@ -93,8 +93,8 @@ TEST_F(BenchTest, MeasuresEveryStrategyAndWayBesideTheLink) {
                    result["chunk_bytes"].get<int>(), result["blocks"].get<int>());
     }
   }
-  // auto, staged, batch, memcpy; three ways, two jobs.
-  EXPECT_EQ(seen.size(), 4U * 3U * 2U);
+  // auto, staged, strided, batch, memcpy; three ways, two jobs.
+  EXPECT_EQ(seen.size(), 5U * 3U * 2U);
   std::stringstream drawn;
   drawn << std::ifstream(plot).rdbuf();
   for (const char* curve : {"line limit", "line staged", "line memcpy bare", ">6.00 KiB x 4<"}) {

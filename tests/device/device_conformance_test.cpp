@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -191,6 +192,137 @@ TEST_P(DeviceConformanceTest, CopiesOneByOneAndBatchedMoveTheSameBytes) {
     finish();
     EXPECT_EQ(std::memcmp(source->data(), target->data(), kCount * kChunk), 0);
   }
+}
+
+TEST_P(DeviceConformanceTest, RowsMatchTheReferenceWhateverTheirSizesPitchesAndAlignment) {
+  constexpr std::uint64_t kDeviceBytes = 16 * kMiB;
+  constexpr std::uint64_t kHostBytes = 8 * kMiB;
+  auto memory = allocate(kDeviceBytes);
+  ASSERT_NE(memory, nullptr);
+  auto host = pinned(kHostBytes);
+  auto device_image = pinned(kDeviceBytes);
+  std::mt19937_64 random(11);
+  const auto pick = [&random](std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
+  };
+  const auto scramble = [&random](std::byte* bytes, std::uint64_t size) {
+    for (std::uint64_t i = 0; i < size; i += 8) {
+      const std::uint64_t word = random();
+      std::memcpy(bytes + i, &word, 8);
+    }
+  };
+  for (std::size_t round = 0; round < 40; ++round) {
+    // From single bytes over 512-byte scales to 64 KiB pages; places that are 1-, 4- or 8-byte
+    // aligned only.
+    const std::uint64_t alignment = std::array<std::uint64_t, 4>{1, 4, 8, 512}.at(round % 4);
+    scramble(host->data(), kHostBytes);
+    scramble(device_image->data(), kDeviceBytes);
+    copy(CopyDirection::kHostToDevice, device_image->data(), memory->address(), kDeviceBytes);
+    std::vector<RowCopyOp> ops;
+    std::uint64_t device_at = alignment * pick(0, 9);
+    std::uint64_t host_at = alignment * pick(0, 9);
+    for (std::uint64_t i = 0, count = pick(1, 5); i < count; ++i) {
+      RowCopyOp op;
+      op.row_bytes = alignment * pick(1, 65'536 / std::max<std::uint64_t>(alignment, 8));
+      op.rows = pick(1, 40);
+      op.device_pitch = op.row_bytes + alignment * pick(0, 3) * pick(0, 900);
+      op.host_pitch = op.row_bytes + alignment * pick(0, 2);
+      if (device_at + op.rows * op.device_pitch > kDeviceBytes ||
+          host_at + op.rows * op.host_pitch > kHostBytes) {
+        break;
+      }
+      op.host = host->data() + host_at;
+      op.device = memory->address() + device_at;
+      device_at += op.rows * op.device_pitch + alignment * pick(0, 5);
+      host_at += op.rows * op.host_pitch;
+      ops.push_back(op);
+    }
+    ops.push_back({host->data(), 0, memory->address(), 0, 0, 7});  // nothing
+    ops.push_back({host->data(), 0, memory->address(), 0, 7, 0});  // nothing either
+    const bool to_host = round % 8 < 4;
+    std::vector<std::byte> expected_host(host->data(), host->data() + kHostBytes);
+    std::vector<std::byte> expected_device(device_image->data(),
+                                           device_image->data() + kDeviceBytes);
+    for (const RowCopyOp& op : ops) {
+      for (std::uint64_t row = 0; row < op.rows; ++row) {
+        std::byte* on_host = expected_host.data() +
+                             (static_cast<std::byte*>(op.host) - host->data()) +
+                             row * op.host_pitch;
+        std::byte* on_device = expected_device.data() +
+                               (op.device.address - memory->address().address) +
+                               row * op.device_pitch;
+        std::memcpy(to_host ? on_host : on_device, to_host ? on_device : on_host, op.row_bytes);
+      }
+    }
+    const auto direction = to_host ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice;
+    const auto copied = stream_->copy_rows(direction, ops);
+    ASSERT_TRUE(copied.has_value()) << copied.error().to_string();
+    finish();
+    copy(CopyDirection::kDeviceToHost, device_image->data(), memory->address(), kDeviceBytes);
+    ASSERT_EQ(std::memcmp(host->data(), expected_host.data(), kHostBytes), 0) << "round " << round;
+    ASSERT_EQ(std::memcmp(device_image->data(), expected_device.data(), kDeviceBytes), 0)
+        << "round " << round;
+  }
+}
+
+// Regions of a large arena: beyond 4 GiB, and further apart than the pitch of a 2D copy may be.
+TEST_P(DeviceConformanceTest, RowsMayLieFurtherApartThanAPitchMayBe) {
+  constexpr std::uint64_t kGiB = 1024 * kMiB;
+  constexpr std::uint64_t kRow = 12'345;
+  constexpr std::uint64_t kRows = 4;
+  std::unique_ptr<Device> device = open_device(*DeviceSpec::parse(large_device_text()));
+  auto memory = device->allocate(7 * kGiB, GetParam(), nullptr);
+  ASSERT_TRUE(memory.has_value()) << memory.error().to_string();
+  auto stream = device->make_stream(StreamPriority::kNormal);
+  ASSERT_TRUE(stream.has_value());
+  stream_ = std::move(stream).value();
+  auto up = pinned(kRows * kRow);
+  auto down = pinned(kRows * kRow);
+  std::mt19937_64 random(5);
+  for (std::uint64_t i = 0; i < kRows * kRow; ++i) up->data()[i] = std::byte(random());
+  // One that has no divisor that would do as a pitch, and is copied row by row; one beyond 2 GiB
+  // that has; one below.
+  for (const std::uint64_t pitch : {2 * kGiB + 11, 2 * kGiB + kMiB, kGiB + 256}) {
+    std::memset(down->data(), 0, kRows * kRow);
+    const DevicePtr at = (*memory)->address() + 77;
+    const RowCopyOp store{up->data(), kRow, at, pitch, kRow, kRows};
+    RowCopyOp load = store;
+    load.host = down->data();
+    ASSERT_TRUE(stream_->copy_rows(CopyDirection::kHostToDevice, {&store, 1}).has_value());
+    finish();
+    for (std::uint64_t row = 0; row < kRows; ++row) {
+      copy(CopyDirection::kDeviceToHost, down->data() + row * kRow, at + row * pitch, kRow);
+    }
+    ASSERT_EQ(std::memcmp(up->data(), down->data(), kRows * kRow), 0) << "to device, " << pitch;
+    std::memset(down->data(), 0, kRows * kRow);
+    ASSERT_TRUE(stream_->copy_rows(CopyDirection::kDeviceToHost, {&load, 1}).has_value());
+    finish();
+    ASSERT_EQ(std::memcmp(up->data(), down->data(), kRows * kRow), 0) << "to host, " << pitch;
+  }
+  stream_.reset();
+  ASSERT_TRUE((*memory)->release().has_value());
+}
+
+TEST_P(DeviceConformanceTest, RowsThatOverlapOrLeaveTheAddressSpaceAreRefused) {
+  auto memory = allocate(kMiB);
+  ASSERT_NE(memory, nullptr);
+  auto host = pinned(kMiB);
+  const RowCopyOp valid{host->data(), 64, memory->address(), 128, 64, 10};
+  std::vector<RowCopyOp> invalid(6, valid);
+  invalid[0].host_pitch = 63;
+  invalid[1].device_pitch = 63;
+  invalid[2].rows = ~0ULL;
+  invalid[3].device = {};
+  invalid[4].host = nullptr;
+  invalid[5].row_bytes = ~0ULL;
+  for (const RowCopyOp& op : invalid) {
+    const std::vector<RowCopyOp> ops{valid, op};
+    const auto copied = stream_->copy_rows(CopyDirection::kDeviceToHost, ops);
+    ASSERT_FALSE(copied.has_value());
+    EXPECT_EQ(copied.error().code, ErrorCode::kInvalidArgument);
+  }
+  EXPECT_FALSE(stream_->copy_rows(static_cast<CopyDirection>(9), {&valid, 1}).has_value());
+  EXPECT_TRUE(stream_->query().has_value());
 }
 
 TEST_P(DeviceConformanceTest, ReleaseGivesTheMemoryBackToTheDriver) {

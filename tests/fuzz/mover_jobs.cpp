@@ -6,6 +6,8 @@
 #include "mover/copy_plan.hpp"
 #include "support/lease_geometry.hpp"
 
+#include <utility>
+
 namespace kvferry::fuzz {
 namespace {
 
@@ -29,6 +31,15 @@ void hold(const CopyRun& run, std::uint64_t device_bytes) {
                 "a copy outside the pool");
 }
 
+void hold(const CopyRows& rows, std::uint64_t device_bytes) {
+  KVFERRY_CHECK(rows.rows > 1 && rows.row_bytes > 0, "rows that are none");
+  KVFERRY_CHECK(rows.device_pitch >= rows.row_bytes && rows.pool_pitch >= rows.row_bytes,
+                "rows that overlap");
+  hold(CopyRun{rows.segment, rows.device_offset + (rows.rows - 1) * rows.device_pitch,
+               rows.pool_offset + (rows.rows - 1) * rows.pool_pitch, rows.row_bytes},
+       device_bytes);
+}
+
 }  // namespace
 }  // namespace kvferry::fuzz
 
@@ -47,14 +58,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   cache_manager::CopyPlanner planner;
   cache_manager::PlannedChunk chunk;
-  for (const std::uint64_t slot_bytes : {std::uint64_t{0}, fuzz::kSlotBytes}) {
+  constexpr std::uint64_t kNone = 0;
+  for (const auto [slot_bytes, strided] :
+       {std::pair(kNone, false), std::pair(kNone, true), std::pair(fuzz::kSlotBytes, false)}) {
     limits.slot_bytes = slot_bytes;
+    limits.strided = strided;
     planner.start(mover.parts, job->items, results, limits);
     while (planner.has_next()) {
       planner.plan_next(chunk);
       KVFERRY_CHECK(slot_bytes == 0 || chunk.size_bytes <= slot_bytes, "more than a slot holds");
       for (const cache_manager::CopyRun& run : chunk.runs) {
         fuzz::hold(run, slot_bytes > 0 ? slot_bytes : mover.layout.segment_bytes.at(run.segment));
+      }
+      for (const cache_manager::CopyRows& rows : chunk.rows) {
+        KVFERRY_CHECK(strided, "rows that were not asked for");
+        fuzz::hold(rows, mover.layout.segment_bytes.at(rows.segment));
       }
     }
   }

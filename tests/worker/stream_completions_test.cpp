@@ -43,6 +43,10 @@ class LateStream final : public ipc::Stream {
                             ipc::CopyMode mode) override {
     return stream_->copy(direction, ops, mode);
   }
+  [[nodiscard]] Status copy_rows(ipc::CopyDirection direction,
+                                 std::span<const ipc::RowCopyOp> ops) override {
+    return stream_->copy_rows(direction, ops);
+  }
   [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
     return stream_->zero(target, size_bytes);
   }

@@ -58,6 +58,10 @@ class TroubledStream final : public ipc::Stream {
                             ipc::CopyMode mode) override {
     return stream_->copy(direction, ops, mode);
   }
+  [[nodiscard]] Status copy_rows(ipc::CopyDirection direction,
+                                 std::span<const ipc::RowCopyOp> ops) override {
+    return stream_->copy_rows(direction, ops);
+  }
   [[nodiscard]] Status gather(const ipc::RegionTable& table,
                               std::span<const std::uint32_t> ids,
                               ipc::DevicePtr packed,

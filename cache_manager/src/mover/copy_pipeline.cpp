@@ -178,13 +178,23 @@ Status CopyPipeline::enqueue(const Chunk& chunk) {
     const ipc::DevicePtr base = staged ? slot : job.arena->arena->segment(run.segment);
     ops_.push_back({host, base + run.device_offset, run.size_bytes});
   }
-  return context_.stream.copy(
-      context_.direction, ops_,
-      calls_of(chunk) == ops_.size() ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
+  row_ops_.clear();
+  for (const CopyRows& rows : chunk.plan.rows) {
+    KVFERRY_ASSIGN(void* host, job.pool->pinned(rows.pool_offset, rows.pool_bytes()));
+    row_ops_.push_back({host, rows.pool_pitch,
+                        job.arena->arena->segment(rows.segment) + rows.device_offset,
+                        rows.device_pitch, rows.row_bytes, rows.rows});
+  }
+  if (!row_ops_.empty()) KVFERRY_TRY(context_.stream.copy_rows(context_.direction, row_ops_));
+  if (ops_.empty()) return ipc::ok();
+  const bool each = chunk.job->strategy() == CopyStrategy::kMemcpy;
+  return context_.stream.copy(context_.direction, ops_,
+                              each ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
 }
 
 std::size_t CopyPipeline::calls_of(const Chunk& chunk) noexcept {
-  return chunk.job->job().arena->strategy == CopyStrategy::kMemcpy ? chunk.plan.runs.size() : 1;
+  if (chunk.job->strategy() == CopyStrategy::kMemcpy) return chunk.plan.runs.size();
+  return chunk.plan.rows.size() + (chunk.plan.runs.empty() ? 0 : 1);
 }
 
 void CopyPipeline::copy(Chunk& chunk) {

@@ -123,6 +123,7 @@ class CopyPipeline {
   std::chrono::milliseconds looked_{0};  ///< At copies, since the last of them ended.
   ipc::TimePoint looked_at_{};           ///< The last time.
   std::vector<ipc::CopyOp> ops_;         ///< Kept for its memory.
+  std::vector<ipc::RowCopyOp> row_ops_;  ///< Likewise.
 };
 
 }  // namespace kvferry::cache_manager

@@ -3,6 +3,7 @@
 #include "mover/copy_plan.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
+#include "mover/slice_rows.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -35,6 +36,35 @@ void append_run(std::vector<CopyRun>& runs, CopyRun run, std::uint64_t pool_piec
   }
 }
 
+// Appends rows, cut at pool pieces: a row that crosses one is copied by itself.
+void append_rows(PlannedChunk& chunk, CopyRows left, std::uint64_t pool_piece_bytes) {
+  while (left.rows > 0) {
+    const std::uint64_t to_boundary = pool_piece_bytes - left.pool_offset % pool_piece_bytes;
+    std::uint64_t rows = 1;
+    if (left.rows > 1 && left.row_bytes <= to_boundary) {
+      rows = std::min(left.rows, 1 + (to_boundary - left.row_bytes) / left.pool_pitch);
+    }
+    if (rows > 1) {
+      chunk.rows.push_back(left);
+      chunk.rows.back().rows = rows;
+    } else {
+      append_run(chunk.runs, {left.segment, left.device_offset, left.pool_offset, left.row_bytes},
+                 pool_piece_bytes);
+    }
+    left.device_offset += rows * left.device_pitch;
+    left.pool_offset += rows * left.pool_pitch;
+    left.rows -= rows;
+  }
+}
+
+std::uint64_t device_offset(const BlockParts::Slice& slice, const MoverItem& item) {
+  return slice.offset + item.block.value * slice.block_stride;
+}
+
+std::uint64_t pool_offset(const BlockParts::Slice& slice, const MoverItem& item) {
+  return (slice.replicated ? item.replicated_offset : item.shard_offset) + slice.part_offset;
+}
+
 bool in_pool(std::uint64_t offset, std::uint64_t size, std::uint64_t pool_bytes) {
   std::uint64_t end = 0;
   return ipc::checked_add(offset, size, end) && end <= pool_bytes;
@@ -60,10 +90,15 @@ BlockParts::BlockParts(const ipc::ArenaLayout& layout) : groups_(layout.groups.s
       group.slices.push_back(slice);
     }
   }
+  for (Group& group : groups_) group.rows = find_slice_rows(group.slices);
 }
 
 std::span<const BlockParts::Slice> BlockParts::slices(GroupId group) const {
   return groups_.at(group.value).slices;
+}
+
+std::span<const BlockParts::SliceRows> BlockParts::slice_rows(GroupId group) const {
+  return groups_.at(group.value).rows;
 }
 
 std::uint64_t BlockParts::replicated_bytes(GroupId group) const {
@@ -103,6 +138,7 @@ void PlannedChunk::clear() noexcept {
   items.clear();
   size_bytes = 0;
   runs.clear();
+  rows.clear();
   blocks.clear();
 }
 
@@ -145,19 +181,38 @@ void CopyPlanner::plan_next(PlannedChunk& chunk) {
 
 void CopyPlanner::plan_direct(PlannedChunk& chunk) {
   for (; has_next() && chunk.size_bytes < limits_.chunk_bytes &&
-         chunk.runs.size() < limits_.chunk_runs;
+         chunk.runs.size() + chunk.rows.size() < limits_.chunk_runs;
        ++next_) {
     const MoverItem& item = items_[order_[next_].item];
-    for (const BlockParts::Slice& slice : parts_->slices(item.group)) {
-      if (slice.replicated && !item.with_replicated) continue;
-      const std::uint64_t base = slice.replicated ? item.replicated_offset : item.shard_offset;
-      append_run(chunk.runs,
-                 {slice.segment, slice.offset + item.block.value * slice.block_stride,
-                  base + slice.part_offset, slice.size_bytes},
-                 limits_.pool_piece_bytes);
-      chunk.size_bytes += slice.size_bytes;
+    if (limits_.strided) {
+      plan_rows(item, chunk);
+    } else {
+      plan_slices(item, chunk);
     }
     chunk.items.push_back(order_[next_].item);
+  }
+}
+
+void CopyPlanner::plan_slices(const MoverItem& item, PlannedChunk& chunk) const {
+  for (const BlockParts::Slice& slice : parts_->slices(item.group)) {
+    if (slice.replicated && !item.with_replicated) continue;
+    append_run(
+        chunk.runs,
+        {slice.segment, device_offset(slice, item), pool_offset(slice, item), slice.size_bytes},
+        limits_.pool_piece_bytes);
+    chunk.size_bytes += slice.size_bytes;
+  }
+}
+
+void CopyPlanner::plan_rows(const MoverItem& item, PlannedChunk& chunk) const {
+  for (const BlockParts::SliceRows& rows : parts_->slice_rows(item.group)) {
+    const BlockParts::Slice& first = rows.first;
+    if (first.replicated && !item.with_replicated) continue;
+    append_rows(chunk,
+                {first.segment, device_offset(first, item), rows.device_pitch,
+                 pool_offset(first, item), rows.part_pitch, first.size_bytes, rows.rows},
+                limits_.pool_piece_bytes);
+    chunk.size_bytes += rows.rows * first.size_bytes;
   }
 }
 

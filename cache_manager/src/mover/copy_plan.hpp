@@ -23,11 +23,28 @@ struct CopyRun {
   friend bool operator==(const CopyRun&, const CopyRun&) = default;
 };
 
+/// The same for rows of equal size at a constant distance on either side: one strided copy.
+struct CopyRows {
+  std::uint32_t segment = 0;
+  std::uint64_t device_offset = 0;  ///< Of the first row.
+  std::uint64_t device_pitch = 0;
+  std::uint64_t pool_offset = 0;  ///< Likewise.
+  std::uint64_t pool_pitch = 0;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 0;  ///< At least 2.
+  /// From the first row's first byte in the pool to the last one's last.
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept {
+    return (rows - 1) * pool_pitch + row_bytes;
+  }
+  friend bool operator==(const CopyRows&, const CopyRows&) = default;
+};
+
 /// What is copied in one go, and handed over to the worker as one where it is staged.
 struct PlannedChunk {
   std::vector<std::size_t> items;  ///< Of the job.
   std::uint64_t size_bytes = 0;
   std::vector<CopyRun> runs;
+  std::vector<CopyRows> rows;  ///< Strided only, beside runs of what makes no rows.
   // Staged only: blocks of one group and one region set, in slot order.
   ipc::GroupId group;
   ipc::RegionSet set = ipc::RegionSet::kAll;
@@ -40,8 +57,9 @@ struct PlanLimits {
   /// Staged: chunks are packed blocks for slots of so many bytes, and runs count from the slot's
   /// start. 0: straight between arena and pool.
   std::uint64_t slot_bytes = 0;
+  bool strided = false;                    ///< Not staged: in rows, where a block has them.
   std::uint64_t chunk_bytes = 8ULL << 20;  ///< Ends a chunk that is not staged.
-  std::size_t chunk_runs = 1024;           ///< Likewise.
+  std::size_t chunk_runs = 1024;           ///< Likewise, with its rows' copies.
   /// No run crosses a multiple of this pool offset: each piece is registered on its own.
   std::uint64_t pool_piece_bytes = 64ULL << 20;
 };
@@ -58,15 +76,26 @@ class BlockParts {
     std::uint64_t part_offset = 0;    ///< Inside its part (replicated or sharded) of a host block.
     std::uint64_t packed_offset = 0;  ///< Inside the packed block with all regions.
   };
+  /// Slices of one part that lie at one distance from each other in the arena and in the part.
+  struct SliceRows {
+    Slice first;
+    std::uint64_t device_pitch = 0;
+    std::uint64_t part_pitch = 0;
+    std::uint64_t rows = 1;
+  };
   explicit BlockParts(const ipc::ArenaLayout& layout);
 
   [[nodiscard]] std::span<const Slice> slices(ipc::GroupId group) const;
+  /// All slices of a block, each once, in as few rows as was found; slices that touch on both sides
+  /// are one.
+  [[nodiscard]] std::span<const SliceRows> slice_rows(ipc::GroupId group) const;
   [[nodiscard]] std::uint64_t replicated_bytes(ipc::GroupId group) const;
   [[nodiscard]] std::uint64_t sharded_bytes(ipc::GroupId group) const;
 
  private:
   struct Group {
     std::vector<Slice> slices;
+    std::vector<SliceRows> rows;
     std::uint64_t replicated_bytes = 0;
     std::uint64_t sharded_bytes = 0;
   };
@@ -111,6 +140,8 @@ class CopyPlanner {
 
   void plan_staged(PlannedChunk& chunk);
   void plan_direct(PlannedChunk& chunk);
+  void plan_slices(const ipc::MoverItem& item, PlannedChunk& chunk) const;
+  void plan_rows(const ipc::MoverItem& item, PlannedChunk& chunk) const;
 
   const BlockParts* parts_ = nullptr;
   std::span<const ipc::MoverItem> items_;

@@ -25,6 +25,7 @@ RunningJob::RunningJob(LaneJob job) : job_(std::move(job)), began_(ipc::Monotoni
   PlanLimits limits;
   limits.pool_piece_bytes = PoolMapping::kPieceBytes;
   limits.slot_bytes = is_staged() ? layout.staging.slot_bytes : 0;
+  limits.strided = strategy() == CopyStrategy::kStrided;
   planner_.start(job_.arena->parts, job_.job.items, result_.results, limits);
 }
 

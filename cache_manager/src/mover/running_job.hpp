@@ -33,9 +33,8 @@ class RunningJob {
   [[nodiscard]] ipc::JobId id() const noexcept { return job_.job.job; }
   [[nodiscard]] std::uint8_t priority() const noexcept { return job_.job.priority; }
   [[nodiscard]] const LaneJob& job() const noexcept { return job_; }
-  [[nodiscard]] bool is_staged() const noexcept {
-    return job_.arena->strategy == CopyStrategy::kStaged;
-  }
+  [[nodiscard]] CopyStrategy strategy() const noexcept { return job_.arena->strategy; }
+  [[nodiscard]] bool is_staged() const noexcept { return strategy() == CopyStrategy::kStaged; }
 
   /// Some of it has not been started.
   [[nodiscard]] bool has_next() const noexcept { return planner_.has_next(); }

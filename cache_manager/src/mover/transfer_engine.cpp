@@ -18,10 +18,11 @@ using ipc::Status;
 // Slices below this size reach the link's speed only when gathered first (docs/performance.md).
 constexpr std::uint64_t kSmallSliceBytes = 1ULL << 20;
 
-constexpr std::array<std::pair<CopyStrategy, std::string_view>, 5> kStrategyNames{{
+constexpr std::array<std::pair<CopyStrategy, std::string_view>, 6> kStrategyNames{{
     {CopyStrategy::kAuto, "auto"},
     {CopyStrategy::kDirect, "direct"},
     {CopyStrategy::kStaged, "staged"},
+    {CopyStrategy::kStrided, "strided"},
     {CopyStrategy::kBatch, "batch"},
     {CopyStrategy::kMemcpy, "memcpy"},
 }};
@@ -66,7 +67,8 @@ ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text) {
     if (name == text) return value;
   }
   return KVFERRY_ERROR(kInvalidArgument,
-                       "copy strategy '{}' is unknown; use auto, direct, staged, batch or memcpy",
+                       "copy strategy '{}' is unknown; use auto, direct, staged, strided, "
+                       "batch or memcpy",
                        text);
 }
 
@@ -91,6 +93,7 @@ ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked, const ipc::ArenaLa
             layout.staging.slots, ipc::format_size(layout.staging.slot_bytes));
       }
       return asked;
+    case CopyStrategy::kStrided:
     case CopyStrategy::kBatch:
     case CopyStrategy::kMemcpy: return asked;
     case CopyStrategy::kAuto: break;

@@ -34,6 +34,7 @@ std::string_view to_string(BareStrategy strategy) noexcept {
   switch (strategy) {
     case BareStrategy::kMemcpy: return "memcpy";
     case BareStrategy::kBatch: return "batch";
+    case BareStrategy::kStrided: return "strided";
     case BareStrategy::kKernel: return "kernel";
   }
   return "invalid";
@@ -62,6 +63,7 @@ BareCopies::BareCopies(ipc::Device& device,
       regions.push_back({static_cast<unsigned char*>(slice.base.raw()), slice.block_stride,
                          slice.size_bytes, slice.packed_offset, 0});
     }
+    group.rows = rows_of(group.slices);
     group.table = must(device_.make_region_table(std::move(regions)));
   }
   for (Lane& lane : lanes_) {
@@ -70,6 +72,26 @@ BareCopies::BareCopies(ipc::Device& device,
         must(device_.make_pinned_buffer(std::max(limit_bytes_, host_blocks * shape.rank_bytes())));
     lane.flat = must(device_.allocate(limit_bytes_, ipc::HandleKind::kVmm, nullptr));
   }
+}
+
+std::vector<BareCopies::Rows> BareCopies::rows_of(const std::vector<Slice>& slices) {
+  std::vector<Rows> all;
+  for (const Slice& slice : slices) {
+    if (!all.empty()) {
+      Rows& last = all.back();
+      const std::uint64_t reached = last.first.base.address + (last.count - 1) * last.distance;
+      const std::uint64_t distance = slice.base.address - reached;
+      if (slice.size_bytes == last.first.size_bytes &&
+          slice.block_stride == last.first.block_stride && slice.base.address > reached &&
+          distance >= slice.size_bytes && (last.count == 1 || distance == last.distance)) {
+        last.distance = distance;
+        ++last.count;
+        continue;
+      }
+    }
+    all.push_back({slice, 0, 1});
+  }
+  return all;
 }
 
 ipc::Result<double> BareCopies::time(Way way, const std::function<ipc::Status()>& fill) {
@@ -134,6 +156,7 @@ ipc::Status BareCopies::enqueue(BareStrategy strategy,
                                 const std::vector<worker::SequenceItem>& blocks) {
   Lane& used = lanes_.at(lane);
   used.ops.clear();
+  used.rows.clear();
   std::byte* host = used.host->data();
   for (std::size_t next = 0; next < blocks.size();) {
     const ipc::GroupId id = blocks[next].group;
@@ -151,12 +174,25 @@ ipc::Status BareCopies::enqueue(BareStrategy strategy,
       continue;
     }
     for (const std::uint32_t block : used.ids) {
+      if (strategy == BareStrategy::kStrided) {
+        for (const Rows& rows : group.rows) {
+          const Slice& first = rows.first;
+          used.rows.push_back({host + first.packed_offset, first.size_bytes,
+                               first.base + block * first.block_stride, rows.distance,
+                               first.size_bytes, rows.count});
+        }
+        host += group.packed_bytes;
+        continue;
+      }
       for (const Slice& slice : group.slices) {
         used.ops.push_back({host + slice.packed_offset, slice.base + block * slice.block_stride,
                             slice.size_bytes});
       }
       host += group.packed_bytes;
     }
+  }
+  if (strategy == BareStrategy::kStrided) {
+    return used.stream->copy_rows(direction_of(lane), used.rows);
   }
   if (used.ops.empty()) return ipc::ok();
   return used.stream->copy(

@@ -23,11 +23,12 @@ namespace kvferry::cli {
 enum class BareStrategy : std::uint8_t {
   kMemcpy = 1,  ///< One copy per chunk.
   kBatch,       ///< All chunks of a job in one batched call.
+  kStrided,     ///< A block's chunks as the rows of strided copies, where they lie at one distance.
   kKernel       ///< A kernel that reads and writes host memory itself.
 };
 [[nodiscard]] std::string_view to_string(BareStrategy strategy) noexcept;
 inline constexpr std::array kBareStrategies = {BareStrategy::kMemcpy, BareStrategy::kBatch,
-                                               BareStrategy::kKernel};
+                                               BareStrategy::kStrided, BareStrategy::kKernel};
 
 /// An arena and pinned host memory in this process, and copies between them: what the link gives,
 /// and what others' ways of copying make of it. @threading one thread.
@@ -69,8 +70,15 @@ class BareCopies {
     std::uint64_t size_bytes = 0;
     std::uint64_t packed_offset = 0;
   };
+  /// Slices one after the other in a packed block and at one distance on the device.
+  struct Rows {
+    Slice first;
+    std::uint64_t distance = 0;
+    std::uint64_t count = 1;
+  };
   struct Group {
     std::vector<Slice> slices;
+    std::vector<Rows> rows;
     std::uint64_t packed_bytes = 0;
     std::unique_ptr<ipc::RegionTable> table;
   };
@@ -80,9 +88,11 @@ class BareCopies {
     std::unique_ptr<ipc::DeviceMemory> flat;  ///< What large copies copy.
     ipc::EventFd ended;
     std::vector<ipc::CopyOp> ops;  ///< Kept: no memory is taken while it is measured.
+    std::vector<ipc::RowCopyOp> rows;
     std::vector<std::uint32_t> ids;
   };
 
+  [[nodiscard]] static std::vector<Rows> rows_of(const std::vector<Slice>& slices);
   [[nodiscard]] ipc::Status enqueue(BareStrategy strategy,
                                     std::size_t lane,
                                     const std::vector<worker::SequenceItem>& blocks);

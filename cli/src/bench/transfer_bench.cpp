@@ -112,8 +112,10 @@ std::vector<cache_manager::CopyStrategy> TransferBench::strategies_for(
   }
   std::vector<CopyStrategy> possible;
   for (const CopyStrategy strategy :
-       {CopyStrategy::kAuto, CopyStrategy::kDirect, CopyStrategy::kStaged, CopyStrategy::kBatch,
-        CopyStrategy::kMemcpy}) {
+       {CopyStrategy::kAuto, CopyStrategy::kDirect, CopyStrategy::kStaged, CopyStrategy::kStrided,
+        CopyStrategy::kBatch, CopyStrategy::kMemcpy}) {
+    // There direct by another name: a block is one copy.
+    if (strategy == CopyStrategy::kStrided && arena.order == ipc::ArenaOrder::kBlockFirst) continue;
     if (check_strategy(strategy, shape_.geometry, arena)) possible.push_back(strategy);
   }
   return possible;

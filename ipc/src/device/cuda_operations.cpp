@@ -18,6 +18,25 @@ namespace {
 constexpr std::uint32_t kStagingCtas = 16;
 constexpr std::size_t kMaxBatchOps = 8192;
 
+// cudaDevAttrMaxPitch of every device: rows of a 2D copy lie no further apart.
+constexpr std::uint64_t kMaxPitch = 0x7FFF'FFFF;
+
+/// A distance between rows as a number of lines of a pitch that the driver takes.
+struct SlicePitch {
+  std::uint64_t pitch = 0;
+  std::uint64_t lines = 0;  ///< 0: there is none.
+};
+
+SlicePitch slice_pitch(std::uint64_t distance, std::uint64_t row_bytes) {
+  constexpr std::uint64_t kMostLines = 4096;
+  const std::uint64_t fewest = (distance + kMaxPitch - 1) / kMaxPitch;
+  for (std::uint64_t lines = fewest; lines < fewest + kMostLines; ++lines) {
+    if (distance / lines < row_bytes) break;
+    if (distance % lines == 0) return {distance / lines, lines};
+  }
+  return {};
+}
+
 std::uint64_t* result_words(PinnedBuffer& buffer, std::size_t index) {
   return reinterpret_cast<std::uint64_t*>(buffer.data()) + index;
 }
@@ -60,6 +79,57 @@ Status CudaOperations::copy(CopyDirection direction, std::span<const CopyOp> ops
         to_host ? op.host : op.device.raw(), to_host ? op.device.raw() : op.host, op.size_bytes,
         to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_));
   }
+  return ok();
+}
+
+Status CudaOperations::copy_rows(CopyDirection direction, std::span<const RowCopyOp> ops) {
+  KVFERRY_TRY(check_rows(device_name(), direction, ops));
+  const DeviceGuard guard(*context_);
+  for (const RowCopyOp& op : ops) {
+    if (op.row_bytes == 0 || op.rows == 0) continue;
+    KVFERRY_TRY(enqueue_rows(direction, op));
+  }
+  return ok();
+}
+
+Status CudaOperations::enqueue_rows(CopyDirection direction, const RowCopyOp& op) {
+  const bool to_host = direction == CopyDirection::kDeviceToHost;
+  if (op.rows == 1) {  // whatever its pitches are
+    const CopyOp row{op.host, op.device, op.row_bytes};
+    return copy(direction, {&row, 1}, CopyMode::kEach);
+  }
+  if (op.host_pitch > kMaxPitch || op.device_pitch > kMaxPitch) {
+    return enqueue_slices(direction, op);
+  }
+  KVFERRY_CUDA_TRY(cudaMemcpy2DAsync(
+      to_host ? op.host : op.device.raw(), to_host ? op.host_pitch : op.device_pitch,
+      to_host ? op.device.raw() : op.host, to_host ? op.device_pitch : op.host_pitch, op.row_bytes,
+      op.rows, to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_));
+  return ok();
+}
+
+// Regions of a large arena may lie further apart than a pitch may be: then each row is a slice of a
+// 3D copy, and slices are several lines apart.
+Status CudaOperations::enqueue_slices(CopyDirection direction, const RowCopyOp& op) {
+  const SlicePitch host = slice_pitch(op.host_pitch, op.row_bytes);
+  const SlicePitch device = slice_pitch(op.device_pitch, op.row_bytes);
+  if (host.lines == 0 || device.lines == 0) {
+    for (std::uint64_t row = 0; row < op.rows; ++row) {
+      const CopyOp one{static_cast<std::byte*>(op.host) + row * op.host_pitch,
+                       op.device + row * op.device_pitch, op.row_bytes};
+      KVFERRY_TRY(copy(direction, {&one, 1}, CopyMode::kEach));
+    }
+    return ok();
+  }
+  const cudaPitchedPtr on_host{op.host, host.pitch, op.row_bytes, host.lines};
+  const cudaPitchedPtr on_device{op.device.raw(), device.pitch, op.row_bytes, device.lines};
+  const bool to_host = direction == CopyDirection::kDeviceToHost;
+  cudaMemcpy3DParms slices{};
+  slices.srcPtr = to_host ? on_device : on_host;
+  slices.dstPtr = to_host ? on_host : on_device;
+  slices.extent = cudaExtent{op.row_bytes, 1, op.rows};
+  slices.kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+  KVFERRY_CUDA_TRY(cudaMemcpy3DAsync(&slices, stream_));
   return ok();
 }
 

@@ -24,6 +24,7 @@ class CudaOperations : public Stream {
   [[nodiscard]] Status copy(CopyDirection direction,
                             std::span<const CopyOp> ops,
                             CopyMode mode) override;
+  [[nodiscard]] Status copy_rows(CopyDirection direction, std::span<const RowCopyOp> ops) override;
   [[nodiscard]] Status zero(DevicePtr target, std::uint64_t size_bytes) override;
   [[nodiscard]] Status copy_within(DevicePtr source,
                                    DevicePtr target,
@@ -75,6 +76,8 @@ class CudaOperations : public Stream {
                     DevicePtr packed,
                     std::uint64_t packed_stride,
                     BlockCopyLauncher launcher);
+  Status enqueue_rows(CopyDirection direction, const RowCopyOp& op);
+  Status enqueue_slices(CopyDirection direction, const RowCopyOp& op);
   Status copy_batch(CopyDirection direction, std::span<const CopyOp> ops);
 
   ContextPtr context_;

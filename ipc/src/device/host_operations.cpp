@@ -25,10 +25,7 @@ std::uint64_t packed_extent(std::span<const kernels::StridedRegion> regions) {
 Status HostOperations::copy(CopyDirection direction,
                             std::span<const CopyOp> ops,
                             CopyMode /*mode*/) {
-  if (direction != CopyDirection::kDeviceToHost && direction != CopyDirection::kHostToDevice) {
-    return KVFERRY_ERROR(kInvalidArgument, "{}: copy direction {} does not exist", device_name_,
-                         static_cast<unsigned>(direction));
-  }
+  KVFERRY_TRY(check_direction(device_name_, direction));
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const CopyOp& op = ops[i];
     if (!valid_range(op.device.address, op.size_bytes) ||
@@ -40,6 +37,12 @@ Status HostOperations::copy(CopyDirection direction,
   }
   if (ops.empty()) return ok();
   return take(host_work::Copy{direction, {ops.begin(), ops.end()}});
+}
+
+Status HostOperations::copy_rows(CopyDirection direction, std::span<const RowCopyOp> ops) {
+  KVFERRY_TRY(check_rows(device_name_, direction, ops));
+  if (ops.empty()) return ok();
+  return take(host_work::CopyRows{direction, {ops.begin(), ops.end()}});
 }
 
 Status HostOperations::zero(DevicePtr target, std::uint64_t size_bytes) {

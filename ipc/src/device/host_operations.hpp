@@ -19,6 +19,7 @@ class HostOperations : public Stream {
   [[nodiscard]] Status copy(CopyDirection direction,
                             std::span<const CopyOp> ops,
                             CopyMode mode) override;
+  [[nodiscard]] Status copy_rows(CopyDirection direction, std::span<const RowCopyOp> ops) override;
   [[nodiscard]] Status zero(DevicePtr target, std::uint64_t size_bytes) override;
   [[nodiscard]] Status copy_within(DevicePtr source,
                                    DevicePtr target,

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 namespace kvferry::ipc::host_work {
@@ -36,6 +37,17 @@ void Copy::run() const {
     const bool to_host = direction == CopyDirection::kDeviceToHost;
     std::memcpy(to_host ? op.host : op.device.raw(), to_host ? op.device.raw() : op.host,
                 op.size_bytes);
+  }
+}
+
+void CopyRows::run() const {
+  for (const RowCopyOp& op : ops) {
+    for (std::uint64_t row = 0; row < op.rows; ++row) {
+      void* host = static_cast<std::byte*>(op.host) + row * op.host_pitch;
+      void* device = (op.device + row * op.device_pitch).raw();
+      const bool to_host = direction == CopyDirection::kDeviceToHost;
+      std::memcpy(to_host ? host : device, to_host ? device : host, op.row_bytes);
+    }
   }
 }
 

@@ -24,6 +24,12 @@ struct Copy {
   void run() const;
 };
 
+struct CopyRows {
+  CopyDirection direction;
+  std::vector<RowCopyOp> ops;
+  void run() const;
+};
+
 struct Zero {
   DevicePtr target;
   std::uint64_t size_bytes = 0;
@@ -104,6 +110,7 @@ struct Launch {
 };
 
 using Item = std::variant<Copy,
+                          CopyRows,
                           Zero,
                           CopyWithin,
                           Pack,

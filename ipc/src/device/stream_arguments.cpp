@@ -4,6 +4,8 @@
 
 #include "kvferry/ipc/base/size.hpp"
 
+#include <cstddef>
+
 namespace kvferry::ipc {
 namespace {
 
@@ -25,6 +27,18 @@ Status check_array(std::string_view device,
   return ok();
 }
 
+/// Rows that neither overlap nor leave the address space.
+bool valid_rows(std::uintptr_t address,
+                std::uint64_t pitch,
+                std::uint64_t row_bytes,
+                std::uint64_t rows) {
+  std::uint64_t last = 0;
+  std::uint64_t span = 0;
+  if (rows > 1 && pitch < row_bytes) return false;
+  return checked_mul(rows - 1, rows > 1 ? pitch : 0, last) && checked_add(last, row_bytes, span) &&
+         valid_range(address, span);
+}
+
 bool overlap(DevicePtr a, std::uint64_t a_bytes, DevicePtr b, std::uint64_t b_bytes) {
   return a.address < b.address + b_bytes && b.address < a.address + a_bytes;
 }
@@ -34,6 +48,34 @@ bool overlap(DevicePtr a, std::uint64_t a_bytes, DevicePtr b, std::uint64_t b_by
 bool valid_range(std::uintptr_t address, std::uint64_t size_bytes) {
   std::uint64_t end = 0;
   return address != 0 && checked_add(address, size_bytes, end);
+}
+
+Status check_direction(std::string_view device, CopyDirection direction) {
+  if (direction == CopyDirection::kDeviceToHost || direction == CopyDirection::kHostToDevice) {
+    return ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument, "{}: copy direction {} does not exist", device,
+                       static_cast<unsigned>(direction));
+}
+
+Status check_rows(std::string_view device,
+                  CopyDirection direction,
+                  std::span<const RowCopyOp> ops) {
+  KVFERRY_TRY(check_direction(device, direction));
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const RowCopyOp& op = ops[i];
+    if (op.rows == 0 || op.row_bytes == 0) continue;
+    const auto host = reinterpret_cast<std::uintptr_t>(op.host);
+    if (!valid_rows(host, op.host_pitch, op.row_bytes, op.rows) ||
+        !valid_rows(op.device.address, op.device_pitch, op.row_bytes, op.rows)) {
+      return KVFERRY_ERROR(kInvalidArgument,
+                           "{}: copy {} of {}: {} rows of {} bytes, host {:#x} every {} bytes, "
+                           "device {:#x} every {}; needs rows apart from each other",
+                           device, i, ops.size(), op.rows, op.row_bytes, host, op.host_pitch,
+                           op.device.address, op.device_pitch);
+    }
+  }
+  return ok();
 }
 
 Status check_decode(std::string_view device, const kernels::DecodePass& pass) {

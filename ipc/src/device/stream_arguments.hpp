@@ -5,6 +5,7 @@
 #include "kvferry/ipc/device/device.hpp"
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 /// What the streams of all backends refuse alike: a kernel that is given such arguments would break
@@ -12,6 +13,13 @@
 namespace kvferry::ipc {
 
 [[nodiscard]] bool valid_range(std::uintptr_t address, std::uint64_t size_bytes);
+
+[[nodiscard]] Status check_direction(std::string_view device, CopyDirection direction);
+
+/// Ops without bytes are valid: they copy nothing.
+[[nodiscard]] Status check_rows(std::string_view device,
+                                CopyDirection direction,
+                                std::span<const RowCopyOp> ops);
 
 [[nodiscard]] Status check_decode(std::string_view device, const kernels::DecodePass& pass);
 

@@ -13,7 +13,7 @@ namespace kvferry::cache_manager {
 
 /// How blocks are moved. kAuto: direct for block-first arenas, staged where the arena has a ring
 /// and the group's slices are small, else batch.
-enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kBatch, kMemcpy };
+enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kStrided, kBatch, kMemcpy };
 [[nodiscard]] std::string_view to_string(CopyStrategy strategy) noexcept;
 [[nodiscard]] ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text);
 

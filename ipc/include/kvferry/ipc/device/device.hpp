@@ -140,6 +140,17 @@ struct CopyOp {
   std::uint64_t size_bytes = 0;
 };
 
+/// Rows of equal size that lie at one constant distance from each other, on the device and on the
+/// host: what one strided copy moves.
+struct RowCopyOp {
+  void* host = nullptr;  ///< Of the first row.
+  std::uint64_t host_pitch = 0;
+  DevicePtr device;  ///< Likewise.
+  std::uint64_t device_pitch = 0;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 0;
+};
+
 /// kEach: one asynchronous copy per op. kBatch: one batched call where the backend has one.
 enum class CopyMode : std::uint8_t { kEach = 1, kBatch = 2 };
 
@@ -183,6 +194,10 @@ class Stream {
   [[nodiscard]] virtual Status copy(CopyDirection direction,
                                     std::span<const CopyOp> ops,
                                     CopyMode mode) = 0;
+  /// The same for rows, one call for each op and no kernel. Rows may have any size, start anywhere
+  /// and be any distance apart that is not less than their size; kInvalidArgument otherwise.
+  [[nodiscard]] virtual Status copy_rows(CopyDirection direction,
+                                         std::span<const RowCopyOp> ops) = 0;
   [[nodiscard]] virtual Status zero(DevicePtr target, std::uint64_t size_bytes) = 0;
   /// From device memory to device memory, without overlap; both may start anywhere, also in memory
   /// that was imported.
