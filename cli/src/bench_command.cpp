@@ -54,28 +54,6 @@ struct BenchOptions {
   bool no_bare = false;
 };
 
-template <typename T>
-CLI::Option* add_list(CLI::App& app,
-                      const std::string& name,
-                      std::vector<T>& target,
-                      std::function<ipc::Result<T>(std::string_view)> parse,
-                      const std::string& help) {
-  return app
-      .add_option_function<std::vector<std::string>>(
-          name,
-          [name, &target, parse = std::move(parse)](const std::vector<std::string>& texts) {
-            target.clear();
-            for (const std::string& text : texts) {
-              auto parsed = parse(text);
-              if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
-              target.push_back(std::move(parsed).value());
-            }
-          },
-          help)
-      ->delimiter(',')
-      ->allow_extra_args(false);
-}
-
 template <typename T, std::size_t Count>
 ipc::Result<T> parse_word(const std::array<T, Count>& values, std::string_view text) {
   std::string words;

@@ -30,9 +30,9 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay", "rl-loop", "bench", "manager", "mover", "worker", "status", "pause", "continue",
-     "flush", "update-weights", "export-weights", "release", "resume", "components", "clear",
-     "reinit", "trace"});
+    {"replay", "rl-loop", "bench", "calibrate", "manager", "mover", "worker", "status", "pause",
+     "continue", "flush", "update-weights", "export-weights", "release", "resume", "components",
+     "clear", "reinit", "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -55,6 +55,7 @@ int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int rl_loop_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
+int calibrate_command(const Arguments& arguments);
 
 /// Picks the command by the program's name ("kvferry-mover") or the first argument.
 int run_program(std::string_view program, Arguments arguments);

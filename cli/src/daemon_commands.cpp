@@ -102,6 +102,14 @@ int mover_command(const Arguments& arguments) {
                                           "batch or memcpy")
       ->type_name("NAME")
       ->default_str("auto");
+  using cache_manager::CalibrationMode;
+  add_choice<CalibrationMode>(*app, "--calibration", config.calibration,
+                              {{"gpus", CalibrationMode::kGpus},
+                               {"on", CalibrationMode::kOn},
+                               {"off", CalibrationMode::kOff}},
+                              "Whether to measure once what copies cost, in the background, for "
+                              "--copy-strategy auto; gpus: not on simulated devices");
+  add_cache_dir(*app, config.cache_dir);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());

@@ -77,6 +77,30 @@ CLI::Option* add_choice(CLI::App& app,
   return option;
 }
 
+/// Adds an option for a list of values, each parsed by `parse`; what is given takes the default's
+/// place.
+template <typename T>
+CLI::Option* add_list(CLI::App& app,
+                      const std::string& name,
+                      std::vector<T>& target,
+                      std::function<ipc::Result<T>(std::string_view)> parse,
+                      const std::string& help) {
+  return app
+      .add_option_function<std::vector<std::string>>(
+          name,
+          [name, &target, parse = std::move(parse)](const std::vector<std::string>& texts) {
+            target.clear();
+            for (const std::string& text : texts) {
+              auto parsed = parse(text);
+              if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
+              target.push_back(std::move(parsed).value());
+            }
+          },
+          help)
+      ->delimiter(',')
+      ->allow_extra_args(false);
+}
+
 /// Adds an option for a size such as 512MiB.
 CLI::Option* add_size(CLI::App& app,
                       const std::string& name,

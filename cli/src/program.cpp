@@ -18,6 +18,8 @@ constexpr std::array kCommands = {
             rl_loop_command},
     Command{"bench", "measure transfers against the link and against others' ways to copy",
             bench_command},
+    Command{"calibrate", "measure what copies cost on this machine, and show what is chosen",
+            calibrate_command},
     Command{"manager", "run the manager: host memory, prefix index, control (one per host)",
             manager_command},
     Command{"mover", "run the mover of one rank: copies blocks between device and host",

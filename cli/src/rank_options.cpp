@@ -254,4 +254,11 @@ CLI::Option* add_weights_id(CLI::App& app, std::optional<ipc::Digest>& target) {
       ->type_name("HEX");
 }
 
+CLI::Option* add_cache_dir(CLI::App& app, std::string& target) {
+  return app
+      .add_option("--cache-dir", target,
+                  "Where calibrations are kept [$XDG_CACHE_HOME/kvferry, else ~/.cache/kvferry]")
+      ->type_name("DIR");
+}
+
 }  // namespace kvferry::cli

@@ -65,6 +65,8 @@ void add_rank_options(CLI::App& app, RankOptions& options);
 [[nodiscard]] ipc::Result<ipc::DeviceSpec> host_device_for(const std::string& name,
                                                            const ipc::Geometry& geometry,
                                                            const ipc::ArenaOptions& arena);
+/// "--cache-dir": empty means ipc::default_cache_dir().
+CLI::Option* add_cache_dir(CLI::App& app, std::string& target);
 /// "--gpu-blocks" of 1 ... 2^31.
 CLI::Option* add_gpu_blocks(CLI::App& app, std::uint32_t& target, const std::string& help);
 

@@ -55,6 +55,7 @@ class StagedFixture : public testing::Test {
     engine.staging.agent_path = dir_ / "agent";
     engine.staging.engine = "chat";
     engine.staging.mover = ipc::IncarnationId::random();
+    adjust(engine);
     engine_ = std::make_unique<TransferEngine>(
         *device_, engine, [this](ipc::MoverJobDone done) { answer(std::move(done)); },
         [](const ipc::Error& error) { ADD_FAILURE() << error.to_string(); });
@@ -70,6 +71,9 @@ class StagedFixture : public testing::Test {
     engine_->on_unmapped(ipc::Epoch{1});
     engine_.reset();
   }
+
+  /// Before the engine is made.
+  virtual void adjust(TransferEngine::Options& /*options*/) {}
 
   void answer(ipc::MoverJobDone done) {
     const std::lock_guard lock(mutex_);

@@ -18,6 +18,9 @@ class ForwardingDevice : public ipc::Device {
 
   [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return real_->spec(); }
   [[nodiscard]] std::string name() const override { return real_->name(); }
+  [[nodiscard]] ipc::Result<ipc::DeviceIdentity> identity() const override {
+    return real_->identity();
+  }
   [[nodiscard]] ipc::Result<ipc::MemoryInfo> memory_info() override { return real_->memory_info(); }
   [[nodiscard]] ipc::Result<std::unique_ptr<ipc::AddressRange>> reserve(
       std::uint64_t size_bytes) override {

@@ -50,7 +50,14 @@ std::uint64_t take_count(int event_fd) noexcept {
 
 bool CopyPipeline::has_room() const noexcept {
   if (jobs_.empty()) return true;
-  const bool staged = arena_ != nullptr && arena_->strategy == CopyStrategy::kStaged;
+  if (arena_ != nullptr && arena_->chooser != nullptr) {
+    return has_room_for(CopyStrategy::kStaged) || has_room_for(CopyStrategy::kBatch);
+  }
+  return has_room_for(arena_ != nullptr ? arena_->strategy : CopyStrategy::kBatch);
+}
+
+bool CopyPipeline::has_room_for(CopyStrategy strategy) const noexcept {
+  const bool staged = strategy == CopyStrategy::kStaged;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
   return copying_bytes_ < most_bytes() && copying_.size() < kMostCopies &&
          copying_calls_ < kMostCalls;
@@ -65,6 +72,11 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
   if (const RunningJob* worse = best(); worse != nullptr && worse->priority() < job.job.priority) {
     better_came_ = ipc::MonotonicClock::now();
   }
+  const MappedArena& arena = *job.arena;
+  job.strategy = arena.chooser == nullptr
+                     ? arena.strategy
+                     : arena.chooser->choose(job.job, jobs_.empty(),
+                                             hand_overs_.cost(ipc::MonotonicClock::now()));
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job)));
 }
@@ -103,7 +115,7 @@ bool CopyPipeline::adopt_ring(const LaneJob& job) {
 }
 
 bool CopyPipeline::start_chunk(RunningJob& job) {
-  if (!adopt_ring(job.job())) return false;
+  if (!adopt_ring(job.job()) || !has_room_for(job.strategy())) return false;
   if (!job.is_staged()) {
     copy(job.start_next());
     return true;
@@ -164,6 +176,7 @@ void CopyPipeline::ask_worker(Chunk& chunk) {
     }
     return;
   }
+  if (asked_.empty()) chunk.asked_alone = ipc::MonotonicClock::now();
   asked_.emplace(*id, &chunk);
 }
 
@@ -216,7 +229,7 @@ void CopyPipeline::copy(Chunk& chunk) {
   ++unnoticed_;
   unnoticed_bytes_ += chunk.plan.size_bytes;
   const bool last = !chunk.job->has_next() && !is_watched();
-  if (last || unnoticed_bytes_ >= bytes_of_a_notice() || unnoticed_ >= kMostCopies / 2) {
+  if (last || unnoticed_bytes_ >= bytes_of_a_notice(chunk) || unnoticed_ >= kMostCopies / 2) {
     ask_for_notice();
   }
 }
@@ -227,8 +240,8 @@ bool CopyPipeline::is_watched() const noexcept {
 }
 
 // Half of what may be under way: the link has the other half when the notice comes.
-std::uint64_t CopyPipeline::bytes_of_a_notice() const noexcept {
-  if (!stores() || arena_->strategy != CopyStrategy::kStaged) return most_bytes() / 2;
+std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept {
+  if (!stores() || !chunk.job->is_staged()) return most_bytes() / 2;
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;
 }
@@ -384,7 +397,13 @@ void CopyPipeline::take_replies() {
     if ((*reply)->error) {
       chunk.job->fail(chunk, (*reply)->error->code, (*reply)->error->message);
       end(chunk);
-    } else if (stores()) {
+      continue;
+    }
+    if (chunk.asked_alone) {
+      const ipc::TimePoint now = ipc::MonotonicClock::now();
+      hand_overs_.add(chunk.plan.size_bytes, now - *chunk.asked_alone, now);
+    }
+    if (stores()) {
       copy(chunk);
     } else {
       end(chunk);

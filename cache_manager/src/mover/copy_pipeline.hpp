@@ -5,6 +5,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
+#include "mover/hand_over_meter.hpp"
 #include "mover/running_job.hpp"
 #include "mover/staging_client.hpp"
 #include "mover/stream_wait.hpp"
@@ -74,6 +75,7 @@ class CopyPipeline {
   [[nodiscard]] bool stores() const noexcept {
     return context_.direction == ipc::CopyDirection::kDeviceToHost;
   }
+  [[nodiscard]] bool has_room_for(CopyStrategy strategy) const noexcept;
   [[nodiscard]] bool adopt_ring(const LaneJob& job);
   /// False: not yet. True also when it failed, and with it what is left of the job.
   [[nodiscard]] bool connect(RunningJob& job);
@@ -83,7 +85,7 @@ class CopyPipeline {
   /// How much may be enqueued.
   [[nodiscard]] std::uint64_t most_bytes() const noexcept;
   /// From how many on copies do not wait for more to share a notice with.
-  [[nodiscard]] std::uint64_t bytes_of_a_notice() const noexcept;
+  [[nodiscard]] std::uint64_t bytes_of_a_notice(const Chunk& chunk) const noexcept;
   /// Of the end of all copies that went out.
   void ask_for_notice();
   [[nodiscard]] ipc::Status enqueue(const Chunk& chunk);
@@ -111,6 +113,7 @@ class CopyPipeline {
   /// Whose ring the slots are of; another one's jobs wait until nothing is under way.
   std::shared_ptr<const MappedArena> arena_;
   std::vector<std::uint32_t> free_slots_;
+  HandOverMeter hand_overs_;
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::size_t copying_calls_ = 0;

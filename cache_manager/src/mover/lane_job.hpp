@@ -9,6 +9,7 @@
 #include "kvferry/ipc/wire/messages.hpp"
 #include "mover/copy_plan.hpp"
 #include "mover/pool_mapping.hpp"
+#include "mover/strategy_chooser.hpp"
 
 #include <memory>
 
@@ -20,6 +21,8 @@ struct MappedArena {
   ipc::SessionId session;
   BlockParts parts;
   CopyStrategy strategy = CopyStrategy::kBatch;  ///< Resolved, never kAuto.
+  /// Of each job, in the place of the one above; null: none to choose.
+  std::shared_ptr<StrategyChooser> chooser;
   explicit MappedArena(const ipc::Arena& mapped) : arena(&mapped), parts(mapped.layout()) {}
 };
 
@@ -29,6 +32,7 @@ struct LaneJob {
   std::shared_ptr<const MappedArena> arena;
   std::shared_ptr<PoolMapping> pool;
   ipc::TimePoint submitted;
+  CopyStrategy strategy = CopyStrategy::kBatch;  ///< Since it began.
 };
 
 }  // namespace kvferry::cache_manager

@@ -3,11 +3,13 @@
 #include "kvferry/cache_manager/mover.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/os/cache_file.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/rank/rank_service.hpp"
 #include "mover/transfer_engine.hpp"
 
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -70,11 +72,23 @@ class MoverProcess {
     return std::move(dir).value();
   }
 
+  static std::optional<Calibrator::Options> calibrator_options(const MoverConfig& config) {
+    const bool gpu = config.rank.device.kind == ipc::DeviceKind::kCuda;
+    if (config.calibration == CalibrationMode::kOff ||
+        (config.calibration == CalibrationMode::kGpus && !gpu)) {
+      return std::nullopt;
+    }
+    std::filesystem::path cache_dir = config.cache_dir;
+    if (cache_dir.empty()) cache_dir = ipc::default_cache_dir();
+    return Calibrator::Options{config.rank.geometry, std::move(cache_dir)};
+  }
+
   static TransferEngine::Options engine_options(const MoverConfig& config,
                                                 const ipc::RuntimeDir& dir,
                                                 const ipc::TransitionLog& transitions) {
     TransferEngine::Options options;
     options.strategy = config.strategy;
+    options.calibration = calibrator_options(config);
     options.transitions = transitions;
     options.staging.transitions = transitions;
     options.staging.agent_path =

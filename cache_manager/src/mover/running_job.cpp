@@ -38,6 +38,7 @@ Chunk& RunningJob::start_next() {
   chunk.job = this;
   chunk.number = ++started_;
   chunk.slot = 0;
+  chunk.asked_alone.reset();
   chunk.failed = false;
   planner_.plan_next(chunk.plan);
   ++under_way_;

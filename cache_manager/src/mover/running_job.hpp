@@ -18,8 +18,9 @@ class RunningJob;
 struct Chunk {
   PlannedChunk plan;
   RunningJob* job = nullptr;
-  std::uint64_t number = 0;  ///< In its job, from 1.
-  std::uint32_t slot = 0;    ///< Staged only.
+  std::uint64_t number = 0;                   ///< In its job, from 1.
+  std::uint32_t slot = 0;                     ///< Staged only.
+  std::optional<ipc::TimePoint> asked_alone;  ///< When the worker had nothing else of us.
   bool failed = false;
 };
 
@@ -33,7 +34,7 @@ class RunningJob {
   [[nodiscard]] ipc::JobId id() const noexcept { return job_.job.job; }
   [[nodiscard]] std::uint8_t priority() const noexcept { return job_.job.priority; }
   [[nodiscard]] const LaneJob& job() const noexcept { return job_; }
-  [[nodiscard]] CopyStrategy strategy() const noexcept { return job_.arena->strategy; }
+  [[nodiscard]] CopyStrategy strategy() const noexcept { return job_.strategy; }
   [[nodiscard]] bool is_staged() const noexcept { return strategy() == CopyStrategy::kStaged; }
 
   /// Some of it has not been started.

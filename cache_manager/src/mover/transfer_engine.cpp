@@ -5,9 +5,9 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/transitions/mutants.hpp"
+#include "mover/staging_fit.hpp"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -18,31 +18,16 @@ using ipc::Status;
 // Slices below this size reach the link's speed only when gathered first (docs/performance.md).
 constexpr std::uint64_t kSmallSliceBytes = 1ULL << 20;
 
-constexpr std::array<std::pair<CopyStrategy, std::string_view>, 6> kStrategyNames{{
-    {CopyStrategy::kAuto, "auto"},
-    {CopyStrategy::kDirect, "direct"},
-    {CopyStrategy::kStaged, "staged"},
-    {CopyStrategy::kStrided, "strided"},
-    {CopyStrategy::kBatch, "batch"},
-    {CopyStrategy::kMemcpy, "memcpy"},
-}};
-
-bool can_stage(const ipc::ArenaLayout& layout) {
-  if (layout.staging.slots < 2) return false;  // one slot for each direction at least
-  const BlockParts parts(layout);
-  for (std::uint32_t group = 0; group < layout.groups.size(); ++group) {
-    const ipc::GroupId id{group};
-    if (parts.replicated_bytes(id) + parts.sharded_bytes(id) > layout.staging.slot_bytes) {
-      return false;
-    }
-  }
-  return true;
-}
-
 bool has_small_slices(const ipc::ArenaLayout& layout) {
   return std::any_of(layout.regions.begin(), layout.regions.end(), [](const ipc::Region& region) {
     return region.block_bytes < kSmallSliceBytes;
   });
+}
+
+/// An engine's own regions may lie in one allocation at one distance, or not, whatever their order
+/// is called: the figures are of what rows they have.
+ipc::ArenaOrder measured_order(const ipc::ArenaLayout& layout) {
+  return has_slice_rows(layout) ? ipc::ArenaOrder::kLayerFirst : ipc::ArenaOrder::kLayerFirstMany;
 }
 
 TransferLane::Options lane_options(ipc::CopyDirection direction,
@@ -54,23 +39,6 @@ TransferLane::Options lane_options(ipc::CopyDirection direction,
 }
 
 }  // namespace
-
-std::string_view to_string(CopyStrategy strategy) noexcept {
-  for (const auto& [value, name] : kStrategyNames) {
-    if (value == strategy) return name;
-  }
-  return "invalid";
-}
-
-ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text) {
-  for (const auto& [value, name] : kStrategyNames) {
-    if (name == text) return value;
-  }
-  return KVFERRY_ERROR(kInvalidArgument,
-                       "copy strategy '{}' is unknown; use auto, direct, staged, strided, "
-                       "batch or memcpy",
-                       text);
-}
 
 ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked, const ipc::ArenaLayout& layout) {
   const bool block_first = layout.order == ipc::ArenaOrder::kBlockFirst;
@@ -117,9 +85,15 @@ TransferEngine::TransferEngine(ipc::Device& device,
       loads_(device,
              lane_options(ipc::CopyDirection::kHostToDevice, 1, options_),
              done_,
-             device_failed) {}
+             device_failed) {
+  if (!options_.calibration || options_.strategy != CopyStrategy::kAuto) return;
+  calibrator_.emplace(
+      device_, *options_.calibration, [this] { return idle(); },
+      [this] { return submitted_.load(std::memory_order_relaxed); });
+}
 
 void TransferEngine::submit(ipc::MoverJob job) {
+  submitted_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     if (admitting_ && pool_ && arena_->session == job.session &&
@@ -199,6 +173,11 @@ Status TransferEngine::on_mapped(ipc::SessionId session,
   mapped->strategy = strategy;
   ipc::log_info("epoch {} mapped: {} at strategy {}", arena.epoch().value,
                 ipc::format_size(arena.total_bytes()), to_string(strategy));
+  // A block of a block-first arena is one copy: there is nothing to choose.
+  if (calibrator_ && strategy != CopyStrategy::kDirect) {
+    mapped->chooser = std::make_shared<StrategyChooser>(strategy, arena.layout());
+    calibrator_->start(mapped->chooser, measured_order(arena.layout()));
+  }
   const std::lock_guard lock(mutex_);
   arena_ = std::move(mapped);
   admitting_ = true;
@@ -213,6 +192,8 @@ Status TransferEngine::quiesce(ipc::Epoch epoch, ipc::Deadline deadline) {
   stores_.revoke(ipc::ErrorCode::kRevoked);
   loads_.revoke(ipc::ErrorCode::kRevoked);
   if (ipc::is_mutant("drains_without_waiting")) return ipc::ok();
+  // Its memory of the device would look as if it were the arena's.
+  if (calibrator_) KVFERRY_TRY(calibrator_->stop(deadline));
   for (TransferLane* lane : {&stores_, &loads_}) {
     // wait: both lanes; deadline, of the drain; the failure of the device
     if (const Status idle = lane->wait_idle(deadline); !idle) {

@@ -4,12 +4,15 @@
 
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
+#include "mover/calibrator.hpp"
 #include "mover/transfer_lane.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 namespace kvferry::cache_manager {
 
@@ -21,6 +24,8 @@ class TransferEngine final : public ipc::ArenaUser {
   struct Options {
     CopyStrategy strategy = CopyStrategy::kAuto;
     StagingClient::Options staging;
+    /// kAuto only: strategies are chosen by what copies cost.
+    std::optional<Calibrator::Options> calibration = std::nullopt;
     ipc::TransitionLog transitions = {};
     std::chrono::milliseconds device_hang = kDeviceHang;  ///< TransferLane::Options.
   };
@@ -59,8 +64,10 @@ class TransferEngine final : public ipc::ArenaUser {
   std::shared_ptr<PoolMapping> pool_;
   bool admitting_ = false;
 
-  TransferLane stores_;  // last: their threads use all above
+  std::atomic<std::uint64_t> submitted_ = 0;
+  TransferLane stores_;  // with the next two last: their threads use all above
   TransferLane loads_;
+  std::optional<Calibrator> calibrator_;  // after the lanes, which it looks at
 };
 
 }  // namespace kvferry::cache_manager

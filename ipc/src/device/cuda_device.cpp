@@ -4,6 +4,7 @@
 
 #include "device/cuda_broadcast.hpp"
 #include "device/cuda_context.hpp"
+#include "device/cuda_identity.hpp"
 #include "device/cuda_matrix_product.hpp"
 #include "device/cuda_memory.hpp"
 #include "device/cuda_stream.hpp"
@@ -40,6 +41,10 @@ class CudaDevice final : public Device {
 
   [[nodiscard]] const DeviceSpec& spec() const noexcept override { return spec_; }
   [[nodiscard]] std::string name() const override { return name_; }
+
+  [[nodiscard]] Result<DeviceIdentity> identity() const override {
+    return cuda_identity(context_->ordinal());
+  }
 
   [[nodiscard]] Result<MemoryInfo> memory_info() override {
     const DeviceGuard guard(*context_);

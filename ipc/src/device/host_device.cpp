@@ -8,6 +8,7 @@
 #include "kvferry/ipc/base/size.hpp"
 
 #include <fmt/format.h>
+#include <sys/utsname.h>
 
 #include <iterator>
 #include <limits>
@@ -54,6 +55,17 @@ HostDevice::HostDevice(const DeviceSpec& spec)
     : spec_(spec), ledger_(spec.host_name, spec.host_capacity_bytes) {}
 
 std::string HostDevice::name() const { return fmt::format("host device {}", spec_.host_name); }
+
+Result<DeviceIdentity> HostDevice::identity() const {
+  utsname machine{};
+  if (::uname(&machine) != 0) return KVFERRY_ERRNO("uname");
+  DeviceIdentity identity;
+  identity.name = "simulated device in host memory";
+  identity.uuid = fmt::format("host-{}", machine.nodename);
+  identity.link = fmt::format("memcpy, {}", machine.machine);
+  identity.driver = fmt::format("Linux {}", machine.release);
+  return identity;
+}
 
 std::uint64_t HostDevice::allocation_granularity() const noexcept { return kGranularity; }
 

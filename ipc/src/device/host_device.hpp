@@ -23,6 +23,7 @@ class HostDevice final : public Device {
 
   [[nodiscard]] const DeviceSpec& spec() const noexcept override { return spec_; }
   [[nodiscard]] std::string name() const override;
+  [[nodiscard]] Result<DeviceIdentity> identity() const override;
   [[nodiscard]] Result<MemoryInfo> memory_info() override { return ledger_.memory_info(); }
   [[nodiscard]] Result<std::unique_ptr<AddressRange>> reserve(std::uint64_t size_bytes) override;
   [[nodiscard]] Result<std::unique_ptr<DeviceMemory>> allocate(std::uint64_t size_bytes,

@@ -262,6 +262,17 @@ class Stream {
   [[nodiscard]] virtual Result<bool> query() = 0;
 };
 
+/// What has to be the same for a figure that was measured on a device to hold for it still. Texts,
+/// for people and for comparison; empty where the backend cannot tell.
+struct DeviceIdentity {
+  std::string name;     ///< "NVIDIA H200".
+  std::string uuid;     ///< "GPU-6d3c…".
+  std::string link;     ///< "0000:3b:00.0, 32.0 GT/s PCIe x16": which slot, and what it can do.
+  std::string driver;   ///< "580.159.03, CUDA 13.0".
+  std::string runtime;  ///< Of CUDA, as this process uses it: "13.0".
+  friend bool operator==(const DeviceIdentity&, const DeviceIdentity&) = default;
+};
+
 enum class StreamPriority : std::uint8_t { kNormal, kHigh };
 
 /// One GPU, or one simulated one. Never changes the process's current device: CUDA calls run under
@@ -274,6 +285,8 @@ class Device {
   [[nodiscard]] virtual const DeviceSpec& spec() const noexcept = 0;
   /// Human name: "NVIDIA H200", "host device demo-0".
   [[nodiscard]] virtual std::string name() const = 0;
+  /// All simulated devices of a machine have the same: what copies cost depends on the machine.
+  [[nodiscard]] virtual Result<DeviceIdentity> identity() const = 0;
   /// The driver's (host backend: the kernel's) own count over all processes, not ours.
   [[nodiscard]] virtual Result<MemoryInfo> memory_info() = 0;
 

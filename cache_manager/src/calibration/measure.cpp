@@ -1,0 +1,148 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "calibration/measure_bed.hpp"
+#include "kvferry/cache_manager/calibration.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::Result;
+using ipc::Status;
+
+/// Of steps, together: what is not measured by then stays unknown.
+constexpr double kBudgetSeconds = 0.85;
+/// A step has jobs of so many bytes, and at least one: enough that its start and end do not count,
+/// few enough that a job that comes meanwhile has the link soon.
+constexpr std::uint64_t kStepBytes = 16ULL << 20;
+constexpr std::uint64_t kMostJobsOfStep = 16;
+constexpr std::size_t kSamples = 3;
+/// Steps that jobs disturbed, beyond which it is given up: there is no quiet moment.
+constexpr std::uint32_t kMostDisturbed = 200;
+constexpr double kLeastUs = 0.01;
+
+class Measurement {
+ public:
+  Measurement(MeasureBed& bed, const CalibrationSteps& steps) : bed_(bed), steps_(steps) {}
+
+  Status run(std::uint32_t groups, Calibration& calibration);
+
+ private:
+  [[nodiscard]] bool spent() const noexcept { return seconds_ > kBudgetSeconds; }
+  /// One step that nothing disturbed.
+  [[nodiscard]] Result<double> sample(const std::function<Status()>& enqueue);
+  /// The median of a few, without what it takes to hear of the end of nothing. `enqueue` is called
+  /// once for each of `jobs`; microseconds of one.
+  [[nodiscard]] Result<double> us(std::uint64_t jobs, const std::function<Status()>& enqueue);
+  [[nodiscard]] Result<GroupCurves> measure(ipc::GroupId group, ipc::CopyDirection direction);
+
+  MeasureBed& bed_;
+  const CalibrationSteps& steps_;
+  double seconds_ = 0;
+  double empty_us_ = 0;
+  std::uint32_t disturbed_ = 0;
+};
+
+Result<double> Measurement::sample(const std::function<Status()>& enqueue) {
+  while (true) {
+    if (!steps_.begin()) return KVFERRY_ERROR(kCancelled, "the measurement was stopped");
+    KVFERRY_ASSIGN(const double seconds, bed_.time(enqueue));
+    seconds_ += seconds;
+    if (steps_.counts()) return seconds;
+    if (++disturbed_ > kMostDisturbed) {
+      return KVFERRY_ERROR(kBusy, "jobs came during {} steps: the device has no quiet moment",
+                           disturbed_);
+    }
+  }
+}
+
+Result<double> Measurement::us(std::uint64_t jobs, const std::function<Status()>& enqueue) {
+  const auto all = [jobs, &enqueue]() -> Status {
+    for (std::uint64_t i = 0; i < jobs; ++i) KVFERRY_TRY(enqueue());
+    return ipc::ok();
+  };
+  std::array<double, kSamples> samples{};
+  for (double& one : samples) {
+    KVFERRY_ASSIGN(one, sample(all));
+  }
+  std::sort(samples.begin(), samples.end());
+  const double step_us = samples.at(kSamples / 2) * 1e6 - empty_us_;
+  return std::max(step_us, kLeastUs) / static_cast<double>(std::max<std::uint64_t>(1, jobs));
+}
+
+Result<GroupCurves> Measurement::measure(ipc::GroupId group, ipc::CopyDirection direction) {
+  GroupCurves curves;
+  curves.block_bytes = bed_.block_bytes(group);
+  curves.regions = bed_.regions(group);
+  for (std::uint32_t blocks = 1; blocks < bed_.blocks(); blocks *= 4) {
+    curves.blocks.push_back(blocks);
+  }
+  curves.blocks.push_back(bed_.blocks());
+  for (const CopyStrategy strategy : kMeasuredStrategies) {
+    curves.strategies.push_back({strategy, {}});
+  }
+  for (const std::uint32_t blocks : curves.blocks) {
+    const std::uint64_t job_bytes = blocks * curves.block_bytes;
+    const std::uint64_t jobs =
+        std::clamp<std::uint64_t>(kStepBytes / job_bytes, 1, kMostJobsOfStep);
+    if (spent()) break;
+    KVFERRY_ASSIGN(const double large_us,
+                   us(jobs, [&] { return bed_.enqueue_large(direction, job_bytes); }));
+    curves.large_us.push_back(large_us);
+    for (StrategyCurve& curve : curves.strategies) {
+      KVFERRY_ASSIGN(const double job_us, us(jobs, [&] {
+                       return bed_.enqueue_job(curve.strategy, direction, group, blocks);
+                     }));
+      curve.us.push_back(job_us);
+    }
+  }
+  if (curves.large_us.empty()) {
+    curves.strategies.clear();
+  }
+  // Sizes that there was no time for are continued from the others.
+  curves.blocks.resize(curves.large_us.size());
+  return curves;
+}
+
+Status Measurement::run(std::uint32_t groups, Calibration& calibration) {
+  // Pages, clocks and the driver's own first times.
+  const auto direct = [this](ipc::CopyDirection direction) {
+    return bed_.enqueue_large(direction, bed_.block_bytes(ipc::GroupId{0}));
+  };
+  for (const auto direction :
+       {ipc::CopyDirection::kDeviceToHost, ipc::CopyDirection::kHostToDevice}) {
+    KVFERRY_TRY(us(1, [&] { return direct(direction); }));
+  }
+  KVFERRY_ASSIGN(empty_us_, us(0, [] { return ipc::ok(); }));
+  for (std::uint32_t g = 0; g < groups; ++g) {
+    KVFERRY_ASSIGN(GroupCurves to_host,
+                   measure(ipc::GroupId{g}, ipc::CopyDirection::kDeviceToHost));
+    KVFERRY_ASSIGN(GroupCurves to_device,
+                   measure(ipc::GroupId{g}, ipc::CopyDirection::kHostToDevice));
+    calibration.to_host.push_back(std::move(to_host));
+    calibration.to_device.push_back(std::move(to_device));
+  }
+  return check_calibration(calibration);
+}
+
+}  // namespace
+
+Result<Calibration> measure_calibration(ipc::Device& device,
+                                        const ipc::Geometry& geometry,
+                                        ipc::ArenaOrder order,
+                                        const CalibrationSteps& steps) {
+  Calibration calibration;
+  KVFERRY_ASSIGN(calibration.key, calibration_key(device, geometry, order));
+  if (!steps.begin()) return KVFERRY_ERROR(kCancelled, "the measurement was stopped");
+  KVFERRY_ASSIGN(const std::unique_ptr<MeasureBed> bed, MeasureBed::make(device, geometry, order));
+  Measurement measurement(*bed, steps);
+  KVFERRY_TRY(measurement.run(static_cast<std::uint32_t>(geometry.groups.size()), calibration));
+  return calibration;
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/calibrator.hpp"
+
+#include "kvferry/cache_manager/calibration_file.hpp"
+#include "kvferry/ipc/base/log.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::ErrorCode;
+using ipc::Result;
+using ipc::Status;
+using std::chrono_literals::operator""ms;
+
+/// How often it is looked whether jobs run still, while they do.
+constexpr ipc::Duration kFirstLook = 5ms;
+constexpr ipc::Duration kLongestLook = 500ms;
+constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
+
+void log_choices(const Calibration& calibration, const StrategyChooser& chooser) {
+  for (const auto direction :
+       {ipc::CopyDirection::kDeviceToHost, ipc::CopyDirection::kHostToDevice}) {
+    JobShape alone{direction, {}, true, chooser.slot_bytes()};
+    JobShape among = alone;
+    among.alone = false;
+    ipc::log_info("copy strategy to {}: {}; beside other jobs: {}",
+                  direction == ipc::CopyDirection::kDeviceToHost ? "host" : "device",
+                  describe_choices(calibration, chooser.possible(), alone, HandOverCost{}),
+                  describe_choices(calibration, chooser.possible(), among, HandOverCost{}));
+  }
+}
+
+}  // namespace
+
+Calibrator::Calibrator(ipc::Device& device,
+                       Options options,
+                       std::function<bool()> quiet,
+                       std::function<std::uint64_t()> jobs)
+    : device_(device),
+      options_(std::move(options)),
+      quiet_(std::move(quiet)),
+      jobs_(std::move(jobs)) {
+  thread_.emplace("kvf-calibrate", ipc::OwnThread::Runs::kOurCode, [this] { run(); });
+}
+
+Calibrator::~Calibrator() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    stop_ = true;
+  }
+  changed_.notify_all();
+  // wait-brief: its own thread, which was told to stop: at most a step; limit
+  // OwnThread::kEndsWithin
+  thread_->wait_end();
+}
+
+void Calibrator::start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder order) {
+  {
+    const std::lock_guard lock(mutex_);
+    task_ = Task{std::move(chooser), order};
+    stop_ = false;
+  }
+  changed_.notify_all();
+}
+
+Status Calibrator::stop(ipc::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  task_.reset();
+  stop_ = true;
+  changed_.notify_all();
+  // wait: a timed step of the calibration; deadline, of the caller; nothing
+  if (changed_.wait_until(lock, deadline.when(), [this] { return !busy_; })) return ipc::ok();
+  return KVFERRY_ERROR(kTimeout, "a measurement of copies did not end in time");
+}
+
+bool Calibrator::stopped() {
+  const std::lock_guard lock(mutex_);
+  return stop_;
+}
+
+void Calibrator::run() {
+  while (true) {
+    std::optional<Task> task;
+    {
+      std::unique_lock lock(mutex_);
+      busy_ = false;
+      changed_.notify_all();
+      // wait-idle: an arena to calibrate for; start() or the end; thread kvf-calibrate
+      changed_.wait(lock, [this] { return ending_ || task_; });
+      if (ending_) return;
+      task = std::exchange(task_, std::nullopt);
+      busy_ = true;
+    }
+    calibrate(*task);
+  }
+}
+
+bool Calibrator::wait_quiet() {
+  std::unique_lock lock(mutex_);
+  ipc::Duration look = kFirstLook;
+  while (!stop_) {
+    lock.unlock();
+    const bool quiet = quiet_();
+    lock.lock();
+    if (quiet) return !stop_;
+    // wait: a moment without jobs; look, at most kLongestLook = 500 ms, again and again; stop()
+    changed_.wait_for(lock, look, [this] { return stop_; });
+    look = std::min(2 * look, kLongestLook);
+  }
+  return false;
+}
+
+void Calibrator::calibrate(const Task& task) {
+  if (!found_ || found_->key.order != task.order) {
+    auto found = find(task.order);
+    if (!found) {
+      if (found.error().code == ErrorCode::kCancelled) return;
+      ipc::log_warn("copies not calibrated, strategies are chosen by the size of chunks: {}",
+                    found.error().to_string());
+      return;
+    }
+    found_ = std::make_shared<const Calibration>(std::move(found).value());
+  }
+  log_choices(*found_, *task.chooser);
+  task.chooser->adopt(found_);
+}
+
+Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
+  KVFERRY_ASSIGN(const CalibrationKey key, calibration_key(device_, options_.geometry, order));
+  if (options_.cache_dir.empty()) return measure(order);
+  const std::filesystem::path file = calibration_file(options_.cache_dir, key);
+  auto kept = load_calibration(file, key);
+  if (kept) {
+    ipc::log_info("copies of {} were calibrated before: {}", key.device.name, file.native());
+    return kept;
+  }
+  const ErrorCode code = kept.error().code;
+  if (code == ErrorCode::kStaleEpoch || code == ErrorCode::kVersionMismatch) {
+    ipc::log_info("calibrating anew: {}", kept.error().message);
+  } else if (code != ErrorCode::kNotFound) {
+    ipc::log_warn("calibrating anew, what is kept cannot be used: {}", kept.error().to_string());
+  }
+  KVFERRY_ASSIGN(Calibration measured, measure(order));
+  if (const Status saved = save_calibration(file, measured); saved) {
+    ipc::log_info("copies of {} calibrated: {}", key.device.name, file.native());
+  } else {
+    ipc::log_warn("the calibration is not kept: {}", saved.error().to_string());
+  }
+  return measured;
+}
+
+Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
+  std::uint64_t before = 0;
+  CalibrationSteps steps;
+  steps.begin = [this, &before] {
+    if (!wait_quiet()) return false;
+    before = jobs_();
+    return true;
+  };
+  steps.counts = [this, &before] { return jobs_() == before && quiet_(); };
+  if (device_.spec().kind != ipc::DeviceKind::kHost) {
+    return measure_calibration(device_, options_.geometry, order, steps);
+  }
+  // A simulated device has exactly the memory that its arena needs: another one is measured.
+  ipc::DeviceSpec spec = device_.spec();
+  spec.host_name = fmt::format("calibration-{}", ::getpid());
+  spec.host_capacity_bytes = kSimulatedBytes;
+  try {
+    const std::unique_ptr<ipc::Device> device = ipc::open_device(spec);
+    return measure_calibration(*device, options_.geometry, order, steps);
+  } catch (const ipc::Exception& error) {
+    return error.error();
+  }
+}
+
+}  // namespace kvferry::cache_manager

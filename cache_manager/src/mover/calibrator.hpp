@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/cache_manager/calibration.hpp"
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
+#include "mover/strategy_chooser.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace kvferry::cache_manager {
+
+/// Finds the calibration of a mover's device and geometry: what is kept on disk, else measured in
+/// the background, in moments without jobs. Serving never waits for it: until it is there, choosers
+/// use their rule of thumb, and a job that comes during a step shares the link with it for a few
+/// milliseconds. It holds memory of the device only while an arena is mapped, so that what a clear
+/// finds free is not ours.
+/// @threading any.
+class Calibrator {
+ public:
+  struct Options {
+    ipc::Geometry geometry;
+    std::filesystem::path cache_dir;  ///< Empty: nothing is kept.
+  };
+  /// quiet: no job is queued or runs. jobs: how many have come so far.
+  Calibrator(ipc::Device& device,
+             Options options,
+             std::function<bool()> quiet,
+             std::function<std::uint64_t()> jobs);
+  Calibrator(const Calibrator&) = delete;
+  Calibrator& operator=(const Calibrator&) = delete;
+  ~Calibrator();
+
+  /// Gives the chooser the calibration for such an arena, now or later, unless it is stopped
+  /// before.
+  void start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder order);
+  /// Ends what start() began. Ok: nothing of the device is held any more. kTimeout.
+  [[nodiscard]] ipc::Status stop(ipc::Deadline deadline);
+
+ private:
+  struct Task {
+    std::shared_ptr<StrategyChooser> chooser;
+    ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
+  };
+
+  void run();
+  void calibrate(const Task& task);
+  [[nodiscard]] ipc::Result<Calibration> find(ipc::ArenaOrder order);
+  [[nodiscard]] ipc::Result<Calibration> measure(ipc::ArenaOrder order);
+  /// Until no job is there. False: stopped.
+  [[nodiscard]] bool wait_quiet();
+  [[nodiscard]] bool stopped();
+
+  ipc::Device& device_;
+  const Options options_;
+  const std::function<bool()> quiet_;
+  const std::function<std::uint64_t()> jobs_;
+  std::shared_ptr<const Calibration> found_;  ///< Its thread's: for the next epochs.
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::optional<Task> task_;
+  bool busy_ = false;
+  bool stop_ = false;  ///< What runs should end.
+  bool ending_ = false;
+  std::optional<ipc::OwnThread> thread_;  // last: starts when all above exists
+};
+
+}  // namespace kvferry::cache_manager

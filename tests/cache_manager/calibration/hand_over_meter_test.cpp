@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/hand_over_meter.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using std::chrono_literals::operator""s;
+using std::chrono_literals::operator""h;
+using std::chrono_literals::operator""ms;
+
+constexpr std::uint64_t kMiB = 1ULL << 20;
+
+ipc::Duration took(const HandOverCost& real, std::uint64_t bytes) {
+  const double us = real.base_us + real.us_per_mib * static_cast<double>(bytes) / (1 << 20);
+  return std::chrono::nanoseconds(std::llround(us * 1000));
+}
+
+double at(const HandOverCost& cost, double mib) { return cost.base_us + mib * cost.us_per_mib; }
+
+class HandOverMeterTest : public testing::Test {
+ protected:
+  void see(const HandOverCost& real, std::uint64_t bytes, int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      now_ += 1ms;
+      meter_.add(bytes, took(real, bytes), now_);
+    }
+  }
+  HandOverMeter meter_;
+  ipc::TimePoint now_{1h};
+};
+
+TEST_F(HandOverMeterTest, KnowsTheFirstEstimateBeforeItSawAny) {
+  EXPECT_EQ(meter_.cost(now_), HandOverCost{});
+}
+
+TEST_F(HandOverMeterTest, FindsBaseAndSlopeOfHandOversOfSeveralSizes) {
+  const HandOverCost real{60, 20};
+  for (std::uint64_t i = 0; i < 200; ++i) see(real, (1 + i % 16) * 2 * kMiB);
+  const HandOverCost cost = meter_.cost(now_);
+  EXPECT_NEAR(cost.base_us, real.base_us, 15);
+  EXPECT_NEAR(cost.us_per_mib, real.us_per_mib, 2);
+}
+
+TEST_F(HandOverMeterTest, OfOneSizeItKnowsThatSize) {
+  const HandOverCost real{400, 10};
+  see(real, 8 * kMiB, 60);
+  EXPECT_NEAR(at(meter_.cost(now_), 8), at(real, 8), 0.1 * at(real, 8));
+}
+
+TEST_F(HandOverMeterTest, FollowsComputeThatComesAndGoes) {
+  const HandOverCost idle{100, 2.5};
+  const HandOverCost busy{900, 60};
+  see(idle, 8 * kMiB, 50);
+  see(busy, 8 * kMiB, 80);
+  EXPECT_GT(at(meter_.cost(now_), 8), 0.8 * at(busy, 8));
+  see(idle, 8 * kMiB, 120);
+  EXPECT_LT(at(meter_.cost(now_), 8), 1.5 * at(idle, 8));
+}
+
+TEST_F(HandOverMeterTest, WhatItSawFadesSoThatStagingIsTriedAgain) {
+  see({5000, 100}, 8 * kMiB, 50);
+  EXPECT_GT(meter_.cost(now_).base_us, 2000);
+  const HandOverCost later = meter_.cost(now_ + 300s);
+  EXPECT_NEAR(later.base_us, HandOverCost{}.base_us, 10);
+  EXPECT_NEAR(later.us_per_mib, HandOverCost{}.us_per_mib, 1);
+}
+
+TEST_F(HandOverMeterTest, StaysFiniteAndPositiveWhateverItSees) {
+  for (int i = 0; i < 1000; ++i) {
+    now_ += std::chrono::milliseconds(i % 7 == 0 ? 0 : 1 << (i % 20));
+    const std::uint64_t bytes = i % 5 == 0 ? 0 : 1ULL << (i % 40);
+    meter_.add(bytes, i % 3 == 0 ? ipc::Duration(-1s) : ipc::Duration(i * 1h), now_);
+    const HandOverCost cost = meter_.cost(now_ - ipc::Duration(i * 1ms));
+    ASSERT_TRUE(std::isfinite(cost.base_us) && std::isfinite(cost.us_per_mib)) << i;
+    ASSERT_GE(cost.base_us, 0);
+    ASSERT_GE(cost.us_per_mib, 0);
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/cache_manager/strategy_choice.hpp"
+
+#include "cache_manager/calibration/curves.hpp"
+#include "mover/strategy_chooser.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::CopyDirection;
+using testing::ElementsAre;
+
+constexpr std::uint64_t kSlot = 8ULL << 20;
+const std::vector<CopyStrategy> kAll(kMeasuredStrategies.begin(), kMeasuredStrategies.end());
+
+std::optional<CopyStrategy> choice(const Calibration& calibration,
+                                   std::uint32_t blocks,
+                                   bool alone,
+                                   const HandOverCost& cost = {},
+                                   const std::vector<CopyStrategy>& possible = kAll) {
+  const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlot};
+  return choose_calibrated(calibration, possible, job, cost);
+}
+
+TEST(StrategyChoiceTest, AFewBlocksAloneGoStridedAndManyAreGathered) {
+  const Calibration h200 = samples::h200();
+  EXPECT_EQ(choice(h200, 1, true), CopyStrategy::kStrided);
+  EXPECT_EQ(choice(h200, 4, true), CopyStrategy::kStrided);
+  EXPECT_EQ(choice(h200, 64, true), CopyStrategy::kStaged);
+  EXPECT_EQ(choice(h200, 1000, true), CopyStrategy::kStaged);
+}
+
+TEST(StrategyChoiceTest, AmongOtherJobsNobodyWaitsForAHandOver) {
+  EXPECT_EQ(choice(samples::h200(), 1, false), CopyStrategy::kStaged);
+  EXPECT_EQ(choice(samples::h200(), 64, false), CopyStrategy::kStaged);
+}
+
+TEST(StrategyChoiceTest, GathersThatComputeSlowsDownAreLeft) {
+  const HandOverCost beside_gemm{400, 60};  // 17 GB/s
+  EXPECT_EQ(choice(samples::h200(), 64, true, beside_gemm), CopyStrategy::kStrided);
+  EXPECT_EQ(choice(samples::h200(), 64, false, beside_gemm), CopyStrategy::kStrided);
+}
+
+TEST(StrategyChoiceTest, WhatIsNotPossibleIsNotChosen) {
+  EXPECT_EQ(choice(samples::h200(), 64, true, {}, {CopyStrategy::kBatch, CopyStrategy::kMemcpy}),
+            CopyStrategy::kBatch);
+  EXPECT_EQ(choice(samples::h200(), 64, true, {}, {}), std::nullopt);
+}
+
+TEST(StrategyChoiceTest, WhatCostsMoreThanTimeMustBeWorthIt) {
+  Calibration close = samples::h200();
+  close.to_host = {samples::curves({{0, 100}, {0, 104}, {0, 200}, {0, 300}})};
+  EXPECT_EQ(choice(close, 16, false), CopyStrategy::kStrided) << "4 % are not";
+  close.to_host = {samples::curves({{0, 100}, {0, 106}, {0, 200}, {0, 300}})};
+  EXPECT_EQ(choice(close, 16, false), CopyStrategy::kStaged);
+  close.to_host = {samples::curves({{0, 200}, {0, 200}, {0, 104}, {0, 100}})};
+  EXPECT_EQ(choice(close, 16, false), CopyStrategy::kBatch) << "nor a call for every chunk";
+}
+
+TEST(StrategyChoiceTest, EstimatesFollowTheCurveBetweenAndBeyondItsPoints) {
+  const Calibration h200 = samples::h200();
+  const auto estimate = [&h200](CopyStrategy strategy, std::uint32_t blocks, bool alone) {
+    const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlot};
+    return estimate_us(h200, strategy, job, {100, 3}).value();
+  };
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStrided, 1, true), 53);
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStrided, 10, true), 2 + 10 * 51);
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStrided, 320, true), 10 * (2 + 32 * 51));
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 1, true), 3 + 38.3 + 100 + 2 * 3);
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 16, true), 3 + 16 * 38.3 + 100 + 8 * 3);
+  EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 16, false), 3 + 16 * 38.3);
+}
+
+TEST(StrategyChoiceTest, GroupsOfAJobAddUpAndOneThatIsUnknownMakesTheJobUnknown) {
+  Calibration two = samples::h200();
+  two.to_host.push_back(samples::curves({{0, 10}, {0, 20}, {0, 30}, {0, 40}}));
+  std::array<std::uint32_t, 2> blocks{4, 16};
+  JobShape job{CopyDirection::kDeviceToHost, blocks, true, kSlot};
+  EXPECT_DOUBLE_EQ(estimate_us(two, CopyStrategy::kStrided, job, {}).value(), 2 + 4 * 51 + 16 * 20);
+  two.to_host[1] = {};
+  EXPECT_EQ(estimate_us(two, CopyStrategy::kStrided, job, {}), std::nullopt);
+  EXPECT_EQ(choose_calibrated(two, kAll, job, {}), std::nullopt);
+  blocks[1] = 0;
+  EXPECT_NE(choose_calibrated(two, kAll, job, {}), std::nullopt) << "no block of it";
+  std::array<std::uint32_t, 3> more{1, 0, 1};
+  job.blocks = more;
+  EXPECT_EQ(choose_calibrated(two, kAll, job, {}), std::nullopt) << "no such group";
+}
+
+TEST(StrategyChoiceTest, TheChoicesAreSaidByJobSize) {
+  const JobShape alone{CopyDirection::kDeviceToHost, {}, true, kSlot};
+  JobShape among = alone;
+  among.alone = false;
+  const std::string text = describe_choices(samples::h200(), kAll, alone, {});
+  EXPECT_THAT(text, testing::MatchesRegex("strided up to [0-9]+ blocks, staged"));
+  EXPECT_EQ(describe_choices(samples::h200(), kAll, among, {}), "staged");
+}
+
+ipc::MoverJob job_of(std::uint32_t blocks) {
+  ipc::MoverJob job;
+  job.direction = CopyDirection::kDeviceToHost;
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    job.items.push_back({ipc::GroupId{0}, ipc::BlockId{i}, 0, 0, true});
+  }
+  return job;
+}
+
+TEST(StrategyChooserTest, UsesItsRuleOfThumbUntilItHasACalibrationAndWhereThatKnowsNothing) {
+  auto geometry = ipc::load_geometry("llama-3-8b", 1);
+  ASSERT_TRUE(geometry.has_value());
+  ipc::ArenaOptions options;
+  options.gpu_blocks = 16;
+  options.staging_slots = 4;
+  options.staging_slot_bytes = kSlot;
+  const auto layout = ipc::plan_arena(*geometry, options);
+  ASSERT_TRUE(layout.has_value());
+  StrategyChooser chooser(CopyStrategy::kBatch, *layout);
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}), CopyStrategy::kBatch);
+  chooser.adopt(std::make_shared<const Calibration>(samples::h200()));
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}), CopyStrategy::kStrided);
+  EXPECT_EQ(chooser.choose(job_of(64), true, {}), CopyStrategy::kStaged);
+  EXPECT_EQ(chooser.choose(job_of(0), true, {}), CopyStrategy::kBatch);
+  ipc::MoverJob hostile = job_of(1);
+  hostile.items[0].group = ipc::GroupId{1'000'000};  // fails later; until then nothing is known
+  EXPECT_EQ(chooser.choose(hostile, true, {}), CopyStrategy::kBatch);
+}
+
+TEST(StrategyChooserTest, AnArenaOffersWhatItCanDo) {
+  auto geometry = ipc::load_geometry("llama-3-8b", 1);
+  ASSERT_TRUE(geometry.has_value());
+  ipc::ArenaOptions options;
+  options.gpu_blocks = 16;
+  EXPECT_THAT(possible_strategies(*ipc::plan_arena(*geometry, options)),
+              ElementsAre(CopyStrategy::kStrided, CopyStrategy::kBatch, CopyStrategy::kMemcpy));
+  options.order = ipc::ArenaOrder::kLayerFirstMany;
+  options.staging_slots = 4;
+  options.staging_slot_bytes = kSlot;
+  EXPECT_THAT(possible_strategies(*ipc::plan_arena(*geometry, options)),
+              ElementsAre(CopyStrategy::kStaged, CopyStrategy::kBatch, CopyStrategy::kMemcpy));
+}
+
+class StrategyChoicePropertyTest : public testing::TestWithParam<int> {};
+
+TEST_P(StrategyChoicePropertyTest, NothingIsChosenThatIsSlowerThanAnotherByMoreThanTheMargin) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(GetParam()));
+  const auto pick = [&random](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  Calibration calibration;
+  std::vector<samples::Cost> costs;
+  for (int i = 0; i < 4; ++i) costs.push_back({pick(0, 300), pick(1, 400)});
+  calibration.to_host = {samples::curves(costs)};
+  calibration.to_device = calibration.to_host;
+  const HandOverCost cost{pick(0, 1000), pick(0, 100)};
+  std::vector<CopyStrategy> possible = kAll;
+  std::shuffle(possible.begin(), possible.end(), random);
+  possible.resize(static_cast<std::size_t>(pick(1, 4.99)));
+  for (const bool alone : {true, false}) {
+    for (const std::uint32_t blocks : {1U, 2U, 3U, 7U, 30U, 33U, 1000U, 1U << 20U}) {
+      const JobShape job{CopyDirection::kHostToDevice, {&blocks, 1}, alone, kSlot};
+      const auto chosen = choose_calibrated(calibration, possible, job, cost);
+      ASSERT_TRUE(chosen.has_value());
+      EXPECT_NE(std::find(possible.begin(), possible.end(), *chosen), possible.end());
+      const double us = estimate_us(calibration, *chosen, job, cost).value();
+      for (const CopyStrategy other : possible) {
+        EXPECT_LE(us, kCostlyMargin * estimate_us(calibration, other, job, cost).value());
+      }
+      // A dearer hand-over never makes staging the choice, a slower machine changes nothing.
+      const HandOverCost dearer{cost.base_us + 50, cost.us_per_mib + 5};
+      if (*chosen != CopyStrategy::kStaged) {
+        EXPECT_EQ(choose_calibrated(calibration, possible, job, dearer), chosen);
+      }
+      Calibration slower = calibration;
+      for (StrategyCurve& curve : slower.to_device[0].strategies) {
+        for (double& one : curve.us) one *= 4;
+      }
+      EXPECT_EQ(choose_calibrated(slower, possible, job, {4 * cost.base_us, 4 * cost.us_per_mib}),
+                chosen);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, StrategyChoicePropertyTest, testing::Range(0, 50));
+
+}  // namespace
+}  // namespace kvferry::cache_manager
