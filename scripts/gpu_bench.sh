@@ -13,7 +13,7 @@ usage: gpu_bench.sh --bin DIR [--out DIR] [--repeats N] [--only REGEX]
   --bin DIR     holds kvferry
   --out DIR     tables and JSON (default: a new folder under /tmp)
   --repeats N   of each measurement (default 5)
-  --only REGEX  only the runs whose name matches: chunks, small-chunks, block-first, models, engine
+  --only REGEX  only the runs whose name matches: chunks, small-chunks, block-first, models, interference, engine
 
 Example, after a build with the preset "cuda":
   scripts/gpu_bench.sh --bin build/cuda/cli
@@ -52,6 +52,7 @@ bench chunks transfer latency --chunk-size 16KiB,32KiB,64KiB
 bench small-chunks transfer --chunk-size 4KiB,8KiB --blocks 64
 bench block-first transfer latency --arena block-first --chunk-size 32KiB --no-bare
 bench models transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,4,16,64,512 --no-bare --strategy auto
+bench interference interference --load decode,gemm,skinny,hbm --pairs 10 --direction d2h,h2d --strategy staged
 bench engine submit lookup clear pool --entries 1000000
 "${PYTHON:-python3}" - "$out" <<'END'
 import glob
@@ -70,15 +71,20 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
         "  %s %.1f" % (way, limit[way]) for way in ("d2h", "h2d", "both") if limit[way]))
     for r in report["results"]:
         what = "%s KiB x %d" % (r["chunk_bytes"] / 1024, r["regions"])
+        if r["load"]:
+            what += " beside " + r["load"]
         if r["gbps"] is not None:
             figure = "%6.2f GB/s %5.1f %%" % (r["gbps"], 100 * (r["share"] or 0))
             if r["cpu_ms_per_gib"] is not None:
                 figure += "  %6.1f CPU ms/GiB" % r["cpu_ms_per_gib"]
+            if r["slowdown"] is not None:
+                figure += "  slowdown %.3f, p50 %.3f, p99 %.3f" % (
+                    r["slowdown"], r["itl_p50_ratio"], r["itl_p99_ratio"])
         else:
             figure = "%8.1f us, p99 %.1f" % (r["us"], r["us_p99"])
             if r["per_second"]:
                 figure += ", %.0f/s" % r["per_second"]
-        print("  %-8s %-4s %-20s %4d blocks  %-6s %-12s %s" % (
+        print("  %-12s %-4s %-20s %4d blocks  %-6s %-12s %s" % (
             r["bench"], r["direction"], r["geometry"] or what, r["blocks"], r["path"], r["strategy"], figure))
 END
 echo
