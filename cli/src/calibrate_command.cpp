@@ -17,11 +17,13 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,8 @@
 namespace kvferry::cli {
 namespace {
 
+constexpr int kTurnLookMs = 20;
+constexpr ipc::Duration kTurnPatience = std::chrono::seconds(10);
 constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
 /// Of the arena whose strategies are chosen from: its size decides nothing.
 constexpr std::uint32_t kArenaBlocks = 64;
@@ -113,6 +117,20 @@ std::vector<BenchShape> shapes_of(const CalibrateOptions& options, const RunDir&
   return shapes;
 }
 
+/// Movers of this machine measure one at a time, and so does this.
+std::optional<ipc::CacheLock> wait_turn(const std::filesystem::path& cache_dir) {
+  const ipc::Deadline deadline = ipc::Deadline::after(kTurnPatience);
+  while (!cache_dir.empty() && !deadline.expired()) {
+    auto turn = ipc::CacheLock::try_take(cache_dir);
+    if (!turn) return std::nullopt;  // saving says why
+    if (*turn) return std::move(*turn);
+    // wait: another process that measures; kTurnLookMs = 20 ms, together kTurnPatience = 10 s;
+    // nothing
+    ::poll(nullptr, 0, kTurnLookMs);
+  }
+  return std::nullopt;
+}
+
 CalibratedGeometry calibrate(ipc::Device& device,
                              const ipc::Geometry& geometry,
                              const CalibrateOptions& options,
@@ -124,7 +142,7 @@ CalibratedGeometry calibrate(ipc::Device& device,
   const ipc::ArenaLayout layout = must(ipc::plan_arena(
       geometry, make_arena_options(choice, geometry, kArenaBlocks, device.spec().kind)));
   found.possible = cache_manager::possible_strategies(layout);
-  found.slot_bytes = layout.staging.slot_bytes;
+  found.slots = cache_manager::slots_of_direction(layout.staging);
   const auto key = must(cache_manager::calibration_key(device, geometry, options.order));
   if (!cache_dir.empty()) found.file = cache_manager::calibration_file(cache_dir, key);
   if (!options.fresh && !found.file.empty()) {
@@ -137,6 +155,7 @@ CalibratedGeometry calibrate(ipc::Device& device,
       print_err("kvferry calibrate: measuring anew: {}\n", kept.error().to_string());
     }
   }
+  const auto turn = wait_turn(cache_dir);
   const ipc::TimePoint start = ipc::MonotonicClock::now();
   found.calibration = must(cache_manager::measure_calibration(device, geometry, options.order));
   found.seconds = std::chrono::duration<double>(ipc::MonotonicClock::now() - start).count();

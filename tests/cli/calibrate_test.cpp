@@ -45,7 +45,7 @@ class CalibrateTest : public ReplayTest {
     std::vector<fs::path> files;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(path("cache"), none)) {
-      files.push_back(entry.path());
+      if (entry.path().extension() == ".json") files.push_back(entry.path());
     }
     return files;
   }

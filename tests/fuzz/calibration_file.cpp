@@ -21,7 +21,7 @@ void choose(const Calibration& calibration) {
     for (const std::uint32_t count : {0U, 1U, 3U, 1000U, ~0U}) {
       const std::vector<std::uint32_t> blocks(calibration.of(direction).size(), count);
       for (const bool alone : {true, false}) {
-        const JobShape job{direction, blocks, alone, 8ULL << 20};
+        const JobShape job{direction, blocks, alone, {8ULL << 20, 8}};
         for (const CopyStrategy strategy : kMeasuredStrategies) {
           const auto us = estimate_us(calibration, strategy, job, {});
           KVFERRY_CHECK(!us || (std::isfinite(*us) && *us > 0), "a time that is none");

@@ -59,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   cache_manager::CopyPlanner planner;
   cache_manager::PlannedChunk chunk;
   constexpr std::uint64_t kNone = 0;
-  for (const auto [slot_bytes, strided] :
+  for (const auto& [slot_bytes, strided] :
        {std::pair(kNone, false), std::pair(kNone, true), std::pair(fuzz::kSlotBytes, false)}) {
     limits.slot_bytes = slot_bytes;
     limits.strided = strided;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -21,10 +22,15 @@ constexpr double kBudgetSeconds = 0.85;
 /// few enough that a job that comes meanwhile has the link soon.
 constexpr std::uint64_t kStepBytes = 16ULL << 20;
 constexpr std::uint64_t kMostJobsOfStep = 16;
+/// Calls for single chunks that are enqueued at a time: a full queue of the driver would hold up
+/// whoever copies meanwhile. Of larger jobs the time follows from smaller ones.
+constexpr std::uint64_t kMostCallsOfStep = 1024;
 constexpr std::size_t kSamples = 3;
 /// Steps that jobs disturbed, beyond which it is given up: there is no quiet moment.
 constexpr std::uint32_t kMostDisturbed = 200;
 constexpr double kLeastUs = 0.01;
+constexpr std::array kDirections = {ipc::CopyDirection::kDeviceToHost,
+                                    ipc::CopyDirection::kHostToDevice};
 
 class Measurement {
  public:
@@ -39,7 +45,11 @@ class Measurement {
   /// The median of a few, without what it takes to hear of the end of nothing. `enqueue` is called
   /// once for each of `jobs`; microseconds of one.
   [[nodiscard]] Result<double> us(std::uint64_t jobs, const std::function<Status()>& enqueue);
-  [[nodiscard]] Result<GroupCurves> measure(ipc::GroupId group, ipc::CopyDirection direction);
+  [[nodiscard]] GroupCurves empty_curves(ipc::GroupId group) const;
+  [[nodiscard]] Status add_size(ipc::GroupId group,
+                                ipc::CopyDirection direction,
+                                std::uint32_t blocks,
+                                GroupCurves& curves);
 
   MeasureBed& bed_;
   const CalibrationSteps& steps_;
@@ -75,57 +85,70 @@ Result<double> Measurement::us(std::uint64_t jobs, const std::function<Status()>
   return std::max(step_us, kLeastUs) / static_cast<double>(std::max<std::uint64_t>(1, jobs));
 }
 
-Result<GroupCurves> Measurement::measure(ipc::GroupId group, ipc::CopyDirection direction) {
+GroupCurves Measurement::empty_curves(ipc::GroupId group) const {
   GroupCurves curves;
   curves.block_bytes = bed_.block_bytes(group);
   curves.regions = bed_.regions(group);
-  for (std::uint32_t blocks = 1; blocks < bed_.blocks(); blocks *= 4) {
-    curves.blocks.push_back(blocks);
-  }
-  curves.blocks.push_back(bed_.blocks());
-  for (const CopyStrategy strategy : kMeasuredStrategies) {
-    curves.strategies.push_back({strategy, {}});
-  }
-  for (const std::uint32_t blocks : curves.blocks) {
-    const std::uint64_t job_bytes = blocks * curves.block_bytes;
-    const std::uint64_t jobs =
-        std::clamp<std::uint64_t>(kStepBytes / job_bytes, 1, kMostJobsOfStep);
-    if (spent()) break;
-    KVFERRY_ASSIGN(const double large_us,
-                   us(jobs, [&] { return bed_.enqueue_large(direction, job_bytes); }));
-    curves.large_us.push_back(large_us);
-    for (StrategyCurve& curve : curves.strategies) {
-      KVFERRY_ASSIGN(const double job_us, us(jobs, [&] {
-                       return bed_.enqueue_job(curve.strategy, direction, group, blocks);
-                     }));
-      curve.us.push_back(job_us);
-    }
-  }
-  if (curves.large_us.empty()) {
-    curves.strategies.clear();
-  }
-  // Sizes that there was no time for are continued from the others.
-  curves.blocks.resize(curves.large_us.size());
   return curves;
+}
+
+Status Measurement::add_size(ipc::GroupId group,
+                             ipc::CopyDirection direction,
+                             std::uint32_t blocks,
+                             GroupCurves& curves) {
+  const std::uint64_t job_bytes = blocks * curves.block_bytes;
+  const std::uint64_t jobs = std::clamp<std::uint64_t>(kStepBytes / job_bytes, 1, kMostJobsOfStep);
+  KVFERRY_ASSIGN(const double large_us,
+                 us(jobs, [&] { return bed_.enqueue_large(direction, job_bytes); }));
+  std::array<double, kMeasuredStrategies.size()> measured{};
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    const CopyStrategy strategy = kMeasuredStrategies.at(i);
+    const std::uint64_t calls =
+        strategy == CopyStrategy::kMemcpy ? std::uint64_t{blocks} * curves.regions : 1;
+    if (calls > kMostCallsOfStep && !curves.blocks.empty()) {
+      const double smaller_us = curves.strategies[i].us.back();
+      measured.at(i) = std::max(large_us, smaller_us * blocks / curves.blocks.back());
+      continue;
+    }
+    const std::uint64_t fewer = std::clamp<std::uint64_t>(kMostCallsOfStep / calls, 1, jobs);
+    KVFERRY_ASSIGN(measured.at(i),
+                   us(fewer, [&] { return bed_.enqueue_job(strategy, direction, group, blocks); }));
+  }
+  if (curves.blocks.empty()) {
+    for (const CopyStrategy strategy : kMeasuredStrategies)
+      curves.strategies.push_back({strategy, {}});
+  }
+  curves.blocks.push_back(blocks);
+  curves.large_us.push_back(large_us);
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    curves.strategies[i].us.push_back(measured.at(i));
+  }
+  return ipc::ok();
 }
 
 Status Measurement::run(std::uint32_t groups, Calibration& calibration) {
   // Pages, clocks and the driver's own first times.
-  const auto direct = [this](ipc::CopyDirection direction) {
-    return bed_.enqueue_large(direction, bed_.block_bytes(ipc::GroupId{0}));
-  };
-  for (const auto direction :
-       {ipc::CopyDirection::kDeviceToHost, ipc::CopyDirection::kHostToDevice}) {
-    KVFERRY_TRY(us(1, [&] { return direct(direction); }));
+  for (const auto direction : kDirections) {
+    KVFERRY_TRY(
+        us(1, [&] { return bed_.enqueue_large(direction, bed_.block_bytes(ipc::GroupId{0})); }));
   }
   KVFERRY_ASSIGN(empty_us_, us(0, [] { return ipc::ok(); }));
+  std::vector<std::uint32_t> sizes;
+  for (std::uint32_t blocks = 1; blocks < bed_.blocks(); blocks *= 4) sizes.push_back(blocks);
+  sizes.push_back(bed_.blocks());
   for (std::uint32_t g = 0; g < groups; ++g) {
-    KVFERRY_ASSIGN(GroupCurves to_host,
-                   measure(ipc::GroupId{g}, ipc::CopyDirection::kDeviceToHost));
-    KVFERRY_ASSIGN(GroupCurves to_device,
-                   measure(ipc::GroupId{g}, ipc::CopyDirection::kHostToDevice));
-    calibration.to_host.push_back(std::move(to_host));
-    calibration.to_device.push_back(std::move(to_device));
+    const ipc::GroupId group{g};
+    calibration.to_host.push_back(empty_curves(group));
+    calibration.to_device.push_back(empty_curves(group));
+    // Both ways of a size before the next one: those that there is no time for are continued from
+    // the others.
+    for (const std::uint32_t blocks : sizes) {
+      if (spent()) break;
+      KVFERRY_TRY(
+          add_size(group, ipc::CopyDirection::kDeviceToHost, blocks, calibration.to_host.back()));
+      KVFERRY_TRY(
+          add_size(group, ipc::CopyDirection::kHostToDevice, blocks, calibration.to_device.back()));
+    }
   }
   return check_calibration(calibration);
 }

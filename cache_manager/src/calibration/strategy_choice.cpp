@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace kvferry::cache_manager {
@@ -38,6 +39,10 @@ const StrategyCurve* curve_of(const GroupCurves& group, CopyStrategy strategy) n
 
 }  // namespace
 
+StagingSlots slots_of_direction(const ipc::StagingRing& ring) noexcept {
+  return {ring.slot_bytes, ring.slots / 2};
+}
+
 std::optional<double> estimate_us(const Calibration& calibration,
                                   CopyStrategy strategy,
                                   const JobShape& job,
@@ -57,9 +62,11 @@ std::optional<double> estimate_us(const Calibration& calibration,
   if (strategy != CopyStrategy::kStaged) return copies_us;
   // Gathers and copies of different slots run side by side, but for the first or last one.
   const double both = std::max(copies_us, mib * hand_over.us_per_mib);
-  if (!job.alone) return both;
-  const double slot_mib = std::min(mib, static_cast<double>(job.slot_bytes) / kMiB);
-  return both + hand_over.base_us + slot_mib * hand_over.us_per_mib;
+  const double slot_mib = std::min(mib, static_cast<double>(job.slots.bytes) / kMiB);
+  const double one_slot_us = hand_over.base_us + slot_mib * hand_over.us_per_mib;
+  if (job.alone) return both + one_slot_us;
+  if (job.slots.count == 0 || slot_mib <= 0) return both;
+  return std::max(both, std::ceil(mib / slot_mib) * one_slot_us / job.slots.count);
 }
 
 std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,

@@ -17,16 +17,20 @@ using ipc::ErrorCode;
 using ipc::Result;
 using ipc::Status;
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 
 /// How often it is looked whether jobs run still, while they do.
 constexpr ipc::Duration kFirstLook = 5ms;
 constexpr ipc::Duration kLongestLook = 500ms;
+/// Until the processes that measure now have done so.
+constexpr ipc::Duration kTurnLook = 20ms;
+constexpr ipc::Duration kTurnPatience = 60s;
 constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
 
 void log_choices(const Calibration& calibration, const StrategyChooser& chooser) {
   for (const auto direction :
        {ipc::CopyDirection::kDeviceToHost, ipc::CopyDirection::kHostToDevice}) {
-    JobShape alone{direction, {}, true, chooser.slot_bytes()};
+    JobShape alone{direction, {}, true, chooser.slots()};
     JobShape among = alone;
     among.alone = false;
     ipc::log_info("copy strategy to {}: {}; beside other jobs: {}",
@@ -117,6 +121,21 @@ bool Calibrator::wait_quiet() {
   return false;
 }
 
+std::optional<ipc::CacheLock> Calibrator::wait_turn() {
+  const ipc::Deadline deadline = ipc::Deadline::after(kTurnPatience);
+  std::unique_lock lock(mutex_);
+  while (!stop_ && !deadline.expired()) {
+    lock.unlock();
+    auto turn = ipc::CacheLock::try_take(options_.cache_dir);
+    lock.lock();
+    if (!turn) return std::nullopt;  // saving says why
+    if (*turn) return std::move(*turn);
+    // wait: another process that measures; kTurnLook, together kTurnPatience = 60 s; stop()
+    changed_.wait_for(lock, kTurnLook, [this] { return stop_; });
+  }
+  return std::nullopt;
+}
+
 void Calibrator::calibrate(const Task& task) {
   if (!found_ || found_->key.order != task.order) {
     auto found = find(task.order);
@@ -147,6 +166,9 @@ Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
   } else if (code != ErrorCode::kNotFound) {
     ipc::log_warn("calibrating anew, what is kept cannot be used: {}", kept.error().to_string());
   }
+  const std::optional<ipc::CacheLock> turn = wait_turn();
+  // Another mover of this device may have had the turn before.
+  if (kept = load_calibration(file, key); kept) return kept;
   KVFERRY_ASSIGN(Calibration measured, measure(order));
   if (const Status saved = save_calibration(file, measured); saved) {
     ipc::log_info("copies of {} calibrated: {}", key.device.name, file.native());

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/os/cache_file.hpp"
 #include "kvferry/ipc/os/own_thread.hpp"
 #include "mover/strategy_chooser.hpp"
 
@@ -56,6 +57,9 @@ class Calibrator {
   void calibrate(const Task& task);
   [[nodiscard]] ipc::Result<Calibration> find(ipc::ArenaOrder order);
   [[nodiscard]] ipc::Result<Calibration> measure(ipc::ArenaOrder order);
+  /// The right to measure: movers of one machine that do it at the same time would measure each
+  /// other. Nothing: stopped, or nobody can tell.
+  [[nodiscard]] std::optional<ipc::CacheLock> wait_turn();
   /// Until no job is there. False: stopped.
   [[nodiscard]] bool wait_quiet();
   [[nodiscard]] bool stopped();

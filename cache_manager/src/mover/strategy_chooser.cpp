@@ -11,7 +11,7 @@ namespace kvferry::cache_manager {
 StrategyChooser::StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout)
     : fallback_(fallback),
       possible_(possible_strategies(layout)),
-      slot_bytes_(layout.staging.slot_bytes) {}
+      slots_(slots_of_direction(layout.staging)) {}
 
 void StrategyChooser::adopt(std::shared_ptr<const Calibration> calibration) {
   const std::lock_guard lock(mutex_);
@@ -32,7 +32,7 @@ CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
     // Items have not been checked yet.
     if (item.group.value < blocks.size()) ++blocks.at(item.group.value);
   }
-  const JobShape shape{job.direction, blocks, alone, slot_bytes_};
+  const JobShape shape{job.direction, blocks, alone, slots_};
   return choose_calibrated(*calibration, possible_, shape, hand_over).value_or(fallback_);
 }
 

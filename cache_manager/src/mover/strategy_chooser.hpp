@@ -24,12 +24,12 @@ class StrategyChooser {
                                     bool alone,
                                     const HandOverCost& hand_over) const;
   [[nodiscard]] const std::vector<CopyStrategy>& possible() const noexcept { return possible_; }
-  [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
+  [[nodiscard]] const StagingSlots& slots() const noexcept { return slots_; }
 
  private:
   const CopyStrategy fallback_;
   const std::vector<CopyStrategy> possible_;
-  const std::uint64_t slot_bytes_;
+  const StagingSlots slots_;
   mutable std::mutex mutex_;  // guards calibration_
   std::shared_ptr<const Calibration> calibration_;
 };

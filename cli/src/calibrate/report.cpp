@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calibrate/report.hpp"
 
-#include "kvferry/cache_manager/strategy_choice.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "table.hpp"
 
@@ -36,7 +35,7 @@ std::string choice_of(const CalibratedGeometry& calibrated,
                       bool alone) {
   std::vector<std::uint32_t> counts(group + 1, 0);
   counts[group] = blocks;
-  const JobShape job{direction, counts, alone, calibrated.slot_bytes};
+  const JobShape job{direction, counts, alone, calibrated.slots};
   const auto choice = cache_manager::choose_calibrated(calibrated.calibration, calibrated.possible,
                                                        job, HandOverCost{});
   return std::string(choice ? cache_manager::to_string(*choice) : "unknown");

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kvferry/cache_manager/calibration.hpp"
+#include "kvferry/cache_manager/strategy_choice.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -17,7 +17,7 @@ struct CalibratedGeometry {
   std::string geometry;
   cache_manager::Calibration calibration;
   std::vector<cache_manager::CopyStrategy> possible;
-  std::uint64_t slot_bytes = 0;
+  cache_manager::StagingSlots slots;
   std::filesystem::path file;  ///< Empty: not kept.
   double seconds = 0;          ///< Of measuring now; 0: it was kept.
 };

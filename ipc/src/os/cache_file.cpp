@@ -7,6 +7,7 @@
 #include "os/syscall.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -110,6 +111,21 @@ Status write_cache_file(const std::filesystem::path& file, std::string_view text
   }
   if (!written) ::unlink(made.c_str());
   return written;
+}
+
+Result<std::optional<CacheLock>> CacheLock::try_take(const std::filesystem::path& dir) {
+  KVFERRY_TRY(make_folders(dir));
+  const std::filesystem::path file = dir / "lock";
+  UniqueFd fd(retry_interrupted([&] {
+    return ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+  }));
+  if (!fd.valid()) return KVFERRY_ERRNO("open {}", file.native());
+  // wait-none: LOCK_NB
+  if (retry_interrupted([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) == 0) {
+    return std::optional(CacheLock(std::move(fd)));
+  }
+  if (errno == EWOULDBLOCK) return std::optional<CacheLock>();
+  return KVFERRY_ERRNO("lock {}", file.native());
 }
 
 }  // namespace kvferry::ipc

@@ -248,6 +248,23 @@ TEST_F(CalibratorTest, WaitsForAQuietMomentAndStopsAtOnce) {
   EXPECT_TRUE(wait_choice(*waiting).has_value());
 }
 
+TEST_F(CalibratorTest, OneProcessMeasuresAtATimeAndTheNextOneUsesWhatItKept) {
+  {
+    auto turn = ipc::CacheLock::try_take(dir_ / "cache");
+    ASSERT_TRUE(turn.has_value() && turn->has_value());
+    EXPECT_FALSE(ipc::CacheLock::try_take(dir_ / "cache").value().has_value());
+    make();
+    const auto stopped = chooser();
+    calibrator_->start(stopped, ArenaOrder::kLayerFirst);
+    ASSERT_TRUE(calibrator_->stop(test::soon()).has_value());
+    const auto waiting = chooser();
+    calibrator_->start(waiting, ArenaOrder::kLayerFirst);
+    keep_strided();
+    turn->reset();
+    EXPECT_EQ(wait_choice(*waiting), CopyStrategy::kStrided);
+  }
+}
+
 TEST_F(CalibratorTest, WithoutAPlaceToKeepItItIsMeasuredAllTheSame) {
   std::ofstream(dir_ / "cache") << "no folder";
   make();

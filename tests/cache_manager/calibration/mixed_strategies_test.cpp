@@ -39,7 +39,7 @@ class MixedStrategiesTest : public StagedFixture {
     options.calibration = Calibrator::Options{geometry, dir_.path()};
     Calibration kept;
     kept.key = calibration_key(*device_, geometry, ipc::ArenaOrder::kLayerFirst).value();
-    kept.to_host = {samples::curves({{0, 10}, {0, 100}, {0, 900}, {0, 900}}, kSlotBytes)};
+    kept.to_host = {samples::curves({{0, 10}, {0, 100}, {0, 9e6}, {0, 9e6}}, kSlotBytes)};
     kept.to_host[0].blocks = {1, 2, 16, 32};
     kept.to_host[0].strategies[0].us = {10, 20, 160, 320};
     kept.to_host[0].strategies[1].us = {5, 10, 16e6, 32e6};

@@ -18,7 +18,9 @@ namespace {
 using ipc::CopyDirection;
 using testing::ElementsAre;
 
-constexpr std::uint64_t kSlot = 8ULL << 20;
+constexpr std::uint64_t kSlotBytes = 8ULL << 20;
+constexpr StagingSlots kSlots{kSlotBytes, 8};
+constexpr std::uint32_t kOne = 1;
 const std::vector<CopyStrategy> kAll(kMeasuredStrategies.begin(), kMeasuredStrategies.end());
 
 std::optional<CopyStrategy> choice(const Calibration& calibration,
@@ -26,7 +28,7 @@ std::optional<CopyStrategy> choice(const Calibration& calibration,
                                    bool alone,
                                    const HandOverCost& cost = {},
                                    const std::vector<CopyStrategy>& possible = kAll) {
-  const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlot};
+  const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlots};
   return choose_calibrated(calibration, possible, job, cost);
 }
 
@@ -49,6 +51,13 @@ TEST(StrategyChoiceTest, GathersThatComputeSlowsDownAreLeft) {
   EXPECT_EQ(choice(samples::h200(), 64, false, beside_gemm), CopyStrategy::kStrided);
 }
 
+TEST(StrategyChoiceTest, AmongOthersTheRingsSlotsLimitHandOversOfSmallJobs) {
+  // 8 slots, each a millisecond away: 125 us for a slot, however little is in it.
+  const HandOverCost slow{1000, 0};
+  EXPECT_EQ(choice(samples::h200(), 1, false, slow), CopyStrategy::kStrided);
+  EXPECT_EQ(choice(samples::h200(), 4, false, slow), CopyStrategy::kStaged);
+}
+
 TEST(StrategyChoiceTest, WhatIsNotPossibleIsNotChosen) {
   EXPECT_EQ(choice(samples::h200(), 64, true, {}, {CopyStrategy::kBatch, CopyStrategy::kMemcpy}),
             CopyStrategy::kBatch);
@@ -68,7 +77,7 @@ TEST(StrategyChoiceTest, WhatCostsMoreThanTimeMustBeWorthIt) {
 TEST(StrategyChoiceTest, EstimatesFollowTheCurveBetweenAndBeyondItsPoints) {
   const Calibration h200 = samples::h200();
   const auto estimate = [&h200](CopyStrategy strategy, std::uint32_t blocks, bool alone) {
-    const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlot};
+    const JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, alone, kSlots};
     return estimate_us(h200, strategy, job, {100, 3}).value();
   };
   EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStrided, 1, true), 53);
@@ -77,13 +86,16 @@ TEST(StrategyChoiceTest, EstimatesFollowTheCurveBetweenAndBeyondItsPoints) {
   EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 1, true), 3 + 38.3 + 100 + 2 * 3);
   EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 16, true), 3 + 16 * 38.3 + 100 + 8 * 3);
   EXPECT_DOUBLE_EQ(estimate(CopyStrategy::kStaged, 16, false), 3 + 16 * 38.3);
+  const JobShape one_block{CopyDirection::kDeviceToHost, {&kOne, 1}, false, kSlots};
+  EXPECT_DOUBLE_EQ(estimate_us(h200, CopyStrategy::kStaged, one_block, {800, 4}).value(),
+                   (800 + 2 * 4) / 8.0);
 }
 
 TEST(StrategyChoiceTest, GroupsOfAJobAddUpAndOneThatIsUnknownMakesTheJobUnknown) {
   Calibration two = samples::h200();
   two.to_host.push_back(samples::curves({{0, 10}, {0, 20}, {0, 30}, {0, 40}}));
   std::array<std::uint32_t, 2> blocks{4, 16};
-  JobShape job{CopyDirection::kDeviceToHost, blocks, true, kSlot};
+  JobShape job{CopyDirection::kDeviceToHost, blocks, true, kSlots};
   EXPECT_DOUBLE_EQ(estimate_us(two, CopyStrategy::kStrided, job, {}).value(), 2 + 4 * 51 + 16 * 20);
   two.to_host[1] = {};
   EXPECT_EQ(estimate_us(two, CopyStrategy::kStrided, job, {}), std::nullopt);
@@ -96,7 +108,7 @@ TEST(StrategyChoiceTest, GroupsOfAJobAddUpAndOneThatIsUnknownMakesTheJobUnknown)
 }
 
 TEST(StrategyChoiceTest, TheChoicesAreSaidByJobSize) {
-  const JobShape alone{CopyDirection::kDeviceToHost, {}, true, kSlot};
+  const JobShape alone{CopyDirection::kDeviceToHost, {}, true, kSlots};
   JobShape among = alone;
   among.alone = false;
   const std::string text = describe_choices(samples::h200(), kAll, alone, {});
@@ -119,7 +131,7 @@ TEST(StrategyChooserTest, UsesItsRuleOfThumbUntilItHasACalibrationAndWhereThatKn
   ipc::ArenaOptions options;
   options.gpu_blocks = 16;
   options.staging_slots = 4;
-  options.staging_slot_bytes = kSlot;
+  options.staging_slot_bytes = kSlotBytes;
   const auto layout = ipc::plan_arena(*geometry, options);
   ASSERT_TRUE(layout.has_value());
   StrategyChooser chooser(CopyStrategy::kBatch, *layout);
@@ -142,7 +154,7 @@ TEST(StrategyChooserTest, AnArenaOffersWhatItCanDo) {
               ElementsAre(CopyStrategy::kStrided, CopyStrategy::kBatch, CopyStrategy::kMemcpy));
   options.order = ipc::ArenaOrder::kLayerFirstMany;
   options.staging_slots = 4;
-  options.staging_slot_bytes = kSlot;
+  options.staging_slot_bytes = kSlotBytes;
   EXPECT_THAT(possible_strategies(*ipc::plan_arena(*geometry, options)),
               ElementsAre(CopyStrategy::kStaged, CopyStrategy::kBatch, CopyStrategy::kMemcpy));
 }
@@ -165,7 +177,7 @@ TEST_P(StrategyChoicePropertyTest, NothingIsChosenThatIsSlowerThanAnotherByMoreT
   possible.resize(static_cast<std::size_t>(pick(1, 4.99)));
   for (const bool alone : {true, false}) {
     for (const std::uint32_t blocks : {1U, 2U, 3U, 7U, 30U, 33U, 1000U, 1U << 20U}) {
-      const JobShape job{CopyDirection::kHostToDevice, {&blocks, 1}, alone, kSlot};
+      const JobShape job{CopyDirection::kHostToDevice, {&blocks, 1}, alone, kSlots};
       const auto chosen = choose_calibrated(calibration, possible, job, cost);
       ASSERT_TRUE(chosen.has_value());
       EXPECT_NE(std::find(possible.begin(), possible.end(), *chosen), possible.end());

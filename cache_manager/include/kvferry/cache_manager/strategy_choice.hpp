@@ -21,13 +21,20 @@ struct HandOverCost {
   friend bool operator==(const HandOverCost&, const HandOverCost&) = default;
 };
 
+/// What of an arena's ring jobs of one direction have.
+struct StagingSlots {
+  std::uint64_t bytes = 0;  ///< Of one.
+  std::uint32_t count = 0;  ///< As many hand-overs are under way at most.
+};
+[[nodiscard]] StagingSlots slots_of_direction(const ipc::StagingRing& ring) noexcept;
+
 struct JobShape {
   ipc::CopyDirection direction = ipc::CopyDirection::kDeviceToHost;
   std::span<const std::uint32_t> blocks;  ///< Of each group.
   /// No other job of its direction is under way, so that a hand-over is waited for; else copies of
-  /// other jobs hide it.
+  /// other jobs hide it, as far as there are slots for them.
   bool alone = true;
-  std::uint64_t slot_bytes = 0;  ///< Of the staging ring.
+  StagingSlots slots;
 };
 /// Nothing when a group of the job was not measured.
 [[nodiscard]] std::optional<double> estimate_us(const Calibration& calibration,
