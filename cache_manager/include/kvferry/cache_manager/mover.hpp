@@ -30,7 +30,7 @@ enum class CalibrationMode : std::uint8_t { kGpus = 1, kOn, kOff };
 struct MoverConfig {
   ipc::RankConfig rank;
   CopyStrategy strategy = CopyStrategy::kAuto;
-  CalibrationMode calibration = CalibrationMode::kGpus;
+  CalibrationMode calibration = CalibrationMode::kOff;
   std::string cache_dir;  ///< Where calibrations are kept; empty: ipc::default_cache_dir().
 };
 
