@@ -115,8 +115,9 @@ Status Measurement::add_size(ipc::GroupId group,
                    us(fewer, [&] { return bed_.enqueue_job(strategy, direction, group, blocks); }));
   }
   if (curves.blocks.empty()) {
-    for (const CopyStrategy strategy : kMeasuredStrategies)
+    for (const CopyStrategy strategy : kMeasuredStrategies) {
       curves.strategies.push_back({strategy, {}});
+    }
   }
   curves.blocks.push_back(blocks);
   curves.large_us.push_back(large_us);

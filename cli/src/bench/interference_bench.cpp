@@ -82,7 +82,7 @@ class InterferenceBench {
                      LoadTimes& times,
                      BenchFigure figure,
                      const Copies& copies);
-  void rest(BenchInstance& instance, ipc::Duration time);
+  static void rest(BenchInstance& instance, ipc::Duration time);
   void await_times(BenchInstance& instance, LoadTimes& times, ipc::TimePoint until);
 
   BenchContext& context_;

@@ -208,8 +208,8 @@ bool EventLoop::run() {
 }
 
 void EventLoop::stay_awake(Duration time) noexcept {
-  static const bool has_processors = processors() >= kProcessorsToSpare;
-  if (!has_processors) return;
+  static const bool kHasProcessors = processors() >= kProcessorsToSpare;
+  if (!kHasProcessors) return;
   state_->awake_until = MonotonicClock::now() + time;
 }
 
