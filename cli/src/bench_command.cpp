@@ -32,15 +32,21 @@ constexpr const char* kBenchDescription =
     "processes together. latency: one job at a time, from its submit until the engine has seen its "
     "completion. interference: what copies cost a worker that computes all the time, in pairs of "
     "phases without copies and with them, beside one large copy of another process and others' "
-    "ways. submit: an engine's time in the call for a job of one block, and jobs a second. "
+    "ways. layers: loads that are computed on while they come, and stores that follow the compute, "
+    "layer by layer, beside the same one after the other. submit: an engine's time in the call for "
+    "a job of one block, and jobs a second. "
     "lookup: which blocks of a prefix of 1,000 are there. clear: clear and re-init of an idle "
     "arena, "
-    "beside the bare calls for its memory. pool: making, registering and giving back host memory.";
+    "beside the bare calls for its memory. pool: making, registering and giving back host memory. "
+    "ablation: what a mover of its own costs and buys: the same jobs through an instance and by a "
+    "worker that does its own copies, and what the death of what copies takes along; beside "
+    "interference, also what such copies cost that worker's compute.";
 
 constexpr const char* kBenchExample =
     "examples:\n"
     "  kvferry bench                                     both, with a few chunk sizes\n"
     "  kvferry bench transfer --device host              no GPU needed\n"
+    "  kvferry bench ablation --device host              with a mover, and without\n"
     "  kvferry bench interference --load decode,gemm --chunk-size 32KiB --blocks 16\n"
     "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
     "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
@@ -74,9 +80,10 @@ ipc::Result<Locality> parse_locality(std::string_view text) {
 
 void add_what(CLI::App& app, BenchOptions& options) {
   BenchConfig& config = options.config;
-  add_list<BenchKind>(app, "BENCH", config.kinds, parse_kind,
-                      "Any of transfer, latency, interference, submit, lookup, clear, pool "
-                      "[transfer, latency]")
+  add_list<BenchKind>(
+      app, "BENCH", config.kinds, parse_kind,
+      "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
+      "ablation [transfer, latency]")
       ->allow_extra_args();
   auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
                                          "Bytes of one block in one region [16KiB,32KiB,64KiB]")
@@ -164,6 +171,27 @@ ipc::Status check_strategies(const BenchConfig& config) {
   return ipc::ok();
 }
 
+/// It is of one rank, and of the strategies that a worker has, too.
+ipc::Status check_ablation(const BenchConfig& config) {
+  using cache_manager::CopyStrategy;
+  if (std::find(config.kinds.begin(), config.kinds.end(), BenchKind::kAblation) ==
+      config.kinds.end()) {
+    return ipc::ok();
+  }
+  if (config.ranks != 1) {
+    return KVFERRY_ERROR(kInvalidArgument, "ablation compares the ways of one rank, --ranks is {}",
+                         config.ranks);
+  }
+  const bool any =
+      std::any_of(config.strategies.begin(), config.strategies.end(), [](CopyStrategy strategy) {
+        return strategy != CopyStrategy::kAuto && strategy != CopyStrategy::kDirect;
+      });
+  if (any || config.strategies.empty()) return ipc::ok();
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "ablation compares staged, strided, batch and memcpy; --strategy names none "
+                       "of them");
+}
+
 template <typename T> void set_default(std::vector<T>& list, std::vector<T> value) {
   if (list.empty()) list = std::move(value);
 }
@@ -193,10 +221,16 @@ int bench_command(const Arguments& arguments) {
   config.bytes = options.bytes.value_or(cuda ? 1ULL << 30 : 64ULL << 20);
   config.pool_bytes = options.pool_bytes.value_or(cuda ? 4ULL << 30 : 64ULL << 20);
   set_default(config.kinds, {BenchKind::kTransfer, BenchKind::kLatency});
-  if (config.kinds == std::vector{BenchKind::kInterference}) {
+  const auto has = [&config](BenchKind kind) {
+    return std::find(config.kinds.begin(), config.kinds.end(), kind) != config.kinds.end();
+  };
+  const bool others = std::any_of(config.kinds.begin(), config.kinds.end(), [](BenchKind kind) {
+    return kind != BenchKind::kInterference && kind != BenchKind::kAblation;
+  });
+  if (!others) {
     // Each takes a while.
     set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
-    set_default(config.blocks, {16U});
+    if (has(BenchKind::kInterference)) set_default(config.blocks, {16U});
   }
   set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10, 32ULL << 10, 64ULL << 10});
   set_default(config.regions, {cuda ? 64U : 16U});
@@ -207,9 +241,7 @@ int bench_command(const Arguments& arguments) {
   set_default(config.loads,
               cuda ? std::vector(worker::kComputeLoads.begin(), worker::kComputeLoads.end())
                    : std::vector{ComputeLoadKind::kDecode, ComputeLoadKind::kHbm});
-  const bool transfers = std::find(config.kinds.begin(), config.kinds.end(),
-                                   BenchKind::kTransfer) != config.kinds.end();
-  if (!config.plot_file.empty() && !transfers) {
+  if (!config.plot_file.empty() && !has(BenchKind::kTransfer)) {
     return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
                                            "--plot draws transfers, and none are to be measured: "
                                            "name transfer, too"));
@@ -220,6 +252,9 @@ int bench_command(const Arguments& arguments) {
     }
   }
   if (const auto possible = check_strategies(config); !possible) {
+    return usage_error(*app, possible.error());
+  }
+  if (const auto possible = check_ablation(config); !possible) {
     return usage_error(*app, possible.error());
   }
   return run_bench(config);

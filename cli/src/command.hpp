@@ -55,6 +55,7 @@ int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int rl_loop_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
+int bench_copier_command(const Arguments& arguments);
 int calibrate_command(const Arguments& arguments);
 
 /// Picks the command by the program's name ("kvferry-mover") or the first argument.

@@ -1,51 +1,52 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
+#include "daemon.hpp"
 #include "kvferry/cache_manager/manager.hpp"
 #include "kvferry/cache_manager/mover.hpp"
-#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/pool_filler.hpp"
 #include "kvferry/worker/worker.hpp"
 #include "options.hpp"
-#include "parent_watch.hpp"
 #include "rank_options.hpp"
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
 
 constexpr std::uint64_t kDefaultHostMemory = 1ULL << 30;
 
-/// Neither time nor another attempt changes it: the options, the build, the machine.
-bool is_final(ipc::ErrorCode code) {
-  switch (code) {
-    case ipc::ErrorCode::kInvalidArgument:
-    case ipc::ErrorCode::kGeometryMismatch:
-    case ipc::ErrorCode::kRoleConflict:
-    case ipc::ErrorCode::kVersionMismatch:
-    case ipc::ErrorCode::kPermission:
-    case ipc::ErrorCode::kNoHostMemory:
-    case ipc::ErrorCode::kNoDeviceMemory: return true;
-    default: return false;
+ipc::Status parse_shares(const std::vector<std::string>& texts,
+                         cache_manager::ManagerConfig& config) {
+  for (const std::string& text : texts) {
+    const std::size_t equals = text.find('=');
+    std::uint32_t share = 0;
+    if (equals != std::string::npos && equals > 0) {
+      const char* const end = text.data() + text.size();
+      const auto [last, error] = std::from_chars(text.data() + equals + 1, end, share);
+      if (last != end || error != std::errc{}) share = 0;
+    }
+    if (share < 1 || share > cache_manager::ManagerConfig::kMaxShare) {
+      return KVFERRY_ERROR(kInvalidArgument,
+                           "--share {}: give the name of an engine and its share, 1 to {}, as in "
+                           "--share chat=3",
+                           text, cache_manager::ManagerConfig::kMaxShare);
+    }
+    const std::string engine = text.substr(0, equals);
+    if (!config.shares.emplace(engine, share).second) {
+      return KVFERRY_ERROR(kInvalidArgument, "--share {}: engine {} has a share of {} already",
+                           text, engine, config.shares.at(engine));
+    }
   }
-}
-
-/// Runs a daemon until it is told to end; a set-up that fails is logged.
-template <typename Run>
-int run_daemon(const std::string& name, ipc::LogLevel level, int parent_fd, const Run& run) {
-  ipc::init_logging(name, level);
-  if (parent_fd >= 0) end_with_parent(parent_fd);
-  try {
-    run();
-    return kExitDone;
-  } catch (const ipc::Exception& error) {
-    ipc::log_error("cannot run: {}", error.what());
-    return is_final(error.error().code) ? kExitCannotRun : kExitFailed;
-  }
+  return ipc::ok();
 }
 
 }  // namespace
@@ -64,6 +65,19 @@ int manager_command(const Arguments& arguments) {
       "  kvferry manager --instance chat --host-memory 64GiB",
       common);
   add_size(*app, "--host-memory", host_memory, "Host memory for blocks, all engines together");
+  std::string huge_pages = "auto";
+  std::string numa_nodes = "auto";
+  app->add_option("--huge-pages", huge_pages,
+                  "Whether that memory may be of huge pages, where the machine has reserved enough "
+                  "of them: auto or off")
+      ->type_name("auto|off")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->default_str("auto");
+  app->add_option("--numa-nodes", numa_nodes,
+                  "Where that memory is to be: numbers of NUMA nodes, any, or auto for those that "
+                  "the GPUs are on")
+      ->type_name("auto|any|N,...")
+      ->default_str("auto");
   add_milliseconds(*app, "--queue-deadline", config.queue_deadline,
                    "A copy job that could not be started for so long ends as timeout");
   add_milliseconds(*app, "--job-deadline", config.job_deadline,
@@ -74,11 +88,26 @@ int manager_command(const Arguments& arguments) {
       ->type_name("N")
       ->check(CLI::Range(1U, 1U << 20))
       ->default_str(std::to_string(config.max_jobs_per_engine));
+  std::vector<std::string> shares;
+  app->add_option("--share", shares,
+                  "What an engine gets of a GPU's link, each way, when others copy over it as "
+                  "well: N times as much as one that is not named")
+      ->type_name("ENGINE=N,...")
+      ->delimiter(',');
   app->add_option("--parent-fd", parent_fd)->group("");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
+  if (auto status = parse_shares(shares, config); !status) return usage_error(*app, status.error());
   config.instance = common.instance;
   config.runtime_dir = common.runtime_dir;
   config.pool_bytes = *host_memory;
+  config.huge_pages = huge_pages == "auto";
+  if (numa_nodes == "auto") {
+    config.numa_nodes = ipc::gpu_numa_nodes();
+  } else if (numa_nodes != "any") {
+    auto nodes = ipc::parse_numa_nodes(numa_nodes);
+    if (!nodes) return usage_error(*app, nodes.error());
+    config.numa_nodes = std::move(nodes).value();
+  }
   return run_daemon("manager", common.log_level, parent_fd,
                     [&] { cache_manager::run_manager(config); });
 }
@@ -99,7 +128,7 @@ int mover_command(const Arguments& arguments) {
   add_parsed<cache_manager::CopyStrategy>(*app, "--copy-strategy", config.strategy,
                                           cache_manager::parse_copy_strategy,
                                           "How blocks are copied: auto, direct, staged, strided, "
-                                          "batch or memcpy")
+                                          "batch, memcpy, kernel or agent")
       ->type_name("NAME")
       ->default_str("auto");
   using cache_manager::CalibrationMode;
@@ -110,13 +139,32 @@ int mover_command(const Arguments& arguments) {
                               "Whether to measure once what copies cost, in the background, for "
                               "--copy-strategy auto; gpus: not on simulated devices");
   add_cache_dir(*app, config.cache_dir);
+  std::optional<std::uint64_t> agent_swaps;
+  add_size(*app, "--agent-swaps", agent_swaps,
+           "Jobs of at most so many bytes, alone on their way, are copied by the worker itself, to "
+           "which this lends the host pool; with --copy-strategy auto [none]");
+  std::optional<std::uint64_t> store_rate;
+  std::optional<std::uint64_t> load_rate;
+  add_size(*app, "--store-rate", store_rate,
+           "Bytes to host memory in a second, at most [as many as go over the link]");
+  add_size(*app, "--load-rate", load_rate,
+           "Likewise to the device; loads of a priority above 1 do not wait for it [no limit]");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
+  config.agent_swap_bytes = agent_swaps.value_or(0);
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());
   config.rank = std::move(rank).value();
+  config.rank.store_rate = store_rate.value_or(0);
+  config.rank.load_rate = load_rate.value_or(0);
   if (const auto fits = check_strategy(config.strategy, config.rank.geometry, config.rank.arena);
       !fits) {
     return usage_error(*app, fits.error());
+  }
+  if (agent_swaps && config.strategy != cache_manager::CopyStrategy::kAuto) {
+    return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
+                                           "--agent-swaps is for --copy-strategy auto, not {}: "
+                                           "leave one of them out",
+                                           cache_manager::to_string(config.strategy)));
   }
   return run_daemon(fmt::format("mover/{}", options.rank), options.common.log_level,
                     options.parent_fd, [&] { cache_manager::run_mover(config); });
@@ -152,25 +200,28 @@ int worker_command(const Arguments& arguments) {
                    "How updates from rank 0's file come to the other ranks: by broadcast between "
                    "devices where each rank has one of its own, else in messages; or in messages "
                    "alone");
+  const CLI::Range copy_ctas(1U, 1024U);
+  app->add_option("--gather-ctas", config.copies.gather,
+                  "Thread blocks of a kernel that gathers what is stored, at most: each may keep a "
+                  "multiprocessor from compute for a moment")
+      ->type_name("N")
+      ->check(copy_ctas)
+      ->default_str(std::to_string(config.copies.gather));
+  app->add_option("--scatter-ctas", config.copies.scatter,
+                  "Likewise of one that scatters what was loaded")
+      ->type_name("N")
+      ->check(copy_ctas)
+      ->default_str(std::to_string(config.copies.scatter));
   add_seconds(*app, "--idle-trim", config.idle_trim,
               "Without a step for so long, what the allocator caches goes back to the driver; "
               "0: never");
   app->add_flag("--serve", config.serve,
                 "Take requests: rank 0 also runs the scheduler of an engine of reference workers "
                 "[the engine has a scheduler of its own]");
-  std::optional<worker::ComputeLoadKind> load;
-  std::string load_times;
-  add_parsed<std::optional<worker::ComputeLoadKind>>(
-      *app, "--load", load,
-      [](std::string_view text) -> ipc::Result<std::optional<worker::ComputeLoadKind>> {
-        KVFERRY_ASSIGN(const auto kind, worker::parse_compute_load(text));
-        return std::optional(kind);
-      },
-      "What the device computes all the time, for kvferry bench interference")
-      ->group("");
-  app->add_option("--load-times", load_times, "Where the ends of its rounds go")->group("");
+  LoadOptions load;
+  add_load_options(*app, load);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
-  if (load) config.load = worker::ComputeLoadConfig{*load, load_times};
+  config.load = load.config();
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }

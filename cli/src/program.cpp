@@ -43,6 +43,9 @@ constexpr std::array kCommands = {
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};
+/// What kvferry starts itself, and nobody else has a use for.
+constexpr std::array kHiddenCommands = {
+    Command{"bench-copier", "a worker that copies by itself", bench_copier_command}};
 static_assert(std::equal(kCommands.begin(),
                          kCommands.end(),
                          kCommandNames.begin(),
@@ -71,6 +74,9 @@ void print_help() {
 
 const Command* find_command(std::string_view name) {
   for (const Command& command : kCommands) {
+    if (command.name == name) return &command;
+  }
+  for (const Command& command : kHiddenCommands) {
     if (command.name == name) return &command;
   }
   return nullptr;

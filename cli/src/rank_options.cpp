@@ -254,6 +254,23 @@ CLI::Option* add_weights_id(CLI::App& app, std::optional<ipc::Digest>& target) {
       ->type_name("HEX");
 }
 
+std::optional<worker::ComputeLoadConfig> LoadOptions::config() const {
+  if (!kind) return std::nullopt;
+  return worker::ComputeLoadConfig{*kind, times_file};
+}
+
+void add_load_options(CLI::App& app, LoadOptions& options) {
+  add_parsed<std::optional<worker::ComputeLoadKind>>(
+      app, "--load", options.kind,
+      [](std::string_view text) -> Result<std::optional<worker::ComputeLoadKind>> {
+        KVFERRY_ASSIGN(const auto kind, worker::parse_compute_load(text));
+        return std::optional(kind);
+      },
+      "What the device computes all the time, for kvferry bench")
+      ->group("");
+  app.add_option("--load-times", options.times_file, "Where the ends of its rounds go")->group("");
+}
+
 CLI::Option* add_cache_dir(CLI::App& app, std::string& target) {
   return app
       .add_option("--cache-dir", target,

@@ -65,6 +65,13 @@ void add_rank_options(CLI::App& app, RankOptions& options);
 [[nodiscard]] ipc::Result<ipc::DeviceSpec> host_device_for(const std::string& name,
                                                            const ipc::Geometry& geometry,
                                                            const ipc::ArenaOptions& arena);
+/// What a worker computes all the time, for kvferry bench, which starts it.
+struct LoadOptions {
+  std::optional<worker::ComputeLoadKind> kind;
+  std::string times_file;
+  [[nodiscard]] std::optional<worker::ComputeLoadConfig> config() const;
+};
+void add_load_options(CLI::App& app, LoadOptions& options);
 /// "--cache-dir": empty means ipc::default_cache_dir().
 CLI::Option* add_cache_dir(CLI::App& app, std::string& target);
 /// "--gpu-blocks" of 1 ... 2^31.

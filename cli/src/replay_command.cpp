@@ -111,8 +111,8 @@ void add_system_options(CLI::App& app, ReplayOptions& options) {
   add_arena_memory(app, options.config.arena_memory);
   add_parsed<cache_manager::CopyStrategy>(app, "--copy-strategy", options.config.strategy,
                                           cache_manager::parse_copy_strategy,
-                                          "How movers copy: auto, direct, staged, strided, batch "
-                                          "or memcpy")
+                                          "How movers copy: auto, direct, staged, strided, batch, "
+                                          "memcpy, kernel or agent")
       ->type_name("NAME")
       ->default_str("auto");
 }

@@ -137,8 +137,11 @@ void describe_engine(const Json& engine, std::string& out) {
       {"jobs", fmt::format("{} queued, {} running, {} done, {} failed, {} cancelled, {} stale",
                            text(jobs, "queued"), text(jobs, "running"), text(jobs, "done"),
                            text(jobs, "failed"), text(jobs, "cancelled"), text(jobs, "stale"))});
-  table.add({"moved", fmt::format("{} to host, {} to device", bytes(engine, "bytes_to_host"),
-                                  bytes(engine, "bytes_to_device"))});
+  const Json* share = field(engine, "share");
+  const bool is_weighed = share != nullptr && *share != 1;
+  table.add({"moved", fmt::format("{} to host, {} to device{}", bytes(engine, "bytes_to_host"),
+                                  bytes(engine, "bytes_to_device"),
+                                  is_weighed ? ", share " + text(engine, "share") : "")});
   const Json* paused = field(engine, "paused");
   const bool is_paused = paused != nullptr && paused->is_string();
   table.add(

@@ -16,7 +16,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::array kConfigurable = {"arena"sv,
+constexpr std::array kConfigurable = {"agent-swaps"sv,
+                                      "arena"sv,
                                       "arena-memory"sv,
                                       "blocks"sv,
                                       "bytes"sv,
@@ -40,11 +41,13 @@ constexpr std::array kConfigurable = {"arena"sv,
                                       "file"sv,
                                       "fresh"sv,
                                       "from"sv,
+                                      "gather-ctas"sv,
                                       "geometry"sv,
                                       "gpu-blocks"sv,
                                       "handles"sv,
                                       "host"sv,
                                       "host-memory"sv,
+                                      "huge-pages"sv,
                                       "idle-trim"sv,
                                       "in-flight"sv,
                                       "instance"sv,
@@ -55,6 +58,7 @@ constexpr std::array kConfigurable = {"arena"sv,
                                       "kill-deadline"sv,
                                       "last"sv,
                                       "load"sv,
+                                      "load-rate"sv,
                                       "locality"sv,
                                       "log-dir"sv,
                                       "log-level"sv,
@@ -62,6 +66,7 @@ constexpr std::array kConfigurable = {"arena"sv,
                                       "mode"sv,
                                       "name"sv,
                                       "no-bare"sv,
+                                      "numa-nodes"sv,
                                       "pairs"sv,
                                       "no-empty-cache"sv,
                                       "no-flush-cache"sv,
@@ -79,15 +84,18 @@ constexpr std::array kConfigurable = {"arena"sv,
                                       "revoke-deadline"sv,
                                       "runtime-dir"sv,
                                       "samples"sv,
+                                      "scatter-ctas"sv,
                                       "seed"sv,
                                       "serve"sv,
                                       "settle-deadline"sv,
+                                      "share"sv,
                                       "skip-bad"sv,
                                       "source"sv,
                                       "speed"sv,
                                       "staging-slot-bytes"sv,
                                       "staging-slots"sv,
                                       "stall-timeout"sv,
+                                      "store-rate"sv,
                                       "strategy"sv,
                                       "tags"sv,
                                       "timeout"sv,
@@ -132,15 +140,22 @@ class ItemReader {
       throw CLI::ConfigError(fmt::format("{}: there is no option '{}'{}", place_of(value), name,
                                          strict ? fmt::format(" of {}", app_.get_name()) : ""));
     }
-    const std::string text = text_of(value);
-    if (text.empty()) {
-      throw CLI::ConfigError(
-          fmt::format("{}: '{}' is neither text, number nor true/false", place_of(value), name));
+    const bool takes_lists = option == nullptr || option->get_items_expected_max() > 1;
+    std::vector<std::string> texts;
+    if (const auto* list = value.as_array(); list != nullptr && takes_lists) {
+      for (const toml::node& item : *list) texts.push_back(text_of(item));
+    } else {
+      texts.push_back(text_of(value));
+    }
+    if (std::find(texts.begin(), texts.end(), "") != texts.end()) {
+      throw CLI::ConfigError(fmt::format("{}: '{}' is neither text, number nor true/false{}",
+                                         place_of(value), name,
+                                         takes_lists ? ", nor a list of them" : ""));
     }
     if (option == nullptr || is_in_environment(*option)) return;
     CLI::ConfigItem item;
     item.name = name;
-    item.inputs = {text};
+    item.inputs = std::move(texts);
     // The command's own table comes second and wins.
     std::erase_if(items_, [&](const CLI::ConfigItem& other) { return other.name == name; });
     items_.push_back(std::move(item));

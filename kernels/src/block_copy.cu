@@ -109,4 +109,12 @@ cudaError_t launch_scatter(const PackedBlocks& layout,
   return launch<false>(layout, ids, max_ctas, stream);
 }
 
+cudaError_t load_block_copy() {
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaSuccess;
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, block_copy_kernel<true>);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, block_copy_kernel<false>);
+  return error;
+}
+
 }  // namespace kvferry::kernels

@@ -128,4 +128,13 @@ cudaError_t launch_checksum(const StridedRegion* regions,
   });
 }
 
+cudaError_t load_pattern() {
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaSuccess;
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, fill_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, verify_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, checksum_kernel);
+  return error;
+}
+
 }  // namespace kvferry::kernels

@@ -280,4 +280,14 @@ cudaError_t launch_expand(const unsigned char* source,
   return cudaGetLastError();
 }
 
+cudaError_t load_reference_model() {
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaSuccess;
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, write_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, read_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, fold_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, expand_kernel);
+  return error;
+}
+
 }  // namespace kvferry::kernels

@@ -236,6 +236,52 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
   }
   EXPECT_EQ(staged_items, with_bytes);
   EXPECT_EQ(through_slots, expected);
+
+  // By kernel: parts of blocks, each where it lies in the pool.
+  std::map<std::uint64_t, std::uint64_t> by_kernel;
+  std::multiset<std::size_t> kernel_items;
+  small.kernel = true;
+  for (const PlannedChunk& chunk : plan(parts, items, small)) {
+    kernel_items.insert(chunk.items.begin(), chunk.items.end());
+    EXPECT_TRUE(chunk.runs.empty());
+    EXPECT_EQ(chunk.items.size(), chunk.blocks.size());
+    std::uint64_t bytes = 0;
+    for (const PackedRun& run : chunk.packed) {
+      ASSERT_LE(run.first + run.count, chunk.blocks.size());
+      for (std::size_t i = 0; i < run.count; ++i) {
+        std::uint64_t at = run.pool_offset + i * run.part_bytes;
+        const std::uint32_t block = chunk.blocks[run.first + i];
+        for (const BlockParts::Slice& slice : parts.slices(chunk.group)) {
+          if (slice.replicated != (run.set == ipc::RegionSet::kReplicated)) continue;
+          for (std::uint64_t byte = 0; byte < slice.size_bytes; ++byte, ++at, ++bytes) {
+            const std::uint64_t on_device = slice.offset + block * slice.block_stride + byte;
+            EXPECT_TRUE(by_kernel.emplace(at, on_device).second);
+          }
+        }
+        EXPECT_EQ(at, run.pool_offset + (i + 1) * run.part_bytes);
+      }
+    }
+    EXPECT_EQ(bytes, chunk.size_bytes);
+  }
+  EXPECT_EQ(kernel_items, with_bytes);
+  EXPECT_EQ(by_kernel, expected);
+}
+
+TEST(CopyPlanTest, OneKernelTakesWhatFollowsEachOtherInThePool) {
+  const BlockParts parts(two_region_layout(16, 32, false));
+  PlanLimits kernel = limits();
+  kernel.kernel = true;
+  // Each rank's parts in an extent of their own, as a pool has them.
+  std::vector<MoverItem> items;
+  for (std::uint32_t i = 0; i < 8; ++i) items.push_back(item(50 - i, 16 * i, 4096 + 32 * i));
+  items.push_back(item(60, 1000, 9000));
+  const std::vector<PlannedChunk> chunks = plan(parts, items, kernel);
+  ASSERT_EQ(chunks.size(), 1U);
+  using ipc::RegionSet;
+  EXPECT_EQ(chunks[0].packed, (std::vector<PackedRun>{{RegionSet::kReplicated, 0, 8, 0, 16},
+                                                      {RegionSet::kSharded, 0, 8, 4096, 32},
+                                                      {RegionSet::kReplicated, 8, 1, 1000, 16},
+                                                      {RegionSet::kSharded, 8, 1, 9000, 32}}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CopyPlanPropertyTest, testing::Range(0, 60));

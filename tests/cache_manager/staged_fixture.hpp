@@ -6,6 +6,7 @@
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
+#include "kvferry/ipc/rank/compute_activity.hpp"
 #include "mover/transfer_engine.hpp"
 #include "support/child_process.hpp"
 
@@ -32,15 +33,14 @@ class StagedFixture : public testing::Test {
   static constexpr std::uint64_t kPoolBytes = 64ULL << 20;
 
   void SetUp() override {
-    device_ = ipc::open_device(
-        ipc::DeviceSpec::parse("host:staged-loss-" + std::to_string(::getpid()) + ":64MiB")
-            .value());
+    device_ = wrap(ipc::open_device(spec_));
     auto geometry = ipc::load_geometry("llama-3-8b", 8);
     ASSERT_TRUE(geometry.has_value()) << geometry.error().to_string();
     ipc::ArenaOptions options;
     options.gpu_blocks = 8;
     options.staging_slots = 2 * kSlotsOfLane;
     options.staging_slot_bytes = kSlotBytes;
+    adjust_arena(options);
     const auto layout = ipc::plan_arena(*geometry, options);
     ASSERT_TRUE(layout.has_value()) << layout.error().to_string();
     auto arena =
@@ -58,15 +58,16 @@ class StagedFixture : public testing::Test {
     adjust(engine);
     engine_ = std::make_unique<TransferEngine>(
         *device_, engine, [this](ipc::MoverJobDone done) { answer(std::move(done)); },
-        [](const ipc::Error& error) { ADD_FAILURE() << error.to_string(); });
+        [this](const ipc::Error& error) { device_failed(error); });
     auto fd = ipc::SharedMemory::create_pool("kvferry-test-pool", kPoolBytes, false);
     ASSERT_TRUE(fd.has_value());
-    auto pool = PoolMapping::map(*device_, std::move(fd).value(), kPoolBytes);
+    auto pool = ipc::PoolMapping::map(*device_, std::move(fd).value(), kPoolBytes);
     ASSERT_TRUE(pool.has_value());
     engine_->set_pool(std::move(pool).value());
     ASSERT_TRUE(engine_->on_mapped(session_, *arena_, ipc::ArenaContents::kUndefined).has_value());
   }
   void TearDown() override {
+    if (engine_ == nullptr) return;
     (void)engine_->quiesce(ipc::Epoch{1}, test::soon());
     engine_->on_unmapped(ipc::Epoch{1});
     engine_.reset();
@@ -74,6 +75,11 @@ class StagedFixture : public testing::Test {
 
   /// Before the engine is made.
   virtual void adjust(TransferEngine::Options& /*options*/) {}
+  /// Before the arena is made.
+  virtual void adjust_arena(ipc::ArenaOptions& /*options*/) {}
+  /// The device that the engine works with.
+  virtual std::unique_ptr<ipc::Device> wrap(std::unique_ptr<ipc::Device> device) { return device; }
+  virtual void device_failed(const ipc::Error& error) { ADD_FAILURE() << error.to_string(); }
 
   void answer(ipc::MoverJobDone done) {
     const std::lock_guard lock(mutex_);
@@ -114,7 +120,9 @@ class StagedFixture : public testing::Test {
     return {};
   }
   static void greet(ipc::PacketSocket& socket) {
-    ASSERT_TRUE(socket.send(ipc::encode(ipc::StageReply{})).has_value());
+    static const ipc::ComputeActivity activity;  // which never tells anything
+    const int fd = activity.fd().get();
+    ASSERT_TRUE(socket.send(ipc::encode(ipc::StageReply{}), {&fd, 1}).has_value());
   }
   static ipc::StageRequest next_request(ipc::PacketSocket& socket) {
     const auto packet = socket.receive(test::soon());
@@ -147,6 +155,8 @@ class StagedFixture : public testing::Test {
   void submit_load(std::uint64_t id = 1) { submit(id, ipc::CopyDirection::kHostToDevice); }
 
   test::ShortTempDir dir_;
+  const ipc::DeviceSpec spec_ =
+      ipc::DeviceSpec::parse("host:staged-loss-" + std::to_string(::getpid()) + ":256MiB").value();
   std::unique_ptr<ipc::Device> device_;
   std::optional<ipc::Arena> arena_;
   const ipc::SessionId session_ = ipc::SessionId::random();

@@ -112,7 +112,7 @@ class TransferEngineTest : public testing::TestWithParam<Setting> {
     auto view = ipc::SharedMemory::map_pool(*fd, kPoolBytes);
     ASSERT_TRUE(view.has_value());
     pool_view_ = std::move(view).value();
-    auto pool = PoolMapping::map(*device_, std::move(fd).value(), kPoolBytes);
+    auto pool = ipc::PoolMapping::map(*device_, std::move(fd).value(), kPoolBytes);
     ASSERT_TRUE(pool.has_value());
     TransferEngine::Options engine_options;
     engine_options.strategy = GetParam().strategy;
@@ -144,7 +144,7 @@ class TransferEngineTest : public testing::TestWithParam<Setting> {
     const auto shape = ipc::host_block_shape(geometry_, GroupId{group});
     MoverItem made{GroupId{group}, BlockId{block}, 0, 0, with_replicated};
     // Around the boundary of the pool's pieces, so that runs are cut there.
-    made.replicated_offset = PoolMapping::kPieceBytes - 100'000 + place * 300'000;
+    made.replicated_offset = ipc::PoolMapping::kPieceBytes - 100'000 + place * 300'000;
     made.shard_offset = made.replicated_offset + shape.replicated_bytes + 13 * place;
     return made;
   }
@@ -334,7 +334,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"tiny", ArenaOrder::kLayerFirstMany, CopyStrategy::kStrided},
                     Setting{"tiny-mla", ArenaOrder::kLayerFirst, CopyStrategy::kStrided},
                     Setting{"tiny-window", ArenaOrder::kLayerFirst, CopyStrategy::kStrided},
-                    Setting{"tiny-mla", ArenaOrder::kBlockFirst, CopyStrategy::kStrided}));
+                    Setting{"tiny-mla", ArenaOrder::kBlockFirst, CopyStrategy::kStrided},
+                    Setting{"tiny", ArenaOrder::kLayerFirst, CopyStrategy::kKernel},
+                    Setting{"tiny", ArenaOrder::kLayerFirstMany, CopyStrategy::kKernel},
+                    Setting{"tiny-mla", ArenaOrder::kLayerFirst, CopyStrategy::kKernel},
+                    Setting{"tiny-window", ArenaOrder::kBlockFirst, CopyStrategy::kKernel}));
 
 TEST(ChooseStrategyTest, RefusesWhatTheArenaCannotDo) {
   auto geometry = ipc::load_geometry("tiny", 1);

@@ -11,6 +11,7 @@
 namespace kvferry::cli {
 namespace {
 
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -63,7 +64,8 @@ TEST(BenchReportTest, TellsMediansAndWhatWasNotMeasuredAsNull) {
   EXPECT_EQ(result["gbps"], 11);
   EXPECT_EQ(result["gbps_least"], 10);
   EXPECT_EQ(result["share"], 0.5);
-  for (const char* field : {"us", "slowdown", "itl_p99_ratio", "geometry"}) {
+  for (const char* field :
+       {"us", "slowdown", "itl_p99_ratio", "geometry", "recovery_us", "arena_kept"}) {
     EXPECT_TRUE(result[field].is_null()) << field;
   }
 }
@@ -84,6 +86,29 @@ TEST(BenchReportTest, OneTableHasAllStrategiesAndJobsOfAWay) {
   EXPECT_THAT(text, Not(HasSubstr("random"))) << "they are all alike in that";
   report.figures[0].point.locality = Locality::kSequential;
   EXPECT_THAT(tables_of(report), HasSubstr("16 blocks, random"));
+}
+
+TEST(BenchReportTest, AnAblationShowsBothPathsWithWhatADeathTook) {
+  BenchReport report;
+  report.figures = {figure(BenchPath::kMover, "staged", 1), figure(BenchPath::kOwn, "staged", 1)};
+  for (BenchFigure& each : report.figures) {
+    each.bench = "ablation";
+    each.us = samples({100, 200, 300});
+    each.cpu_ms_per_gib = 12.5;
+    each.recovery_us = 71'400;
+    each.arena_kept = each.path == BenchPath::kMover;
+  }
+  const std::string text = tables_of(report);
+  EXPECT_THAT(text, HasSubstr("ablation d2h, with a mover and without: 64 regions"));
+  EXPECT_THAT(text,
+              ContainsRegex("mover staged +1 block +11.00 +50.0 % +200 / 300 +12.5 +71.4  kept"));
+  EXPECT_THAT(text, ContainsRegex("own staged +1 block .* 71.4  lost"));
+  const nlohmann::json json = to_json(report);
+  EXPECT_EQ(json["results"][0]["path"], "mover");
+  EXPECT_EQ(json["results"][0]["arena_kept"], true);
+  EXPECT_EQ(json["results"][1]["path"], "own");
+  EXPECT_EQ(json["results"][1]["arena_kept"], false);
+  EXPECT_EQ(json["results"][1]["recovery_us"], 71'400);
 }
 
 TEST(BenchReportTest, WhatWasLeftBehindIsAFailure) {

@@ -23,6 +23,7 @@ using std::chrono_literals::operator""s;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::UnorderedElementsAre;
 
 class BenchTest : public ReplayTest {
@@ -49,13 +50,19 @@ class BenchTest : public ReplayTest {
     return report;
   }
   /// One that a test ends.
-  void start_long(std::vector<std::string> more) {
-    for (const char* argument :
-         {"transfer", "--bytes=16TiB", "--chunk-size=4KiB", "--no-bare", "--json"}) {
+  void start_long(std::vector<std::string> more,
+                  const char* kind = "transfer",
+                  const char* bytes = "--bytes=16TiB") {
+    for (const char* argument : {kind, bytes, "--chunk-size=4KiB", "--no-bare", "--json"}) {
       more.emplace_back(argument);
     }
     running_.emplace(
         ChildOptions{.program = KVFERRY_PROGRAM, .arguments = bench_arguments(std::move(more))});
+  }
+  /// The mover comes first, and quickly; then there is enough to do for a while.
+  void start_ablation() {
+    start_long({"--strategy=batch", "--direction=d2h", "--repeats=20"}, "ablation",
+               "--bytes=16MiB");
   }
   json end_of_long() {
     std::string output;
@@ -93,8 +100,8 @@ TEST_F(BenchTest, MeasuresEveryStrategyAndWayBesideTheLink) {
                    result["chunk_bytes"].get<int>(), result["blocks"].get<int>());
     }
   }
-  // auto, staged, strided, batch, memcpy; three ways, two jobs.
-  EXPECT_EQ(seen.size(), 5U * 3U * 2U);
+  // auto, staged, strided, batch, memcpy, kernel, agent; three ways, two jobs.
+  EXPECT_EQ(seen.size(), 7U * 3U * 2U);
   std::stringstream drawn;
   drawn << std::ifstream(plot).rdbuf();
   for (const char* curve : {"line limit", "line staged", "line memcpy bare", ">6.00 KiB x 4<"}) {
@@ -111,8 +118,9 @@ TEST_F(BenchTest, BlockFirstArenasOfModelsAreCopiedDirectly) {
     EXPECT_EQ(result["path"], "engine");
     strategies.insert(result["strategy"]);
   }
-  EXPECT_THAT(strategies, UnorderedElementsAre("auto", "direct", "batch", "memcpy"));
-  EXPECT_EQ(report["results"].size(), 4U * 2U * 2U);
+  EXPECT_THAT(strategies,
+              UnorderedElementsAre("auto", "direct", "batch", "memcpy", "kernel", "agent"));
+  EXPECT_EQ(report["results"].size(), 6U * 2U * 2U);
 }
 
 TEST_F(BenchTest, JobsOfManySizesHaveRoomOneAfterTheOther) {
@@ -135,8 +143,9 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
   EXPECT_THAT(seen, UnorderedElementsAre(Line("submit", "auto"), Line("lookup", "2000 entries"),
                                          Line("clear", "free"), Line("clear", "allocate"),
                                          Line("clear", "clear"), Line("clear", "reinit"),
-                                         Line("pool", "make"), Line("pool", "register"),
-                                         Line("pool", "unregister")));
+                                         Line("pool", "first GiB usable"),
+                                         Line("pool", "all there"), Line("pool", "register"),
+                                         Line("pool", "unregister"), Line("pool", "give back")));
 }
 
 TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
@@ -160,6 +169,77 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
                         Line("decode", "bare", "one copy", 1), Line("decode", "engine", "auto", 1),
                         Line("decode", "engine", "auto", 4), Line("hbm", "bare", "one copy", 1),
                         Line("hbm", "engine", "auto", 1), Line("hbm", "engine", "auto", 4)));
+}
+
+TEST_F(BenchTest, ComparesAMoverWithAWorkerThatCopiesByItselfAndKillsBoth) {
+  const json report = bench({"ablation", "--chunk-size=6KiB", "--regions=4"});
+  using Line = std::tuple<std::string, std::string, std::string, int>;
+  std::set<Line> seen;
+  std::set<std::tuple<std::string, std::string, bool>> killed;
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["bench"], "ablation");
+    seen.emplace(result["path"], result["strategy"], result["direction"],
+                 result["blocks"].get<int>());
+    for (const char* name : {"gbps", "share", "cpu_ms_per_gib"}) {
+      EXPECT_GT(result[name], 0.0) << name << " of " << result;
+    }
+    EXPECT_EQ(result["us"].is_number(), result["blocks"] == 1) << result;
+    EXPECT_EQ(result["recovery_us"].is_number(), result["arena_kept"].is_boolean()) << result;
+    if (!result["recovery_us"].is_number()) continue;
+    EXPECT_GT(result["recovery_us"], 0.0) << result;
+    killed.emplace(result["path"], result["strategy"], result["arena_kept"].get<bool>());
+  }
+  EXPECT_EQ(seen.size(), 2U * 4U * 3U * 2U);
+  EXPECT_THAT(killed, UnorderedElementsAre(
+                          std::tuple("mover", "staged", true), std::tuple("mover", "strided", true),
+                          std::tuple("mover", "batch", true), std::tuple("mover", "memcpy", true),
+                          std::tuple("own", "staged", false), std::tuple("own", "strided", false),
+                          std::tuple("own", "batch", false), std::tuple("own", "memcpy", false)));
+}
+
+TEST_F(BenchTest, AnAblationOfOneStrategyOfAModelIsATableForAWay) {
+  const Finished finished = run_kvferry(bench_arguments(
+      {"ablation", "--geometry=tiny", "--strategy=auto,strided", "--direction=h2d"}));
+  EXPECT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  EXPECT_THAT(finished.output,
+              AllOf(HasSubstr("ablation h2d, with a mover and without: tiny"),
+                    HasSubstr("mover strided"), HasSubstr("own strided"), HasSubstr("  kept"),
+                    HasSubstr("  lost"), Not(HasSubstr("staged"))));
+  EXPECT_THAT(finished.complaints, Not(HasSubstr("died"))) << "it was killed on purpose";
+}
+
+TEST_F(BenchTest, ASignalWhileAWorkerCopiesByItselfEndsItInAnOrderlyWay) {
+  start_ablation();
+  ASSERT_TRUE(wait_until([this] { return children().contains("bench-copier/0"); }))
+      << running_->stderr_text();
+  running_->signal(SIGINT);
+  const json report = end_of_long();
+  EXPECT_THAT(report["errors"][0].get<std::string>(), HasSubstr("interrupted by signal 2"));
+}
+
+TEST_F(BenchTest, AWorkerThatCopiesByItselfEndsWithAKilledBenchmark) {
+  start_ablation();
+  ASSERT_TRUE(wait_until([this] { return children().contains("bench-copier/0"); }))
+      << running_->stderr_text();
+  const auto all = children();
+  running_->signal(SIGKILL);
+  EXPECT_TRUE(all.at("bench-copier/0").wait_death(ipc::Deadline::after(10s)));
+}
+
+TEST_F(BenchTest, MeasuresWhatAWorkersOwnCopiesCostItsComputeBesideThoseOfAMover) {
+  const json report =
+      bench({"interference", "ablation", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
+             "--load=decode", "--direction=d2h", "--strategy=staged", "--no-bare"});
+  std::set<std::tuple<std::string, std::string, std::string>> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["bench"], result["path"], result["strategy"]);
+    EXPECT_EQ(result["slowdown"].is_number(), result["bench"] == "interference") << result;
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(std::tuple("interference", "bare", "one copy"),
+                                         std::tuple("interference", "engine", "staged"),
+                                         std::tuple("interference", "own", "staged"),
+                                         std::tuple("ablation", "mover", "staged"),
+                                         std::tuple("ablation", "own", "staged")));
 }
 
 TEST_F(BenchTest, ALoadThatTheDeviceHasNotIsToldOnceItsWorkerHasSaidSo) {
@@ -208,13 +288,15 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
     EXPECT_THAT(finished.output, IsEmpty());
     return finished.complaints;
   };
-  EXPECT_THAT(complaint({"speed"}), HasSubstr("none of transfer, latency, interference, submit"));
+  EXPECT_THAT(complaint({"speed"}), HasSubstr("none of transfer, latency, interference, layers"));
   EXPECT_THAT(complaint({"interference", "--load=rest"}), HasSubstr("decode, gemm, skinny or hbm"));
   EXPECT_THAT(complaint({"--direction=up"}), HasSubstr("none of d2h, h2d, both"));
   EXPECT_THAT(complaint({"--chunk-size=0"}), HasSubstr("--chunk-size"));
   EXPECT_THAT(complaint({"--geometry=unheard-of"}), HasSubstr("unheard-of"));
   EXPECT_THAT(complaint({"--geometry=tiny", "--regions=4"}), HasSubstr("--regions"));
   EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));
+  EXPECT_THAT(complaint({"ablation", "--ranks=2"}), HasSubstr("--ranks"));
+  EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("staged, strided, batch"));
 }
 
 }  // namespace

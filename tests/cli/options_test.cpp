@@ -108,6 +108,22 @@ TEST(OptionsTest, OptionsOfOtherCommandsMayStandInASharedFile) {
   EXPECT_FALSE(parsed.code) << parsed.complaint;
 }
 
+TEST(OptionsTest, WhatMayBeGivenForSeveralMayBeAListInTheFile) {
+  const ConfigFile file("share = ['left=3', 'right=2']\n");
+  for (const bool is_one_of_ours : {false, true}) {
+    CommonOptions common;
+    std::vector<std::string> shares;
+    auto app = make_app("manager", "", "", common);
+    if (is_one_of_ours) app->add_option("--share", shares);
+    EXPECT_FALSE(parse_arguments(*app, {file.option()}));
+    EXPECT_EQ(shares.size(), is_one_of_ours ? 2U : 0U);
+  }
+  const ConfigFile nested("share = ['left=3', ['right=2']]\n");
+  const Parsed parsed = parse({nested.option()});
+  EXPECT_EQ(parsed.code, kExitUsage);
+  EXPECT_THAT(parsed.complaint, HasSubstr("number nor true/false, nor a list of them"));
+}
+
 struct BadFile {
   const char* name;
   const char* text;
@@ -232,6 +248,18 @@ INSTANTIATE_TEST_SUITE_P(
                mover_command,
                {"--geometry=tiny", "--copy-strategy=teleport"},
                "teleport"},
+        BadUse{"AgentSwapsAndAStrategy",
+               mover_command,
+               {"--geometry=tiny", "--copy-strategy=batch", "--agent-swaps=1MiB"},
+               "--agent-swaps is for --copy-strategy auto, not batch"},
+        BadUse{"ShareOfNobody", manager_command, {"--share=3"}, "--share 3: give the name"},
+        BadUse{"NoShare", manager_command, {"--share=chat=0"}, "its share, 1 to 1000"},
+        BadUse{"HugeShare", manager_command, {"--share=chat=1001"}, "its share, 1 to 1000"},
+        BadUse{"ShareOfText", manager_command, {"--share=chat=3x"}, "chat=3x"},
+        BadUse{"TwoShares",
+               manager_command,
+               {"--share=chat=3", "--share=chat=4"},
+               "engine chat has a share of 3 already"},
         BadUse{"BadLevel", manager_command, {"--log-level=loud"}, "loud"},
         BadUse{"BadTime", manager_command, {"--job-deadline=soon"}, "'soon' is no time"},
         BadUse{"NoTime", manager_command, {"--job-deadline=0s"}, "'0s' is no time"},

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 // Writes inputs of the binary targets as the product's own encoders make them: DIR/TARGET/NAME.
+#include "bench/copier/messages.hpp"
 #include "ipc/wire/message_filler.hpp"
 #include "kvferry/ipc/lease/words.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
@@ -81,12 +82,34 @@ void add_first_messages(Seeds& seeds) {
     request.blocks = {0, 9, 3};
     seeds.add("worker_requests", 2, ipc::encode(request));
   }
+  for (const auto kind : {ipc::StageKind::kStore, ipc::StageKind::kLoad}) {
+    ipc::StageRequest request;
+    request.kind = kind;
+    request.blocks = {0, 9, 3};
+    request.parts = {{ipc::RegionSet::kSharded, 0, 3, 4096},
+                     {ipc::RegionSet::kReplicated, 1, 2, 0}};
+    seeds.add("worker_requests", 2, ipc::encode(request));
+  }
   ipc::Step step;
   step.decode_steps = 2;
   step.fills = {{ipc::GroupId{0}, ipc::BlockId{3}, 1}, {ipc::GroupId{1}, ipc::BlockId{4}, 2}};
   step.reads = {{ipc::GroupId{1}, ipc::BlockId{0}}};
   step.verifies = {{ipc::GroupId{0}, ipc::BlockId{3}, 1}};
   seeds.add("worker_requests", 3, ipc::encode(step));
+}
+
+void add_copier_messages(Seeds& seeds) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    seeds.add("copier_requests", 0, ipc::encode(filled<cli::CopierSetUp>(seed)));
+    seeds.add("copier_requests", 1, ipc::encode(filled<cli::CopierReady>(seed)));
+    seeds.add("copier_requests", 2, ipc::encode(filled<cli::CopyReply>(seed)));
+    seeds.add("copier_requests", 3, ipc::encode(filled<cli::CopyRequest>(seed)));
+  }
+  cli::CopyRequest request;
+  request.id = 8;
+  request.items = {{ipc::GroupId{0}, ipc::BlockId{9}, 0},
+                   {ipc::GroupId{1}, ipc::BlockId{3}, cli::kCopyPieceBytes}};
+  seeds.add("copier_requests", 3, ipc::encode(request));
 }
 
 void add_jobs(Seeds& seeds) {
@@ -250,6 +273,7 @@ int main(int argc, char** argv) {
   fuzz::Seeds seeds(argv[1]);
   test::WireMessages<fuzz::AllMessages>::add(seeds);
   fuzz::add_first_messages(seeds);
+  fuzz::add_copier_messages(seeds);
   fuzz::add_jobs(seeds);
   fuzz::add_lease_packets(seeds);
   for (const auto order : {ipc::ArenaOrder::kLayerFirst, ipc::ArenaOrder::kLayerFirstMany,

@@ -4,6 +4,7 @@
 // runner: decoded, then held to an arena. What passes must lie inside it.
 #include "fuzz.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "stage_check.hpp"
 #include "step_plan.hpp"
 
@@ -15,13 +16,23 @@ using worker::MappedArena;
 
 constexpr std::uint32_t kBlocks = 10;
 constexpr std::uint64_t kPacked = 1024;
+constexpr std::uint64_t kPoolBytes = 100'000;
 
 /// Nobody launches with it: the checks ask only whether there is one.
-class EmptyTable final : public ipc::RegionTable {
+constexpr std::uint32_t kLayers = 8;
+
+/// As many regions as layers, of one size.
+class LayersTable final : public ipc::RegionTable {
  public:
-  [[nodiscard]] std::span<const kernels::StridedRegion> regions() const noexcept override {
-    return {};
+  explicit LayersTable(std::uint64_t packed_bytes) : regions_(kLayers) {
+    for (kernels::StridedRegion& region : regions_) region.block_bytes = packed_bytes / kLayers;
   }
+  [[nodiscard]] std::span<const kernels::StridedRegion> regions() const noexcept override {
+    return regions_;
+  }
+
+ private:
+  std::vector<kernels::StridedRegion> regions_;
 };
 
 MappedArena make_arena() {
@@ -29,8 +40,13 @@ MappedArena make_arena() {
   arena.groups.resize(2);
   for (GroupView& group : arena.groups) {
     group.block_count = kBlocks;
-    for (auto& table : group.tables) table = std::make_unique<EmptyTable>();
     group.packed_bytes = {kPacked, kPacked / 2, kPacked / 2};
+    for (std::size_t set = 0; set < group.tables.size(); ++set) {
+      group.tables.at(set) = std::make_unique<LayersTable>(group.packed_bytes.at(set));
+      for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+        group.layers.at(set).push_back(layer);
+      }
+    }
   }
   arena.groups[1].tables[GroupView::index(ipc::RegionSet::kReplicated)].reset();
   arena.slot_bytes = 4 * kPacked;
@@ -38,12 +54,41 @@ MappedArena make_arena() {
   return arena;
 }
 
+void straight(const ipc::StageRequest& request, const GroupView& group) {
+  for (const ipc::StagePart& part : request.parts) {
+    KVFERRY_CHECK(group.table(part.set) != nullptr && part.first < request.blocks.size() &&
+                      part.count <= request.blocks.size() - part.first &&
+                      part.pool_offset <= kPoolBytes &&
+                      part.count * group.packed(part.set) <= kPoolBytes - part.pool_offset,
+                  "a part outside the pool");
+  }
+  for (const std::uint32_t block : request.blocks) {
+    KVFERRY_CHECK(block < group.block_count, "a block outside the arena");
+  }
+}
+
 void stage(const ipc::StageRequest& request, const MappedArena& arena) {
-  if (!worker::check_stage_request(request, arena)) return;
+  if (!worker::check_stage_request(request, arena, kPoolBytes)) return;
+  if (request.layers) {
+    KVFERRY_CHECK(request.layers->range.end <= ipc::kMaxLayers &&
+                      request.layers->through <= request.layers->range.end,
+                  "layers that there are not");
+  }
+  if (request.kind == ipc::StageKind::kPublish || request.kind == ipc::StageKind::kAwait) {
+    KVFERRY_CHECK(request.layers && request.blocks.empty(), "kernels without a slot");
+    return;
+  }
   const GroupView& group = arena.groups.at(request.group.value);
-  KVFERRY_CHECK(request.slot < arena.slots.size() && group.table(request.set) != nullptr &&
-                    request.blocks.size() * group.packed(request.set) <= arena.slot_bytes,
-                "a request that does not fit the arena");
+  if (request.kind == ipc::StageKind::kStore || request.kind == ipc::StageKind::kLoad) {
+    straight(request, group);
+    return;
+  }
+  KVFERRY_CHECK(
+      request.slot < arena.slots.size() && group.table(request.set) != nullptr &&
+          request.blocks.size() * (request.layers ? group.packed(request.set, request.layers->range)
+                                                  : group.packed(request.set)) <=
+              arena.slot_bytes,
+      "a request that does not fit the arena");
   for (const std::uint32_t block : request.blocks) {
     KVFERRY_CHECK(block < group.block_count, "a block outside the arena");
   }

@@ -1,13 +1,12 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/os/temp_dir.hpp"
-#include "kvferry/ipc/wire/control.hpp"
 #include "support/child_process.hpp"
+#include "support/manager_status.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <poll.h>
 
 #include <functional>
 #include <optional>
@@ -48,26 +47,8 @@ class ExampleEngineTest : public testing::Test {
                                        .arguments = std::move(arguments),
                                        .environment = environment()});
   }
-  /// Waits until the manager's status satisfies the condition.
   bool wait_status(const std::function<bool(const nlohmann::json&)>& condition) {
-    const auto dir = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
-    const ipc::Deadline deadline = test::soon();
-    while (!deadline.expired()) {
-      ipc::ControlLink::Options options;
-      options.registry_path = dir.registry_socket();
-      options.control_path = dir.control_socket();
-      options.incarnation = ipc::IncarnationId::random();
-      options.name = "test";
-      const auto link = ipc::ControlLink::connect(options, deadline);
-      const auto reply =
-          link ? (*link)->call<ipc::StatusReply>(ipc::MessageKind::kStatus, ipc::Empty{}, deadline)
-               : ipc::Result<ipc::StatusReply>(link.error());
-      if (reply && condition(nlohmann::json::parse(reply->json))) return true;
-      constexpr int kLookAgainMs = 10;
-      pollfd end{manager_->pidfd(), POLLIN, 0};
-      if (::poll(&end, 1, kLookAgainMs) > 0) return false;
-    }
-    return false;
+    return test::wait_status(temp_.path().string(), *manager_, condition);
   }
   bool wait_connected_engine() {
     return wait_status([](const nlohmann::json& status) {

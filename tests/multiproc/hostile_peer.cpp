@@ -11,6 +11,7 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "lease/lease_messages.hpp"
 #include "multiproc/hostile_words.hpp"
 #include "multiproc/worker_setup.hpp"

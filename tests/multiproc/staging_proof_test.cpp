@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "multiproc/worker_fixture.hpp"
 
 #include <gmock/gmock.h>

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who may take the staging agent's time before it has said who it is.
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "multiproc/worker_fixture.hpp"
 
 #include <gtest/gtest.h>

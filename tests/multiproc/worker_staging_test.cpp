@@ -1,17 +1,26 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/lease/lease.hpp"
+#include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "multiproc/mover_mapping.hpp"
 #include "multiproc/worker_fixture.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace kvferry {
 namespace {
@@ -258,6 +267,135 @@ TEST_F(WorkerStagingTest, LanesOfAMoverHaveConnectionsOfTheirOwn) {
   stage_ok(make_request(StageKind::kGather, 0, {0}));
   agent_ = std::move(first);
   stage_ok(make_request(StageKind::kGather, 0, {0}));
+}
+
+/// A pool that the mover lends to the worker, whose agent then copies without a ring.
+class LentPoolTest : public WorkerStagingTest {
+ protected:
+  static constexpr const char* kName = "kvferry-lent-pool";
+  static constexpr std::uint64_t kPoolBytes = 80ULL << 20;  // two registered pieces
+
+  void SetUp() override {
+    WorkerStagingTest::SetUp();
+    pool_fd_ = ipc::SharedMemory::create_pool(kName, kPoolBytes, false).value();
+    pool_ = ipc::SharedMemory::map_pool(pool_fd_, kPoolBytes).value();
+  }
+  void lend(std::uint64_t size_bytes, const std::vector<int>& fds) {
+    StageRequest request = make_request(StageKind::kPool, 0, {});
+    request.pool_bytes = size_bytes;
+    ASSERT_TRUE(agent_.send(ipc::encode(request), fds).has_value());
+  }
+  void lend() { lend(kPoolBytes, {pool_fd_.get()}); }
+  /// One part of each kind, from these places on.
+  StageRequest straight(StageKind kind,
+                        std::vector<std::uint32_t> blocks,
+                        std::uint64_t sharded,
+                        std::uint64_t replicated) {
+    const auto count = static_cast<std::uint32_t>(blocks.size());
+    StageRequest request = make_request(kind, 0, std::move(blocks));
+    request.parts = {{RegionSet::kSharded, 0, count, sharded},
+                     {RegionSet::kReplicated, 0, count, replicated}};
+    return request;
+  }
+  /// The worker maps it.
+  [[nodiscard]] bool is_mapped() const {
+    std::stringstream maps;
+    maps << std::ifstream(fmt::format("/proc/{}/maps", worker_->pid())).rdbuf();
+    return maps.str().find(kName) != std::string::npos;
+  }
+  /// It is given back in the background.
+  [[nodiscard]] bool wait_unmapped() const {
+    const Deadline deadline = soon();
+    while (is_mapped() && !deadline.expired()) std::this_thread::yield();
+    return !is_mapped();
+  }
+
+  ipc::UniqueFd pool_fd_;
+  ipc::SharedMapping pool_;
+};
+
+TEST_F(LentPoolTest, BlocksComeBackWordForWordWithoutARing) {
+  constexpr std::uint64_t kAcross = (64ULL << 20) - 1000;  // in both pieces
+  lend();
+  fill(3, 100);
+  stage_ok(straight(StageKind::kStore, {2, 0, 1}, kAcross, 8));
+  const std::uint64_t sharded = mapping_.arena()->packed_bytes(GroupId{0}, RegionSet::kSharded);
+  // As a gather brings them.
+  stage_ok(make_request(StageKind::kGather, 1, {2, 0, 1}, 0, RegionSet::kSharded));
+  EXPECT_EQ(std::memcmp(pool_.data() + kAcross, slot(1), 3 * sharded), 0);
+  fill(3, 900);
+  EXPECT_THAT(verify(3, 100), Each(Gt(0U)));
+  stage_ok(straight(StageKind::kLoad, {2, 0, 1}, kAcross, 8));
+  EXPECT_THAT(verify(3, 100), Each(0U));
+}
+
+TEST_F(LentPoolTest, NothingIsCopiedThatIsOutsideThePoolOrHasNone) {
+  EXPECT_EQ(stage(straight(StageKind::kStore, {0}, 0, 0)).error().code,
+            ErrorCode::kInvalidArgument);
+  lend();
+  EXPECT_EQ(stage(straight(StageKind::kStore, {0}, kPoolBytes, 0)).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(stage(straight(StageKind::kLoad, {0}, ~std::uint64_t{0} - 8, 0)).error().code,
+            ErrorCode::kInvalidArgument);
+  stage_ok(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  lend(0, {});
+  EXPECT_EQ(stage(straight(StageKind::kStore, {0}, 0, 0)).error().code,
+            ErrorCode::kInvalidArgument);
+}
+
+TEST_F(LentPoolTest, WhatIsNoPoolIsRefusedWithItsReasonAndRingsServeOn) {
+  // Not as large as is said, not sealed, no memory at all.
+  lend(2 * kPoolBytes, {pool_fd_.get()});
+  const Status larger = stage(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  ASSERT_FALSE(larger.has_value());
+  const ipc::UniqueFd loose(::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(loose.get(), kPoolBytes), 0);
+  lend(kPoolBytes, {loose.get()});
+  EXPECT_FALSE(stage(straight(StageKind::kStore, {0}, 0, 4 << 20)).has_value());
+  const ipc::EventFd event;
+  lend(kPoolBytes, {event.fd()});
+  EXPECT_FALSE(stage(straight(StageKind::kStore, {0}, 0, 4 << 20)).has_value());
+  stage_ok(make_request(StageKind::kGather, 0, {0}));
+  lend();
+  stage_ok(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  // Descriptors where none belong, or too many: that is no mover.
+  lend(kPoolBytes, {pool_fd_.get(), pool_fd_.get()});
+  EXPECT_EQ(receive().error().code, ErrorCode::kPeerDied);
+  ASSERT_TRUE(connect(mover_).has_value());
+  const int fd = pool_fd_.get();
+  ASSERT_TRUE(
+      agent_.send(ipc::encode(make_request(StageKind::kGather, 0, {0})), {&fd, 1}).has_value());
+  EXPECT_EQ(receive().error().code, ErrorCode::kPeerDied);
+  EXPECT_TRUE(wait_unmapped());
+}
+
+TEST_F(LentPoolTest, WorkerLetsGoOfAPoolThatIsTakenBackOrWhoseMoverIsGone) {
+  lend();
+  stage_ok(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  EXPECT_TRUE(is_mapped());
+  lend(0, {});
+  EXPECT_TRUE(wait_unmapped());
+  lend();
+  stage_ok(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  EXPECT_TRUE(is_mapped());
+  agent_ = {};
+  EXPECT_TRUE(wait_unmapped());
+}
+
+TEST_F(LentPoolTest, BothLanesOfAMoverShareOneMapping) {
+  lend();
+  stage_ok(straight(StageKind::kStore, {0}, 0, 4 << 20));
+  ipc::PacketSocket first = std::move(agent_);
+  ASSERT_TRUE(connect(mover_, {}, 1).has_value());
+  lend();
+  stage_ok(straight(StageKind::kLoad, {0}, 0, 4 << 20));
+  std::stringstream maps;
+  maps << std::ifstream(fmt::format("/proc/{}/maps", worker_->pid())).rdbuf();
+  const std::string text = maps.str();
+  EXPECT_EQ(text.find(kName), text.rfind(kName));
+  agent_ = {};
+  first = {};
+  EXPECT_TRUE(wait_unmapped());
 }
 
 TEST_F(WorkerStagingTest, ClearRevokesStagingAndTakesTheArenaFromBoth) {

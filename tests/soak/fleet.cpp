@@ -52,7 +52,9 @@ Fleet::Fleet(FleetOptions options) : options_(std::move(options)) {
                                              "--cache-owner=" + options_.owner,
                                              "--handles=" + options_.handles};
     add(fmt::format("worker/{}", rank), Role::kWorker, shared);
-    add(fmt::format("mover/{}", rank), Role::kMover, shared);
+    std::vector<std::string> mover = shared;
+    mover.push_back("--copy-strategy=" + options_.copy_strategy);
+    add(fmt::format("mover/{}", rank), Role::kMover, mover);
   }
   for (Member& member : members_) start(member);
 }

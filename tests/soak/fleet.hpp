@@ -27,6 +27,7 @@ struct FleetOptions {
   std::string owner = "worker";
   std::string handles = "vmm";
   std::string geometry = "tiny";
+  std::string copy_strategy = "auto";
   std::vector<std::string> devices;  ///< One per rank.
   std::uint32_t gpu_blocks = 64;
   std::uint64_t host_memory = 16ULL << 20;

@@ -53,6 +53,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--device", options.device, "host, or cuda:N for all ranks")
       ->capture_default_str();
   app.add_option("--geometry", soak.fleet.geometry, "A preset")->capture_default_str();
+  app.add_option("--copy-strategy", soak.fleet.copy_strategy, "How movers copy")
+      ->capture_default_str();
   app.add_option("--gpu-blocks", soak.fleet.gpu_blocks, "Device blocks of each rank")
       ->check(CLI::Range(16U, 1U << 20U))
       ->capture_default_str();

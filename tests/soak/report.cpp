@@ -253,6 +253,7 @@ nlohmann::json to_json(const SoakOptions& options,
   report["seed"] = options.seed;
   report["owner"] = options.fleet.owner;
   report["handles"] = options.fleet.handles;
+  report["copy_strategy"] = options.fleet.copy_strategy;
   report["devices"] = options.fleet.devices;
   report["seconds"] = seen.seconds;
   for (const Figure& figure : figures) {

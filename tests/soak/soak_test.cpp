@@ -32,13 +32,25 @@ Ended soak(std::vector<std::string> arguments) {
   return ended;
 }
 
-class SoakTest : public testing::TestWithParam<const char*> {};
+struct Setting {
+  const char* owner;
+  const char* copies;
+};
+class SoakTest : public testing::TestWithParam<Setting> {};
 
-INSTANTIATE_TEST_SUITE_P(Owners, SoakTest, testing::Values("worker", "mover"));
+INSTANTIATE_TEST_SUITE_P(Settings,
+                         SoakTest,
+                         testing::Values(Setting{"worker", "auto"},
+                                         Setting{"mover", "auto"},
+                                         Setting{"worker", "agent"}),
+                         [](const auto& setting) {
+                           return std::string(setting.param.owner) + "_" + setting.param.copies;
+                         });
 
 TEST_P(SoakTest, AFewCyclesWithKillsLeaveNothing) {
   const Ended run =
-      soak({"--cycles=30", std::string("--owner=") + GetParam(), "--kills=0.2", "--look-every=5"});
+      soak({"--cycles=30", std::string("--owner=") + GetParam().owner,
+            std::string("--copy-strategy=") + GetParam().copies, "--kills=0.2", "--look-every=5"});
   EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output;
   EXPECT_THAT(run.output, Not(HasSubstr("FAILED")));
   EXPECT_THAT(run.output, Not(HasSubstr("not counted")));

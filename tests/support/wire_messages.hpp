@@ -7,6 +7,7 @@
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/loan_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 
 namespace kvferry::test {
 
@@ -62,6 +63,11 @@ using WireMessages = List<ipc::Envelope,
                           ipc::AgentHello,
                           ipc::StageRequest,
                           ipc::StageReply,
+                          ipc::LayerTicket,
+                          ipc::LayerRange,
+                          ipc::StagePart,
+                          ipc::StageLayers,
+                          ipc::LayersFailed,
                           ipc::Geometry,
                           ipc::SchedulerLoad,
                           ipc::PauseRequest,

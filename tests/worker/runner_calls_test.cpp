@@ -52,7 +52,7 @@ class RunnerCallsTest : public testing::Test {
     runner_.emplace(
         loop_, dir_, config_, ipc::Duration::zero(), *device_,
         [this](const SessionId& session, Epoch epoch) { return user_.enter(session, epoch); },
-        allocator_, tables_, graph_bytes_,
+        allocator_, tables_, layers_, activity_, graph_bytes_,
         [](const ipc::Error& error) { ADD_FAILURE() << error.to_string(); });
   }
   ~RunnerCallsTest() override {
@@ -105,6 +105,8 @@ class RunnerCallsTest : public testing::Test {
   const std::unique_ptr<ipc::Device> device_ = test::open_host_device(64 * kMiB);
   CachingAllocator allocator_{*device_};
   ModelTables tables_{*device_, allocator_};
+  LayerWords layers_{*device_};
+  ipc::ComputeActivity activity_;
   std::atomic<std::uint64_t> graph_bytes_{0};
   WorkerArena user_{*device_, ipc::Rank{0}};
   ipc::Arena arena_ = ipc::Arena::allocate(*device_,

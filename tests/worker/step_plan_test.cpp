@@ -7,6 +7,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
+#include <vector>
+
 namespace kvferry::worker {
 namespace {
 
@@ -116,13 +120,13 @@ TEST(StepPlanTest, RefusesEndlessDecoding) {
 }
 
 TEST(StageCheckTest, AcceptsWhatExactlyFitsASlot) {
-  EXPECT_TRUE(check_stage_request(make_request(), make_arena()).has_value());
+  EXPECT_TRUE(check_stage_request(make_request(), make_arena(), 0).has_value());
 }
 
 TEST(StageCheckTest, RefusesOneBlockTooMany) {
   auto request = make_request();
   request.blocks.push_back(1);
-  const auto status = check_stage_request(request, make_arena());
+  const auto status = check_stage_request(request, make_arena(), 0);
   ASSERT_FALSE(status.has_value());
   EXPECT_THAT(status.error().message, HasSubstr("5 blocks of 1024 bytes exceed a slot of 4096"));
 }
@@ -142,7 +146,7 @@ TEST(StageCheckTest, RefusesEveryFieldOutOfRange) {
   auto none = make_request();
   none.blocks.clear();
   for (const auto& request : {group, slot, set, block, none}) {
-    const auto status = check_stage_request(request, arena);
+    const auto status = check_stage_request(request, arena, 0);
     ASSERT_FALSE(status.has_value());
     EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(status.error().message, HasSubstr("request 5"));
@@ -152,7 +156,77 @@ TEST(StageCheckTest, RefusesEveryFieldOutOfRange) {
 TEST(StageCheckTest, RefusesStagingInAnArenaWithoutRing) {
   MappedArena arena = make_arena();
   arena.slots.clear();
-  EXPECT_FALSE(check_stage_request(make_request(), arena).has_value());
+  EXPECT_FALSE(check_stage_request(make_request(), arena, 0).has_value());
+}
+
+constexpr std::uint64_t kPoolBytes = 10'000;
+
+/// All of what is sharded in one place, what is replicated in two; the last one ends with the pool.
+ipc::StageRequest make_straight_request() {
+  ipc::StageRequest request = make_request();
+  request.kind = ipc::StageKind::kStore;
+  request.parts = {{RegionSet::kSharded, 0, 4, 0},
+                   {RegionSet::kReplicated, 0, 1, 3000},
+                   {RegionSet::kReplicated, 1, 3, kPoolBytes - 1536}};
+  return request;
+}
+
+TEST(StageCheckTest, AcceptsPartsUpToTheEndOfThePool) {
+  auto request = make_straight_request();
+  EXPECT_TRUE(check_stage_request(request, make_arena(), kPoolBytes).has_value());
+  EXPECT_EQ(stage_bytes(request, make_arena()), 8U * 512U);
+  request.slot = 99;  // there is none
+  request.kind = ipc::StageKind::kLoad;
+  EXPECT_TRUE(check_stage_request(request, make_arena(), kPoolBytes).has_value());
+  EXPECT_EQ(stage_bytes(make_request(), make_arena()), 4U * 1024U);
+}
+
+TEST(StageCheckTest, RefusesEveryPartThatIsOutOfRange) {
+  const MappedArena arena = make_arena();
+  constexpr std::uint64_t kMost = ~std::uint64_t{0};
+  constexpr std::uint32_t kMany = ~std::uint32_t{0};
+  using Part = ipc::StagePart;
+  std::vector<ipc::StageRequest> wrong;
+  for (const Part& part :
+       {Part{RegionSet::kSharded, 0, 4, kPoolBytes - 2047}, Part{RegionSet::kSharded, 0, 1, kMost},
+        Part{RegionSet::kSharded, 0, 5, 0}, Part{RegionSet::kSharded, 4, 1, 0},
+        Part{RegionSet::kSharded, kMany, 4, 0}, Part{RegionSet::kSharded, 1, kMany, 0},
+        Part{RegionSet::kSharded, 0, 0, 0}}) {
+    auto request = make_straight_request();
+    request.parts[1] = part;
+    wrong.push_back(request);
+  }
+  auto set = make_straight_request();
+  set.group = GroupId{1};
+  set.blocks = {0, 1, 2, 3};
+  wrong.push_back(set);
+  auto group = make_straight_request();
+  group.group = GroupId{2};
+  wrong.push_back(group);
+  auto block = make_straight_request();
+  block.blocks[2] = 10;
+  wrong.push_back(block);
+  auto none = make_straight_request();
+  none.parts.clear();
+  wrong.push_back(none);
+  auto many = make_straight_request();
+  many.parts.assign(2 * many.blocks.size() + 1, {RegionSet::kSharded, 0, 1, 0});
+  wrong.push_back(many);
+  auto layers = make_straight_request();
+  layers.layers.emplace();
+  layers.layers->range = {0, 1};
+  wrong.push_back(layers);
+  auto staged = make_straight_request();
+  staged.kind = ipc::StageKind::kGather;
+  wrong.push_back(staged);
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    const auto status = check_stage_request(wrong[i], arena, kPoolBytes);
+    ASSERT_FALSE(status.has_value()) << i;
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(status.error().message, HasSubstr("request 5"));
+  }
+  // No pool was named.
+  EXPECT_FALSE(check_stage_request(make_straight_request(), arena, 0).has_value());
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream_completions.hpp"
 
+#include "kvferry/ipc/base/look.hpp"
+#include "support/forwarding_stream.hpp"
 #include "worker/host_device.hpp"
 
 #include <gtest/gtest.h>
@@ -22,92 +24,39 @@ using std::chrono_literals::operator""s;
 
 /// A real stream whose notifications stay on their way until they are let through, as those of a
 /// driver that calls back from a thread of its own may.
-class LateStream final : public ipc::Stream {
+class LateStream final : public test::ForwardingStream {
  public:
-  explicit LateStream(std::unique_ptr<ipc::Stream> stream) : stream_(std::move(stream)) {}
+  explicit LateStream(std::unique_ptr<ipc::Stream> stream) : ForwardingStream(std::move(stream)) {}
 
   [[nodiscard]] Status notify(int event_fd) override {
     late_.push_back(event_fd);
     return ipc::ok();
   }
-  void let_through() {
-    for (const int fd : std::exchange(late_, {})) {
-      EXPECT_TRUE(stream_->notify(fd).has_value());
+  void let_through(std::size_t count = 1000) {
+    for (; count > 0 && !late_.empty(); --count) {
+      EXPECT_TRUE(real().notify(late_.front()).has_value());
+      late_.erase(late_.begin());
     }
   }
+  /// As if the work before a mark took long; or none, so that it is there for whoever looks.
+  [[nodiscard]] Status write_word(const ipc::StreamWord& word, std::uint32_t value) override {
+    held_ = {word, value};
+    if (!holds_marks_) let_marks_through();
+    return ipc::ok();
+  }
+  void hold_marks() { holds_marks_ = true; }
+  void let_marks_through() {
+    holds_marks_ = false;
+    EXPECT_TRUE(real().write_word(held_.first, held_.second).has_value());
+    EXPECT_TRUE(ipc::look_for(
+        20s, [&] { return ipc::StreamWord::has_reached(held_.first.load(), held_.second); }));
+  }
   [[nodiscard]] std::size_t late() const noexcept { return late_.size(); }
-  [[nodiscard]] ipc::Result<bool> query() override { return stream_->query(); }
-
-  [[nodiscard]] Status copy(ipc::CopyDirection direction,
-                            std::span<const ipc::CopyOp> ops,
-                            ipc::CopyMode mode) override {
-    return stream_->copy(direction, ops, mode);
-  }
-  [[nodiscard]] Status copy_rows(ipc::CopyDirection direction,
-                                 std::span<const ipc::RowCopyOp> ops) override {
-    return stream_->copy_rows(direction, ops);
-  }
-  [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
-    return stream_->zero(target, size_bytes);
-  }
-  [[nodiscard]] Status copy_within(ipc::DevicePtr source,
-                                   ipc::DevicePtr target,
-                                   std::uint64_t size_bytes) override {
-    return stream_->copy_within(source, target, size_bytes);
-  }
-  [[nodiscard]] Status gather(const ipc::RegionTable& table,
-                              std::span<const std::uint32_t> ids,
-                              ipc::DevicePtr packed,
-                              std::uint64_t stride) override {
-    return stream_->gather(table, ids, packed, stride);
-  }
-  [[nodiscard]] Status scatter(const ipc::RegionTable& table,
-                               std::span<const std::uint32_t> ids,
-                               ipc::DevicePtr packed,
-                               std::uint64_t stride) override {
-    return stream_->scatter(table, ids, packed, stride);
-  }
-  [[nodiscard]] Status fill_pattern(const ipc::RegionTable& table,
-                                    std::span<const kernels::SeededBlock> blocks) override {
-    return stream_->fill_pattern(table, blocks);
-  }
-  [[nodiscard]] Status verify_pattern(const ipc::RegionTable& table,
-                                      std::span<const kernels::SeededBlock> blocks,
-                                      ipc::PinnedBuffer& results) override {
-    return stream_->verify_pattern(table, blocks, results);
-  }
-  [[nodiscard]] Status checksum(const ipc::RegionTable& table,
-                                std::span<const std::uint32_t> ids,
-                                ipc::PinnedBuffer& results) override {
-    return stream_->checksum(table, ids, results);
-  }
-  [[nodiscard]] Status decode(const ipc::RegionTable& table,
-                              const kernels::DecodePass& pass) override {
-    return stream_->decode(table, pass);
-  }
-  [[nodiscard]] Status fold(ipc::DevicePtr source,
-                            std::uint64_t size_bytes,
-                            std::uint64_t seed,
-                            ipc::DevicePtr sums) override {
-    return stream_->fold(source, size_bytes, seed, sums);
-  }
-  [[nodiscard]] Status expand(ipc::DevicePtr source,
-                              std::uint64_t source_bytes,
-                              ipc::DevicePtr target,
-                              std::uint64_t target_bytes) override {
-    return stream_->expand(source, source_bytes, target, target_bytes);
-  }
-  [[nodiscard]] ipc::Result<std::unique_ptr<ipc::RecordedWork>> record(
-      const std::function<Status(ipc::Stream&)>& body) override {
-    return stream_->record(body);
-  }
-  [[nodiscard]] Status launch(const ipc::RecordedWork& work) override {
-    return stream_->launch(work);
-  }
 
  private:
-  std::unique_ptr<ipc::Stream> stream_;
   std::vector<int> late_;
+  bool holds_marks_ = false;
+  std::pair<ipc::StreamWord, std::uint32_t> held_;
 };
 
 class StreamCompletionsTest : public ::testing::Test {
@@ -201,19 +150,53 @@ TEST_F(StreamCompletionsTest, TheDeviceIsNotAskedForWhatEndsWhileItIsLookedAt) {
   auto owned =
       std::make_unique<LateStream>(device_->make_stream(ipc::StreamPriority::kNormal).value());
   LateStream& stream = *owned;
-  StreamCompletions late(loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); });
+  StreamCompletions late(
+      loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); },
+      device_->make_pinned_buffer(64).value());
   int done = 0;
   late.when_done([&done](const Status&) { ++done; }, 10s);  // the stream is idle: no time passes
   ASSERT_TRUE(run_until([&] { return done == 1; }));
   EXPECT_EQ(stream.late(), 0U);
-  // With something pending it is not looked at: who waits for the other is not held up.
+  // What does not end while it is looked at, or is not to be looked at, is asked for.
+  stream.hold_marks();
   late.when_done([&done](const Status&) { ++done; });
   loop_.run_once(Deadline::after(0s));
-  late.when_done([&done](const Status&) { ++done; }, 10s);
+  late.when_done([&done](const Status&) { ++done; }, std::chrono::microseconds(1));
   loop_.run_once(Deadline::after(0s));
   EXPECT_EQ(stream.late(), 2U);
+  EXPECT_EQ(done, 1);
   stream.let_through();
   EXPECT_TRUE(run_until([&] { return done == 3; }));
+}
+
+TEST_F(StreamCompletionsTest, ANoticeOfWorkThatWasSeenToEndEndsNoNewWork) {
+  auto owned =
+      std::make_unique<LateStream>(device_->make_stream(ipc::StreamPriority::kNormal).value());
+  LateStream& stream = *owned;
+  StreamCompletions late(
+      loop_, std::move(owned), "late", [](const ipc::Error&) { FAIL(); },
+      device_->make_pinned_buffer(64).value());
+  int done = 0;
+  stream.hold_marks();
+  late.when_done([&done](const Status&) { ++done; });
+  loop_.run_once(Deadline::after(0s));
+  ASSERT_EQ(stream.late(), 1U);
+  stream.let_marks_through();
+  late.when_done([&done](const Status&) { ++done; }, 10s);  // sees that the first has ended
+  ASSERT_TRUE(run_until([&] { return done == 2; }));
+  EXPECT_EQ(late.pending(), 0U);
+  bool third = false;
+  stream.hold_marks();
+  late.when_done([&third](const Status&) { third = true; });
+  loop_.run_once(Deadline::after(0s));
+  ASSERT_EQ(stream.late(), 2U);
+  stream.let_through(1);  // the first one's, long after it was seen
+  bool looked = false;
+  loop_.after(std::chrono::milliseconds(50), [&] { looked = true; });
+  ASSERT_TRUE(run_until([&] { return looked; }));
+  EXPECT_FALSE(third);
+  stream.let_through();
+  EXPECT_TRUE(run_until([&] { return third; }));
 }
 
 }  // namespace

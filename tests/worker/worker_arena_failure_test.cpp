@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Zeroing that fails half-way must be waited for like any other work.
 #include "support/forwarding_device.hpp"
+#include "support/forwarding_stream.hpp"
 #include "worker/host_device.hpp"
 #include "worker_arena.hpp"
 
@@ -31,89 +32,24 @@ struct Trouble {
   bool looks_busy = false;  ///< Work that was launched does not end yet.
 };
 
-class TroubledStream final : public ipc::Stream {
+class TroubledStream final : public test::ForwardingStream {
  public:
   TroubledStream(std::unique_ptr<ipc::Stream> stream, Trouble& trouble)
-      : stream_(std::move(stream)), trouble_(trouble) {}
+      : ForwardingStream(std::move(stream)), trouble_(trouble) {}
 
   [[nodiscard]] Status zero(ipc::DevicePtr target, std::uint64_t size_bytes) override {
     if (trouble_.zeroes_left-- == 0) return KVFERRY_ERROR(kCuda, "zero was told to fail");
-    return stream_->zero(target, size_bytes);
-  }
-  [[nodiscard]] Status copy_within(ipc::DevicePtr source,
-                                   ipc::DevicePtr target,
-                                   std::uint64_t size_bytes) override {
-    return stream_->copy_within(source, target, size_bytes);
+    return real().zero(target, size_bytes);
   }
   [[nodiscard]] Status notify(int event_fd) override {
     if (!trouble_.notifies) return KVFERRY_ERROR(kCuda, "notify was told to fail");
-    return stream_->notify(event_fd);
+    return real().notify(event_fd);
   }
   [[nodiscard]] Result<bool> query() override {
-    return trouble_.looks_busy ? Result<bool>(false) : stream_->query();
-  }
-
-  [[nodiscard]] Status copy(ipc::CopyDirection direction,
-                            std::span<const ipc::CopyOp> ops,
-                            ipc::CopyMode mode) override {
-    return stream_->copy(direction, ops, mode);
-  }
-  [[nodiscard]] Status copy_rows(ipc::CopyDirection direction,
-                                 std::span<const ipc::RowCopyOp> ops) override {
-    return stream_->copy_rows(direction, ops);
-  }
-  [[nodiscard]] Status gather(const ipc::RegionTable& table,
-                              std::span<const std::uint32_t> ids,
-                              ipc::DevicePtr packed,
-                              std::uint64_t stride) override {
-    return stream_->gather(table, ids, packed, stride);
-  }
-  [[nodiscard]] Status scatter(const ipc::RegionTable& table,
-                               std::span<const std::uint32_t> ids,
-                               ipc::DevicePtr packed,
-                               std::uint64_t stride) override {
-    return stream_->scatter(table, ids, packed, stride);
-  }
-  [[nodiscard]] Status fill_pattern(const ipc::RegionTable& table,
-                                    std::span<const kernels::SeededBlock> blocks) override {
-    return stream_->fill_pattern(table, blocks);
-  }
-  [[nodiscard]] Status verify_pattern(const ipc::RegionTable& table,
-                                      std::span<const kernels::SeededBlock> blocks,
-                                      ipc::PinnedBuffer& results) override {
-    return stream_->verify_pattern(table, blocks, results);
-  }
-  [[nodiscard]] Status checksum(const ipc::RegionTable& table,
-                                std::span<const std::uint32_t> ids,
-                                ipc::PinnedBuffer& results) override {
-    return stream_->checksum(table, ids, results);
-  }
-  [[nodiscard]] Status decode(const ipc::RegionTable& table,
-                              const kernels::DecodePass& pass) override {
-    return stream_->decode(table, pass);
-  }
-  [[nodiscard]] Status fold(ipc::DevicePtr source,
-                            std::uint64_t size_bytes,
-                            std::uint64_t seed,
-                            ipc::DevicePtr sums) override {
-    return stream_->fold(source, size_bytes, seed, sums);
-  }
-  [[nodiscard]] Status expand(ipc::DevicePtr source,
-                              std::uint64_t source_bytes,
-                              ipc::DevicePtr target,
-                              std::uint64_t target_bytes) override {
-    return stream_->expand(source, source_bytes, target, target_bytes);
-  }
-  [[nodiscard]] ipc::Result<std::unique_ptr<ipc::RecordedWork>> record(
-      const std::function<Status(ipc::Stream&)>& body) override {
-    return stream_->record(body);
-  }
-  [[nodiscard]] Status launch(const ipc::RecordedWork& work) override {
-    return stream_->launch(work);
+    return trouble_.looks_busy ? Result<bool>(false) : real().query();
   }
 
  private:
-  std::unique_ptr<ipc::Stream> stream_;
   Trouble& trouble_;
 };
 

@@ -146,12 +146,14 @@ Status Client::abandon_store(std::span<const std::uint64_t> slots) {
   return impl_->link.send_only(MessageKind::kAbandonStore, ipc::encode(message));
 }
 
-Result<JobId> Client::submit_store(std::span<const StoreItem> items) {
+Result<JobId> Client::submit_store(std::span<const StoreItem> items,
+                                   std::optional<LayerTicket> layers) {
   KVFERRY_TRY(check_count(items.size(), "blocks to store"));
   ClientLink& link = impl_->link;
   ipc::SubmitStore message;
   message.job = link.jobs().next_id();
   message.generation = link.acknowledged_generation();
+  message.layers = layers;
   message.items.reserve(items.size());
   for (const StoreItem& item : items) message.items.push_back({item.group, item.block, item.slot});
   KVFERRY_TRY(
@@ -159,13 +161,16 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items) {
   return message.job;
 }
 
-Result<JobId> Client::submit_load(std::span<const LoadItem> items, std::uint8_t priority) {
+Result<JobId> Client::submit_load(std::span<const LoadItem> items,
+                                  std::uint8_t priority,
+                                  std::optional<LayerTicket> layers) {
   KVFERRY_TRY(check_count(items.size(), "blocks to load"));
   ClientLink& link = impl_->link;
   ipc::SubmitLoad message;
   message.job = link.jobs().next_id();
   message.generation = link.acknowledged_generation();
   message.priority = priority;
+  message.layers = layers;
   message.items.reserve(items.size());
   for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});
   KVFERRY_TRY(

@@ -152,4 +152,10 @@ Status ComputeLoad::flush() {
   return ipc::ok();
 }
 
+std::unique_ptr<RunningLoad> start_compute_load(ipc::Device& device,
+                                                const ComputeLoadConfig& config,
+                                                std::function<void(const ipc::Error&)> failed) {
+  return std::make_unique<ComputeLoad>(device, config, std::move(failed));
+}
+
 }  // namespace kvferry::worker

@@ -19,7 +19,7 @@ namespace kvferry::worker {
 
 /// Runs a load on a stream of normal priority, round after round, each as soon as the last one has
 /// been seen to end, from its making to its end. @lifetime the device outlives it.
-class ComputeLoad {
+class ComputeLoad final : public RunningLoad {
  public:
   using Failed = std::function<void(const ipc::Error&)>;
 
@@ -28,7 +28,7 @@ class ComputeLoad {
   ComputeLoad(ipc::Device& device, const ComputeLoadConfig& config, Failed failed);
   ComputeLoad(const ComputeLoad&) = delete;
   ComputeLoad& operator=(const ComputeLoad&) = delete;
-  ~ComputeLoad();
+  ~ComputeLoad() override;
 
  private:
   [[nodiscard]] ipc::Status prepare(ComputeLoadKind kind);

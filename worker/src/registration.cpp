@@ -53,10 +53,12 @@ class RankLink {
            const ipc::TransitionLog& transitions,
            WorkerArena& arena,
            ipc::ArenaSource* regions,
+           LayerWords& layers,
            Agent& agent,
            std::shared_ptr<Mailbox> mailbox,
            const WorkerHooks& hooks)
-      : agent_(agent),
+      : layers_(layers),
+        agent_(agent),
         mailbox_(std::move(mailbox)),
         service_(loop,
                  config,
@@ -102,6 +104,7 @@ class RankLink {
 
   void on_message(Envelope envelope) {
     if (envelope.is_reply) return;
+    if (envelope.kind == MessageKind::kLayersFailed) return on_layers_failed(envelope);
     if (envelope.kind != MessageKind::kQuiesceStaging) {
       ipc::log_warn("manager sent message kind {}, which is not for a worker",
                     static_cast<unsigned>(envelope.kind));
@@ -126,12 +129,22 @@ class RankLink {
     });
   }
 
+  void on_layers_failed(const Envelope& envelope) {
+    const auto failed = ipc::decode<ipc::LayersFailed>(envelope.body, "LayersFailed");
+    if (failed) {
+      layers_.fail(failed->ticket, failed->error);
+    } else {
+      ipc::log_warn("message of the manager ignored: {}", failed.error().to_string());
+    }
+  }
+
   void answer(const Envelope& request, const ipc::Status& status) {
     const ipc::Status sent = status ? service_.reply(request, ipc::Empty{})
                                     : service_.reply_error(request, status.error());
     if (!sent) ipc::log_warn("no answer to the manager: {}", sent.error().to_string());
   }
 
+  LayerWords& layers_;
   Agent& agent_;
   const std::shared_ptr<Mailbox> mailbox_;
   ipc::RankService service_;
@@ -154,14 +167,16 @@ class RegisteredWorker::Impl {
         dir_(open_runtime_dir(config)),
         transitions_(ipc::open_transitions(config, ipc::ProcessKind::kWorker, dir_)),
         arena_(device, config.rank),
+        layers_(device),
         agent_(
             "kvf-agent",
             [this](ipc::EventLoop& loop) {
-              return std::make_unique<StagingAgent>(loop, dir_, config_, device_, arena_,
-                                                    transitions_,
+              return std::make_unique<StagingAgent>(loop, dir_, config_, device_, arena_, layers_,
+                                                    activity_, hooks_.copies, transitions_,
                                                     [this](const Error& error) { fail(error); });
             },
             [this] { fail(KVFERRY_ERROR(kCancelled, "the agent's thread ended; see the log")); }) {
+    layers_.on_sooner([this] { agent_.post([](StagingAgent& agent) { agent.look_at_layers(); }); });
     arena_.add_revoke_listener([this] {
       if (hooks_.on_revoked) hooks_.on_revoked();
       agent_.post([](StagingAgent& agent) { agent.on_revoked(); });
@@ -173,7 +188,7 @@ class RegisteredWorker::Impl {
         "kvf-rank",
         [this](ipc::EventLoop& loop) {
           return std::make_unique<RankLink>(loop, config_, device_, transitions_, arena_, regions_,
-                                            agent_, mailbox_, hooks_);
+                                            layers_, agent_, mailbox_, hooks_);
         },
         [this] { fail(KVFERRY_ERROR(kCancelled, "the lease's thread ended; see the log")); });
     ipc::log_info("worker {}/{} of instance {} on {} ({}): cache owner {}, {} handles, {} memory",
@@ -191,6 +206,8 @@ class RegisteredWorker::Impl {
     const std::lock_guard lock(mailbox_->mutex);
     return mailbox_->view;
   }
+  [[nodiscard]] LayerWords& layers() noexcept { return layers_; }
+  [[nodiscard]] ipc::ComputeActivity& activity() noexcept { return activity_; }
   void close() { link_.reset(); }
 
  private:
@@ -206,6 +223,8 @@ class RegisteredWorker::Impl {
   ipc::RuntimeDir dir_;
   ipc::TransitionLog transitions_;
   WorkerArena arena_;
+  LayerWords layers_;
+  ipc::ComputeActivity activity_;
   Agent agent_;
   std::optional<ServiceThread<RankLink>> link_;
 };
@@ -225,6 +244,10 @@ ipc::Result<ArenaUse> RegisteredWorker::enter() { return impl_->enter(); }
 ipc::Result<ArenaUse> RegisteredWorker::enter(const ipc::SessionId& session, ipc::Epoch epoch) {
   return impl_->enter(session, epoch);
 }
+
+LayerWords& RegisteredWorker::layers() noexcept { return impl_->layers(); }
+
+ipc::ComputeActivity& RegisteredWorker::activity() noexcept { return impl_->activity(); }
 
 ipc::LeaseView RegisteredWorker::view() const { return impl_->view(); }
 

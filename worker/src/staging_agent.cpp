@@ -30,15 +30,23 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // of the worker.
 constexpr int kAcceptsPerRound = 16;
 constexpr int kPacketsPerRound = 64;
-// A gather of a few blocks takes 10 us, when compute leaves room for it.
-constexpr std::uint64_t kWatchedBytes = std::uint64_t{4} << 20;
-constexpr std::chrono::microseconds kWatch{60};
+// The gather of a slot takes 10 to 30 us, when compute leaves room for it; a notice takes 40 us of
+// a processor, and twice as long.
+constexpr std::uint64_t kWatchedBytes = std::uint64_t{16} << 20;
+constexpr std::chrono::microseconds kWatch{40};
+constexpr std::uint64_t kWordsBytes = 64;
 
 ipc::PacketListener make_listener(const ipc::RuntimeDir& dir, const ipc::RankConfig& config) {
   auto listener =
       ipc::PacketListener::listen(dir.rank_socket(config.engine, config.rank.value, "agent"));
   if (!listener) throw ipc::Exception(std::move(listener).error());
   return std::move(listener).value();
+}
+
+Status expect_no_descriptors(const Packet& packet) {
+  if (packet.fds.empty()) return ipc::ok();
+  return KVFERRY_ERROR(kProtocol, "a staging message carries {} descriptors, expected none",
+                       packet.fds.size());
 }
 
 bool is_meant(const ipc::QuiesceStaging& request, const IncarnationId& mover) {
@@ -57,16 +65,30 @@ StagingAgent::StagingAgent(ipc::EventLoop& loop,
                            const ipc::RankConfig& config,
                            ipc::Device& device,
                            WorkerArena& arena,
+                           LayerWords& layers,
+                           const ipc::ComputeActivity& activity,
+                           const CopyBudget& budget,
                            ipc::TransitionLog transitions,
                            StreamCompletions::Failed on_device_failed)
     : loop_(loop),
       config_(config),
+      device_(device),
       arena_(arena),
+      layers_(layers),
+      activity_(activity),
+      budget_(budget),
       transitions_(std::move(transitions)),
+      pools_(device),
       completions_(loop,
                    make_stream(device, ipc::StreamPriority::kHigh),
                    "staging",
-                   std::move(on_device_failed)),
+                   on_device_failed,
+                   make_pinned(device, kWordsBytes)),
+      behind_compute_(loop,
+                      make_stream(device, ipc::StreamPriority::kHigh),
+                      "staging behind compute",
+                      std::move(on_device_failed),
+                      make_pinned(device, kWordsBytes)),
       listener_(make_listener(dir, config)) {
   loop_.watch(listener_.fd(), [this] { on_connect(); });
 }
@@ -82,6 +104,9 @@ StagingAgent::~StagingAgent() {
     loop_.cancel(connection.hello_timer);
   }
   for (const Waiter& waiter : waiters_) loop_.cancel(waiter.timer);
+  loop_.cancel(layers_timer_);
+  // Before the streams end, which wait for what is in them.
+  layers_.fail_all(KVFERRY_ERROR(kCancelled, "the worker's staging agent ends"));
 }
 
 void StagingAgent::on_connect() {
@@ -146,18 +171,14 @@ void StagingAgent::on_readable(std::uint64_t connection) {
       return;
     }
     if (!packet->has_value()) return;
-    if (const auto status = on_packet(*from, **packet); !status) {
+    if (const auto status = on_packet(*from, std::move(**packet)); !status) {
       drop(connection, status.error().to_string());
       return;
     }
   }
 }
 
-Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
-  if (!packet.fds.empty()) {
-    return KVFERRY_ERROR(kProtocol, "a staging message carries {} descriptors, expected none",
-                         packet.fds.size());
-  }
+Status StagingAgent::on_packet(Connection& connection, Packet packet) {
   if (connection.mover.is_zero()) {
     Status accepted = on_hello(connection, packet);
     if (!accepted) answer(connection.id, 0, accepted.error());
@@ -173,17 +194,21 @@ Status StagingAgent::on_packet(Connection& connection, const Packet& packet) {
                          stage.id, connection.lane, connection.last_request);
   }
   connection.last_request = stage.id;
+  if (stage.kind == ipc::StageKind::kPool) return on_pool(connection, stage, std::move(packet));
+  KVFERRY_TRY(expect_no_descriptors(packet));
   if (queue_.size() >= kMaxQueued) {
     answer(connection.id, stage.id,
            KVFERRY_ERROR(kBusy, "{} staging requests wait already; retry later", queue_.size()));
     return ipc::ok();
   }
-  queue_.push_back(Request{connection.id, connection.mover, connection.lane, std::move(stage)});
+  queue_.push_back(
+      Request{connection.id, connection.mover, connection.lane, std::move(stage), connection.pool});
   start_queued();
   return ipc::ok();
 }
 
 Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
+  KVFERRY_TRY(expect_no_descriptors(packet));
   KVFERRY_ASSIGN(const ipc::AgentHello hello,
                  ipc::decode<ipc::AgentHello>(packet.bytes, "AgentHello"));
   KVFERRY_TRY(check_hello(hello, connection));
@@ -209,6 +234,7 @@ Status StagingAgent::on_hello(Connection& connection, const Packet& packet) {
 
 // The answer to a hello has id 0, and is the proof that nothing of the lane's past runs any more.
 void StagingAgent::welcome_waiting() {
+  if (device_failure_) return;  // what has not been seen to end is not counted any more
   for (Connection& connection : connections_) {
     if (connection.mover.is_zero() || connection.welcome || left_on_lane(connection) > 0) continue;
     connection.welcome = true;
@@ -230,6 +256,9 @@ Status StagingAgent::check_hello(const ipc::AgentHello& hello, const Connection&
     // Given up by its mover, whose next connection this one must not push out.
     return KVFERRY_ERROR(kPeerDied, "mover {} closed the connection before its hello was read",
                          hello.mover.hex());
+  }
+  if (device_failure_) {
+    return KVFERRY_ERROR(kCuda, "the worker's device has failed: {}", device_failure_->message);
   }
   if (hello.version != ipc::kWireVersion) {
     return KVFERRY_ERROR(kVersionMismatch, "mover speaks version {}, this worker {}", hello.version,
@@ -255,7 +284,27 @@ void StagingAgent::drop(std::uint64_t connection, std::string_view why) {
                 found->mover.hex(), why, dropped);
   loop_.unwatch(found->socket.fd());
   loop_.cancel(found->hello_timer);
+  fail_layers(*found, why);
   connections_.erase(found);
+}
+
+void StagingAgent::fail_layers(const Connection& connection, std::string_view why) {
+  for (const auto& [slot, ticket] : connection.tickets) {
+    layers_.fail(ticket, KVFERRY_ERROR(kPeerDied, "the connection of mover {} ended ({})",
+                                       connection.mover.hex(), why));
+  }
+}
+
+// Also right before the device is looked at for them: a failed use lets its waiters go.
+void StagingAgent::look_at_layers() {
+  layers_.expire(ipc::MonotonicClock::now());
+  loop_.cancel(std::exchange(layers_timer_, 0));
+  if (const auto next = layers_.next_look()) {
+    layers_timer_ = loop_.at(*next, [this] {
+      layers_timer_ = 0;
+      look_at_layers();
+    });
+  }
 }
 
 void StagingAgent::on_revoked() {
@@ -265,14 +314,41 @@ void StagingAgent::on_revoked() {
            KVFERRY_ERROR(kRevoked, "epoch {} was revoked before request {} ran",
                          request.stage.epoch.value, request.stage.id));
   }
+  layers_.fail_all(KVFERRY_ERROR(kRevoked, "the epoch is being revoked"));
 }
 
 void StagingAgent::start_queued() {
-  while (!queue_.empty() && in_flight_.size() < kMaxInFlight) {
-    Request request = std::move(queue_.front());
-    queue_.pop_front();
+  if (device_failure_) return;
+  // In their order, but those that wait for compute hold nobody else up.
+  for (auto next = queue_.begin(); next != queue_.end();) {
+    if (!has_room_for(*next)) {
+      ++next;
+      continue;
+    }
+    Request request = std::move(*next);
+    queue_.erase(next);
     start(std::move(request));
+    next = queue_.begin();
   }
+}
+
+bool StagingAgent::has_room_for(const Request& request) const {
+  if (request.is_pinning) return false;
+  const auto alike = static_cast<std::size_t>(
+      std::count_if(in_flight_.begin(), in_flight_.end(), [&request](const InFlight& work) {
+        return work.awaits_compute == request.awaits_compute();
+      }));
+  return alike < (request.awaits_compute() ? kMaxAwaiting : kMaxInFlight);
+}
+
+Status StagingAgent::enter_layers(const Request& request) {
+  if (!request.stage.layers) return ipc::ok();
+  const ipc::LayerTicket& ticket = request.stage.layers->ticket;
+  KVFERRY_TRY(layers_.enter(ticket));
+  if (Connection* from = find(request.connection); from != nullptr) {
+    from->tickets[ticket.slot] = ticket;
+  }
+  return ipc::ok();
 }
 
 void StagingAgent::start(Request request) {
@@ -281,8 +357,22 @@ void StagingAgent::start(Request request) {
     answer(request.connection, request.stage.id, std::move(use).error());
     return;
   }
-  if (auto valid = check_stage_request(request.stage, use->arena()); !valid) {
+  if (!request.pool && !request.stage.parts.empty()) {
+    answer(request.connection, request.stage.id, std::move(request.pool).error());
+    return;
+  }
+  const std::shared_ptr<ipc::PoolMapping> pool = request.pool.value_or(nullptr);
+  const std::uint64_t pool_bytes = pool == nullptr ? 0 : pool->size_bytes();
+  if (auto valid = check_stage_request(request.stage, use->arena(), pool_bytes); !valid) {
     answer(request.connection, request.stage.id, std::move(valid).error());
+    return;
+  }
+  if (!request.stage.parts.empty() && !is_pinned(request, *pool, use->arena())) {
+    pin(std::move(request), use->arena());
+    return;
+  }
+  if (auto entered = enter_layers(request); !entered) {
+    answer(request.connection, request.stage.id, std::move(entered).error());
     return;
   }
   in_flight_.emplace_back();
@@ -291,38 +381,58 @@ void StagingAgent::start(Request request) {
   work->mover = request.mover;
   work->lane = request.lane;
   work->id = request.stage.id;
+  work->awaits_compute = request.awaits_compute();
+  work->layers = request.stage.layers;
+  work->pool = pool;
   work->use = std::move(use).value();
-  if (auto launched = launch(request, work->use.arena()); !launched) {
+  if (auto launched = launch(request, *work); !launched) {
     // A part of it may run already: the answer waits for the stream like any other.
     work->error = std::move(launched).error();
+    if (work->layers) layers_.fail(work->layers->ticket, *work->error);
   }
   if (ipc::is_mutant("answers_at_the_launch")) {
     answer(work->connection, work->id, std::nullopt);
     work->connection = 0;  // not twice
   }
-  const std::uint64_t size_bytes =
-      request.stage.blocks.size() *
-      work->use.arena().groups[request.stage.group.value].packed(request.stage.set);
-  const ipc::Duration watch = size_bytes <= kWatchedBytes ? kWatch : ipc::Duration::zero();
-  completions_.when_done(
-      [this, work](const Status& status) {
-        if (!status && !work->error) work->error = status.error();
-        const InFlight ended = std::move(*work);
-        if (status) {
-          transitions_.record(
-              Transition::kStagingEnded,
-              {.job = ipc::JobId{ended.connection}, .peer = ended.mover, .detail = ended.id});
-        }
-        in_flight_.erase(work);
-        answer(ended.connection, ended.id, ended.error);
-        welcome_waiting();
-        settle_waiters();
-        start_queued();
-      },
-      watch);
+  const bool watched = stage_bytes(request.stage, work->use.arena()) <= kWatchedBytes;
+  stream_of(*work).when_done([this, work](const Status& status) { finish(work, status); },
+                             watched ? kWatch : ipc::Duration::zero());
 }
 
-Status StagingAgent::launch(const Request& request, const MappedArena& arena) {
+void StagingAgent::finish(std::list<InFlight>::iterator work, const Status& status) {
+  if (!status) return lose_track(work, status.error());
+  if (work->layers) {
+    if (work->error) layers_.fail(work->layers->ticket, *work->error);
+    const Status whole = layers_.leave(work->layers->ticket, work->layers->last && !work->error);
+    if (!whole && !work->error) work->error = whole.error();
+    Connection* from = find(work->connection);
+    if (work->layers->last && from != nullptr) from->tickets.erase(work->layers->ticket.slot);
+  }
+  const InFlight ended = std::move(*work);
+  transitions_.record(
+      Transition::kStagingEnded,
+      {.job = ipc::JobId{ended.connection}, .peer = ended.mover, .detail = ended.id});
+  in_flight_.erase(work);
+  answer(ended.connection, ended.id, ended.error);
+  welcome_waiting();
+  settle_waiters();
+  start_queued();
+}
+
+// An answer would give on blocks, or places in a pool, that a kernel may still write: the death of
+// this process gives it.
+void StagingAgent::lose_track(std::list<InFlight>::iterator work, const Error& error) {
+  if (!device_failure_) device_failure_ = error;
+  if (work->layers) {
+    layers_.fail(work->layers->ticket, error);
+    (void)layers_.leave(work->layers->ticket, /*is_last=*/false);
+  }
+  const std::uint64_t connection = work->connection;
+  in_flight_.erase(work);
+  drop(connection, "the device has failed");
+}
+
+Status StagingAgent::launch(const Request& request, InFlight& work) {
   const StageRequest& stage = request.stage;
   KVFERRY_TRY(
       transitions_.attempt(Transition::kStagingLaunch, {.session = stage.session,
@@ -330,13 +440,36 @@ Status StagingAgent::launch(const Request& request, const MappedArena& arena) {
                                                         .job = ipc::JobId{request.connection},
                                                         .peer = request.mover,
                                                         .detail = stage.id}));
+  ipc::Stream& stream = stream_of(work).stream();
+  if (work.awaits_compute) {
+    KVFERRY_TRY(stream.wait_word(layers_.word(work.layers->ticket.slot), work.layers->through));
+  }
+  if (!stage.blocks.empty()) KVFERRY_TRY(launch_kernel(stage, work));
+  if (!work.layers || work.awaits_compute) return ipc::ok();
+  // In the order of the stream: behind the kernels of this request and of those before it.
+  return stream.write_word(layers_.word(work.layers->ticket.slot), work.layers->through);
+}
+
+Status StagingAgent::launch_kernel(const StageRequest& stage, InFlight& work) {
+  if (!stage.parts.empty()) return launch_straight(stage, work);
+  const MappedArena& arena = work.use.arena();
   const GroupView& group = arena.groups[stage.group.value];
-  const ipc::RegionTable& table = *group.table(stage.set);
+  const ipc::RegionTable* table = group.table(stage.set);
+  std::uint64_t stride = group.packed(stage.set);
+  if (stage.layers) {
+    KVFERRY_ASSIGN(work.table,
+                   device_.make_region_table(group.regions(stage.set, stage.layers->range)));
+    table = work.table.get();
+    stride = group.packed(stage.set, stage.layers->range);
+  }
+  ipc::Stream& stream = stream_of(work).stream();
   const ipc::DevicePtr slot = arena.slots[stage.slot];
-  const std::uint64_t stride = group.packed(stage.set);
-  return stage.kind == ipc::StageKind::kGather
-             ? completions_.stream().gather(table, stage.blocks, slot, stride)
-             : completions_.stream().scatter(table, stage.blocks, slot, stride);
+  if (stage.kind == ipc::StageKind::kGather) {
+    stream.limit_thread_blocks(budget_.gather);
+    return stream.gather(*table, stage.blocks, slot, stride);
+  }
+  stream.limit_thread_blocks(budget_.scatter);
+  return stream.scatter(*table, stage.blocks, slot, stride);
 }
 
 void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optional<Error> error) {
@@ -350,8 +483,10 @@ void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optio
     transitions_.record(Transition::kStagingAnswer,
                         {.job = ipc::JobId{connection}, .peer = to->mover, .detail = id});
   }
+  std::vector<int> with;
+  if (id == 0 && !error) with.push_back(activity_.fd().get());
   const ipc::StageReply reply{id, std::move(error)};
-  if (const auto sent = to->socket.send(ipc::encode(reply)); !sent) {
+  if (const auto sent = to->socket.send(ipc::encode(reply), with); !sent) {
     // A mover that does not read its answers has more requests out than its ring has slots.
     loop_.post([this, connection, why = sent.error().to_string()] { drop(connection, why); });
   }
@@ -380,6 +515,10 @@ void StagingAgent::quiesce(const ipc::QuiesceStaging& request,
     if (greeted && is_meant(request, connection.mover)) ended.push_back(connection.id);
   }
   for (const std::uint64_t connection : ended) drop(connection, "quiesced by the manager");
+  if (device_failure_) {
+    return quiesced(KVFERRY_ERROR(kCuda, "nothing shows what runs for {}: {}", describe(request),
+                                  device_failure_->message));
+  }
   const std::size_t left = running(request);
   if (left == 0) return say_quiesced(request, quiesced);
   ipc::log_info("staging: waits for {} launches asked by {}, deadline in {} ms", left,
@@ -407,6 +546,7 @@ void StagingAgent::say_quiesced(const ipc::QuiesceStaging& request,
 }
 
 void StagingAgent::settle_waiters() {
+  if (device_failure_) return;  // they hear of their deadlines
   for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
     if (running(waiter->request) > 0) {
       ++waiter;

@@ -25,6 +25,17 @@ constexpr std::uint64_t kWorkspaceBytesPerRead = 16ULL << 10;
 /// Zeroing a few KiB, once.
 constexpr auto kTablesTime = 5s;
 
+/// What of a group's step does not go layer by layer.
+GroupStep rest_of(const ipc::Step& step, const GroupStep& group) {
+  GroupStep rest = group;
+  if (step.computes) rest.fills.clear();
+  if (step.awaits) {
+    rest.verifies.clear();
+    rest.verify_places.clear();
+  }
+  return rest;
+}
+
 }  // namespace
 
 StepRunner::StepRunner(ipc::EventLoop& loop,
@@ -35,12 +46,16 @@ StepRunner::StepRunner(ipc::EventLoop& loop,
                        Enter enter,
                        CachingAllocator& allocator,
                        ModelTables& tables,
+                       LayerWords& layers,
+                       ipc::ComputeActivity& activity,
                        std::atomic<std::uint64_t>& graph_bytes,
                        StreamCompletions::Failed on_device_failed)
     : device_(device),
       enter_(std::move(enter)),
       allocator_(allocator),
       tables_(tables),
+      layers_(layers),
+      activity_(activity),
       rank_(config.rank),
       tokens_per_block_(config.geometry.tokens_per_block),
       pinned_(device),
@@ -202,6 +217,7 @@ void StepRunner::start(Request request) {
     return;
   }
   in_flight_.emplace_back();
+  activity_.begin();
   idle_trim_.on_busy();
   const auto work = std::prev(in_flight_.end());
   work->peer = request.peer;
@@ -222,9 +238,59 @@ Status StepRunner::launch(const ipc::Step& step, InFlight& work) {
   work.verify_count = step.verifies.size();
   KVFERRY_TRY(prepare_workspace(step, work));
   work.results.reserve(groups.size());
+  if (step.computes || step.awaits) KVFERRY_TRY(launch_layers(step, groups, work));
   for (const GroupStep& group : groups) {
-    KVFERRY_TRY(launch_group(group, step.decode_steps, work.use.arena().groups[group.group],
-                             work.results.emplace_back()));
+    KVFERRY_TRY(launch_group(rest_of(step, group), step.decode_steps,
+                             work.use.arena().groups[group.group], work.results.emplace_back()));
+  }
+  return ipc::ok();
+}
+
+// As a model would: each layer's part when its blocks are there, and a word when they are written.
+Status StepRunner::launch_layers(const ipc::Step& step,
+                                 const std::vector<GroupStep>& groups,
+                                 InFlight& work) {
+  for (const auto& ticket : {step.computes, step.awaits}) {
+    if (!ticket) continue;
+    KVFERRY_TRY(layers_.begin(*ticket, ipc::Deadline::after(step.patience)));
+    work.tickets.push_back(*ticket);
+  }
+  for (const GroupStep& group : groups) {
+    GroupResult& result = work.results.emplace_back();
+    if (!step.awaits || group.verifies.empty()) continue;
+    KVFERRY_ASSIGN(result.mismatches, pinned_.take(group.verifies.size()));
+    result.places = group.verify_places;
+  }
+  if (!step.recorded) return enqueue_layers(step, groups, work, completions_.stream());
+  KVFERRY_ASSIGN(work.recorded, completions_.stream().record([&](ipc::Stream& stream) {
+    return enqueue_layers(step, groups, work, stream);
+  }));
+  return completions_.stream().launch(*work.recorded);
+}
+
+Status StepRunner::enqueue_layers(const ipc::Step& step,
+                                  const std::vector<GroupStep>& groups,
+                                  InFlight& work,
+                                  ipc::Stream& stream) {
+  const MappedArena& arena = work.use.arena();
+  const std::uint32_t count = arena.layer_count();
+  for (std::uint32_t layer = 0; layer < count; ++layer) {
+    const bool verifies = step.awaits && (step.layers == 0 || layer < step.layers);
+    if (verifies) KVFERRY_TRY(layers_.await_layer(stream, step.awaits->slot, layer));
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const GroupStep& group = groups[g];
+      auto regions = arena.groups[group.group].regions(ipc::RegionSet::kAll, {layer, layer + 1});
+      if (regions.empty()) continue;
+      KVFERRY_ASSIGN(auto table, device_.make_region_table(std::move(regions)));
+      if (step.computes && !group.fills.empty()) {
+        KVFERRY_TRY(stream.fill_pattern(*table, group.fills));
+      }
+      if (verifies && !group.verifies.empty()) {
+        KVFERRY_TRY(stream.verify_pattern(*table, group.verifies, *work.results[g].mismatches));
+      }
+      work.layer_tables.push_back(std::move(table));
+    }
+    if (step.computes) KVFERRY_TRY(layers_.mark_layer(stream, step.computes->slot, layer));
   }
   return ipc::ok();
 }
@@ -300,10 +366,15 @@ std::optional<ipc::DecodeReply> StepRunner::take_outputs_of(InFlight& work) {
 
 void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
   if (!status && !work->error) work->error = status.error();
+  for (const ipc::LayerTicket& ticket : work->tickets) {
+    const Status whole = layers_.end(ticket);
+    if (!whole && !work->error) work->error = whole.error();
+  }
   const ipc::StepReply results = take_results(*work);
   const std::optional<ipc::DecodeReply> outputs = take_outputs_of(*work);
   InFlight ended = std::move(*work);
   in_flight_.erase(work);
+  activity_.end();
   // Whoever reads the answer may order the cache emptied or the arena cleared at once: nothing of
   // the step is held by then.
   ended.workspace = ScratchBuffer();

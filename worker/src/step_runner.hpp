@@ -7,11 +7,13 @@
 #include "idle_trim.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/rank/compute_activity.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/arena_use.hpp"
 #include "kvferry/worker/caching_allocator.hpp"
+#include "kvferry/worker/layer_words.hpp"
 #include "kvferry/worker/step_guard.hpp"
 #include "model_tables.hpp"
 #include "pinned_pool.hpp"
@@ -54,6 +56,8 @@ class StepRunner final : public ipc::ControlHandler {
              Enter enter,
              CachingAllocator& allocator,
              ModelTables& tables,
+             LayerWords& layers,
+             ipc::ComputeActivity& activity,
              std::atomic<std::uint64_t>& graph_bytes,
              StreamCompletions::Failed on_device_failed);
 
@@ -101,6 +105,9 @@ class StepRunner final : public ipc::ControlHandler {
     std::size_t verify_count = 0;
     std::optional<DecodeWork> decode;
     std::optional<std::uint32_t> in_graph;  ///< Sequences of a pass that the graph computes.
+    std::vector<std::unique_ptr<ipc::RegionTable>> layer_tables;
+    std::unique_ptr<ipc::RecordedWork> recorded;
+    std::vector<ipc::LayerTicket> tickets;  ///< Of uses that it has begun.
     std::optional<ipc::Error> error;
   };
 
@@ -115,6 +122,13 @@ class StepRunner final : public ipc::ControlHandler {
                                          std::uint32_t decode_steps,
                                          const GroupView& view,
                                          GroupResult& result);
+  [[nodiscard]] ipc::Status launch_layers(const ipc::Step& step,
+                                          const std::vector<GroupStep>& groups,
+                                          InFlight& work);
+  [[nodiscard]] ipc::Status enqueue_layers(const ipc::Step& step,
+                                           const std::vector<GroupStep>& groups,
+                                           InFlight& work,
+                                           ipc::Stream& stream);
   [[nodiscard]] ipc::Status prepare_workspace(const ipc::Step& step, InFlight& work);
   [[nodiscard]] ipc::StepReply take_results(InFlight& work);
   [[nodiscard]] std::optional<ipc::DecodeReply> take_outputs_of(InFlight& work);
@@ -127,6 +141,8 @@ class StepRunner final : public ipc::ControlHandler {
   const Enter enter_;
   CachingAllocator& allocator_;
   ModelTables& tables_;
+  LayerWords& layers_;
+  ipc::ComputeActivity& activity_;
   const ipc::Rank rank_;
   const std::uint32_t tokens_per_block_;
   PinnedPool pinned_;              ///< Outlives the work that writes its buffers.

@@ -23,11 +23,15 @@ constexpr auto kHangAfter = 10s;
 StreamCompletions::StreamCompletions(ipc::EventLoop& loop,
                                      std::unique_ptr<ipc::Stream> stream,
                                      std::string name,
-                                     Failed on_device_failed)
+                                     Failed on_device_failed,
+                                     std::unique_ptr<ipc::PinnedBuffer> words)
     : loop_(loop),
       name_(std::move(name)),
       on_device_failed_(std::move(on_device_failed)),
-      stream_(std::move(stream)) {}
+      stream_(std::move(stream)),
+      words_(std::move(words)) {
+  if (words_ != nullptr) word_ = ipc::StreamWord(reinterpret_cast<std::uint32_t*>(words_->data()));
+}
 
 StreamCompletions::~StreamCompletions() {
   if (watchdog_armed_) loop_.cancel(watchdog_);
@@ -40,16 +44,51 @@ StreamCompletions::Slot& StreamCompletions::take_slot() {
   }
   Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
   loop_.watch(slot.signalled.fd(), [this, &slot] {
-    if (slot.signalled.drain() && slot.busy) finish_through(slot);
+    if (!slot.signalled.drain() || !slot.busy) return;
+    if (slot.ended) {
+      slot.busy = false;
+    } else {
+      finish_through(slot);
+    }
   });
   return slot;
 }
 
-bool StreamCompletions::ends_within(ipc::Duration watch) {
-  return ipc::look_for(watch, [this] {
-    const auto idle = stream_->query();
-    return idle && *idle;  // a failure is seen by whoever waits for the notice, too
-  });
+void StreamCompletions::mark(Slot& slot) {
+  slot.mark = ++marked_;
+  // Whoever waits for the notice sees what is wrong.
+  if (word_ && is_marked_) is_marked_ = stream_->write_word(word_, slot.mark).has_value();
+}
+
+bool StreamCompletions::has_ended(const Slot& slot) const noexcept {
+  return ipc::StreamWord::has_reached(word_.load(), slot.mark);
+}
+
+void StreamCompletions::look(const Slot& oldest, ipc::Duration watch) {
+  if (watch == ipc::Duration::zero()) return;
+  if (looks_to_leave_out_ > 0) {
+    --looks_to_leave_out_;
+    return;
+  }
+  constexpr std::uint32_t kMostLeftOut = 32;
+  const bool seen = ipc::look_for(watch, [&] { return has_ended(oldest); });
+  looks_left_out_ = seen ? 0 : std::min(2 * looks_left_out_ + 1, kMostLeftOut);
+  looks_to_leave_out_ = looks_left_out_;
+}
+
+void StreamCompletions::finish_seen() {
+  std::vector<Slot*> ended;
+  while (!order_.empty() && has_ended(*order_.front())) {
+    ended.push_back(order_.front());
+    order_.pop_front();
+    ended.back()->ended = true;
+  }
+  for (Slot* slot : ended) {
+    const Done done = std::exchange(slot->done, nullptr);
+    if (!slot->signal_comes) slot->busy = false;
+    --pending_;
+    done(ipc::ok());
+  }
 }
 
 void StreamCompletions::when_done(Done done, ipc::Duration watch) {
@@ -59,6 +98,8 @@ void StreamCompletions::when_done(Done done, ipc::Duration watch) {
   slot.watch = watch;
   slot.busy = true;
   slot.signal_comes = false;
+  slot.ended = false;
+  mark(slot);
   order_.push_back(&slot);
   ++pending_;
   arm_watchdog();
@@ -70,13 +111,13 @@ void StreamCompletions::when_done(Done done, ipc::Duration watch) {
 
 void StreamCompletions::ask() {
   asks_ = false;
+  if (order_.empty()) return;
+  if (word_ && is_marked_) {
+    look(*order_.front(), order_.back()->watch);
+    finish_seen();
+  }
   if (order_.empty() || order_.back()->signal_comes) return;
   Slot& last = *order_.back();
-  if (pending_ == 1 && ends_within(last.watch)) {
-    last.signal_comes = true;
-    last.signalled.signal();
-    return;
-  }
   if (const auto status = stream_->notify(last.signalled.fd()); !status) {
     ipc::log_error("{}: cannot ask for a notification: {}", name_, status.error().to_string());
     loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
@@ -144,7 +185,7 @@ void StreamCompletions::on_watchdog() {
   if (!hang_reported_) {
     const auto now = ipc::MonotonicClock::now();
     const bool hangs = std::any_of(slots_.begin(), slots_.end(), [now](const auto& slot) {
-      return slot->busy && now - slot->since > kHangAfter;
+      return slot->busy && !slot->ended && now - slot->since > kHangAfter;
     });
     if (hangs) {
       ipc::log_warn("{}: {} launches did not end within {} s; the device may hang", name_, pending_,

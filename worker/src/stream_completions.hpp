@@ -23,19 +23,21 @@ class StreamCompletions {
   using Done = std::function<void(ipc::Status)>;
   using Failed = std::function<void(const ipc::Error&)>;
 
-  /// on_device_failed: after every pending call has been told; the device is beyond use.
+  /// on_device_failed: after every pending call has been told; the device is beyond use. words: 4
+  /// bytes or more, which the stream writes, so that its work can be looked at; null: it is not.
   StreamCompletions(ipc::EventLoop& loop,
                     std::unique_ptr<ipc::Stream> stream,
                     std::string name,
-                    Failed on_device_failed);
+                    Failed on_device_failed,
+                    std::unique_ptr<ipc::PinnedBuffer> words = nullptr);
   StreamCompletions(const StreamCompletions&) = delete;
   StreamCompletions& operator=(const StreamCompletions&) = delete;
   ~StreamCompletions();
 
   /// Calls done, from the loop, once everything enqueued before has ended; in the order of the
   /// calls. The device is asked to tell once for all calls of a round of the loop: that costs some
-  /// 35 us, and as much of a processor. When nothing else is pending, the stream is looked at for
-  /// as long as watch before.
+  /// 35 us, and as much of a processor. So before that the oldest pending work is looked at, for as
+  /// long as watch.
   void when_done(Done done, ipc::Duration watch = ipc::Duration::zero());
   [[nodiscard]] ipc::Stream& stream() noexcept { return *stream_; }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
@@ -46,13 +48,19 @@ class StreamCompletions {
     Done done;
     ipc::TimePoint since;
     ipc::Duration watch{};
+    std::uint32_t mark = 0;  ///< What the word is when it has ended.
     bool busy = false;
     bool signal_comes = false;  ///< Its own; else it ends with a later one.
+    bool ended = false;         ///< It was seen to; the slot is free once its signal is in.
   };
 
   Slot& take_slot();
   void ask();
-  [[nodiscard]] bool ends_within(ipc::Duration watch);
+  void mark(Slot& slot);
+  [[nodiscard]] bool has_ended(const Slot& slot) const noexcept;
+  void finish_seen();
+  /// Less often while looks see nothing: compute leaves the stream no room then.
+  void look(const Slot& oldest, ipc::Duration watch);
   void finish(Slot& slot, const ipc::Status& status);
   void finish_through(const Slot& last);
   void finish_signalled();
@@ -67,6 +75,12 @@ class StreamCompletions {
   std::deque<Slot*> order_;  ///< Busy slots, oldest first: the stream signals them in this order.
   /// After the slots: what is left in it when it ends may still signal them.
   std::unique_ptr<ipc::Stream> stream_;
+  std::unique_ptr<ipc::PinnedBuffer> words_;
+  ipc::StreamWord word_;
+  std::uint32_t marked_ = 0;
+  bool is_marked_ = true;  ///< False when the stream did not take a mark: it is not looked at then.
+  std::uint32_t looks_left_out_ = 0;  ///< After the last one that saw nothing; doubles.
+  std::uint32_t looks_to_leave_out_ = 0;
   std::size_t pending_ = 0;
   bool asks_ = false;                                           ///< At the end of this round.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< Shared with posted calls only.

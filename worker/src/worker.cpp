@@ -67,8 +67,8 @@ class Worker {
     components_.emplace(allocator_, weights_ ? &*weights_ : nullptr, graph_bytes_, runner_calls_);
     if (weights_) load_weights(config);
     if (stopped_) return;
-    registered_ = std::make_unique<RegisteredWorker>(*device_, config_,
-                                                     regions_ ? &*regions_ : nullptr, hooks());
+    registered_ = std::make_unique<RegisteredWorker>(
+        *device_, config_, regions_ ? &*regions_ : nullptr, hooks(config.copies));
     // Steps can come as soon as the arena is there, so their server stands before it starts.
     runner_.emplace(
         "kvf-steps",
@@ -78,13 +78,15 @@ class Worker {
               [this](const ipc::SessionId& session, ipc::Epoch epoch) {
                 return registered_->enter(session, epoch);
               },
-              allocator_, tables_, graph_bytes_, [this](const Error& error) { end(error); });
+              allocator_, tables_, registered_->layers(), registered_->activity(), graph_bytes_,
+              [this](const Error& error) { end(error); });
         },
         [this] { end(KVFERRY_ERROR(kCancelled, "the runner's thread ended; see the log")); });
     try {
       registered_->start();
       if (config.serve && config_.rank.value == 0) start_scheduler();
       if (config.load) {
+        registered_->activity().begin();
         load_.emplace(*device_, *config.load, [this](const Error& error) { end(error); });
       }
     } catch (...) {
@@ -151,7 +153,7 @@ class Worker {
         [this] { end(KVFERRY_ERROR(kCancelled, "the scheduler's thread ended; see the log")); });
   }
 
-  WorkerHooks hooks() {
+  WorkerHooks hooks(const CopyBudget& copies) {
     WorkerHooks hooks;
     hooks.on_revoked = [this] { runner_->post([](StepRunner& runner) { runner.on_revoked(); }); };
     hooks.empty_allocator = [this](EmptyReason reason) { return allocator_.empty_cache(reason); };
@@ -162,6 +164,7 @@ class Worker {
     memory_.emplace(weights_ ? &*weights_ : nullptr, runner_calls_);
     hooks.memory = &*memory_;
     hooks.components = &components_->registry();
+    hooks.copies = copies;
     hooks.on_fatal = [this](const Error& error) { end(error); };
     return hooks;
   }

@@ -86,6 +86,7 @@ Result<MappedArena> WorkerArena::build(ipc::SessionId session, const ipc::Arena&
       auto regions = arena.strided(ipc::GroupId{g}, set, rank_);
       if (regions.empty()) continue;
       group.packed_bytes[GroupView::index(set)] = arena.packed_bytes(ipc::GroupId{g}, set);
+      group.layers[GroupView::index(set)] = arena.layers(ipc::GroupId{g}, set);
       KVFERRY_ASSIGN(group.tables[GroupView::index(set)],
                      device_.make_region_table(std::move(regions)));
     }

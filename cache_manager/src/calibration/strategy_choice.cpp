@@ -78,7 +78,9 @@ std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,
   for (const CopyStrategy strategy : possible) {
     std::optional<double> us = estimate_us(calibration, strategy, job, hand_over);
     if (!us) return std::nullopt;
-    if (strategy == CopyStrategy::kStaged || strategy == CopyStrategy::kMemcpy) {
+    if (strategy == CopyStrategy::kStaged && job.beside_compute) {
+      *us *= kBesideComputeMargin;
+    } else if (strategy == CopyStrategy::kStaged || strategy == CopyStrategy::kMemcpy) {
       *us *= kCostlyMargin;
     }
     if (best && *us >= best_us) continue;

@@ -333,8 +333,7 @@ void ClientRequests::cancel(const ClientRecord& client, const ipc::Envelope& req
   if (!take(client, request, "CancelJob", message)) {
     return;
   }
-  // A job that is over already was or will be answered: nothing to do, and no error.
-  (void)context_.jobs.cancel(client.peer.id, message.job);
+  jobs_.cancel(client, message.job);
   context_.reply(client.peer, request, ipc::Empty{});
 }
 

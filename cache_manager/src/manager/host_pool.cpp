@@ -17,6 +17,9 @@ constexpr std::uint32_t kWordBits = 64;
 // A slab may grow by this many pages over the least possible to lose less at its end.
 constexpr std::uint32_t kExtraPages = 7;
 constexpr std::uint64_t kTolerableLossShare = 16;
+// Slabs with pages for each rank are large: a pool that has no room for so many of them keeps small
+// ones.
+constexpr std::uint64_t kPlentyOfSlabs = 16;
 // Longer copies are hardly faster (docs/performance.md).
 constexpr std::uint64_t kLongCopyBytes = 4ULL << 20;
 constexpr std::uint32_t kPlentyShare = 4;
@@ -59,6 +62,12 @@ HostPool::HostPool(std::uint64_t pool_bytes) {
   page_bytes_ = pool_bytes / pages / kSystemPage * kSystemPage;
   page_taken_.assign(pages, false);
   free_pages_ = static_cast<std::uint32_t>(pages);
+  ready_pages_ = free_pages_;
+}
+
+void HostPool::set_ready(std::uint64_t bytes) noexcept {
+  ready_pages_ =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes / page_bytes_, page_taken_.size()));
 }
 
 // The fewest pages that lose little at the slab's end, else those that lose the least; 0 when the
@@ -95,7 +104,7 @@ std::uint32_t HostPool::pages_wanted(const SlabShape& shape) const {
 
 std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
   std::uint32_t run = 0;
-  for (std::uint32_t page = 0; page < page_taken_.size(); ++page) {
+  for (std::uint32_t page = 0; page < ready_pages_; ++page) {
     run = page_taken_[page] ? 0 : run + 1;
     if (run == count) {
       return page + 1 - count;
@@ -104,13 +113,34 @@ std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
   return std::nullopt;
 }
 
+std::optional<HostPool::Place> HostPool::find_spread_place(const SlabShape& shape) const {
+  if (shape.ranks < 2 || shape.bytes.shard_bytes == 0) return std::nullopt;
+  const std::uint64_t capacity = page_bytes_ / shape.bytes.shard_bytes;
+  const std::uint64_t replicated = capacity * shape.bytes.replicated_bytes;
+  const std::uint64_t replicated_pages = (replicated + page_bytes_ - 1) / page_bytes_;
+  const std::uint64_t pages = replicated_pages + shape.ranks;
+  const std::uint64_t lost = pages * page_bytes_ - capacity * shape.block_bytes();
+  if (capacity == 0 || pages * kPlentyOfSlabs > page_taken_.size() ||
+      lost > pages * page_bytes_ / kTolerableLossShare) {
+    return std::nullopt;
+  }
+  const auto first = find_pages(static_cast<std::uint32_t>(pages));
+  if (!first) return std::nullopt;
+  return Place{*first, static_cast<std::uint32_t>(pages), static_cast<std::uint32_t>(capacity),
+               replicated_pages * page_bytes_, page_bytes_};
+}
+
 std::optional<HostPool::Place> HostPool::find_place(const SlabShape& shape) const {
+  if (const auto spread = find_spread_place(shape)) return spread;
   for (std::uint32_t pages = pages_wanted(shape); pages > 0; --pages) {
     const std::uint32_t capacity = capacity_of(shape, pages * page_bytes_);
     if (capacity == 0) {
       break;
     }
-    if (const auto first = find_pages(pages)) return Place{*first, pages, capacity};
+    if (const auto first = find_pages(pages)) {
+      const SlabLayout layout = layout_of(shape, capacity);
+      return Place{*first, pages, capacity, layout.shard_base, layout.shard_stride};
+    }
   }
   return std::nullopt;
 }
@@ -123,9 +153,8 @@ std::uint32_t HostPool::open_slab(const SlabShape& shape, const Place& place) {
   slab.capacity = place.capacity;
   slab.generation = next_generation_++;
   slab.longest_run = place.capacity;
-  const SlabLayout layout = layout_of(shape, place.capacity);
-  slab.shard_base = layout.shard_base;
-  slab.shard_stride = layout.shard_stride;
+  slab.shard_base = place.shard_base;
+  slab.shard_stride = place.shard_stride;
   slab.taken.assign((place.capacity + kWordBits - 1) / kWordBits, 0);
   for (std::uint32_t page = place.first_page; page < place.first_page + place.pages; ++page) {
     page_taken_[page] = true;
@@ -321,6 +350,7 @@ HostPool::Stats HostPool::stats() const {
   stats.slabs = static_cast<std::uint32_t>(slabs_.size() - unused_slab_ids_.size());
   stats.pages = static_cast<std::uint32_t>(page_taken_.size());
   stats.free_pages = free_pages_;
+  stats.ready_bytes = ready_pages_ * page_bytes_;
   stats.page_bytes = page_bytes_;
   stats.placed_blocks = placed_blocks_;
   stats.placed_extents = placed_extents_;

@@ -64,8 +64,9 @@ struct SlotOffsets {
 
 /// Accounting of the host pool; never touches its memory. The pool is divided into equal pages; a
 /// slab is a run of pages cut for one shape, with the parts in separate runs (replicated parts,
-/// then each rank's shards) so that neighbouring blocks of a rank are one range. An empty slab
-/// gives its pages back. @threading one thread.
+/// then each rank's shards) so that neighbouring blocks of a rank are one range. In a pool that is
+/// large enough each rank's run is a page of its own, so that its mover alone registers it. An
+/// empty slab gives its pages back. @threading one thread.
 class HostPool {
  public:
   static constexpr std::uint64_t kMaxPageBytes = 64ULL << 20;
@@ -78,14 +79,19 @@ class HostPool {
     std::uint64_t blocks = 0;
     std::uint32_t slabs = 0;
     std::uint32_t pages = 0;
-    std::uint32_t free_pages = 0;
+    std::uint32_t free_pages = 0;   ///< Those that are not ready included.
+    std::uint64_t ready_bytes = 0;  ///< From the start.
     std::uint64_t page_bytes = 0;
     std::uint64_t placed_blocks = 0;   ///< Ever allocated,
     std::uint64_t placed_extents = 0;  ///< in so many runs of neighbours.
+    [[nodiscard]] bool is_filling() const noexcept { return ready_bytes < bytes; }
   };
 
   /// Throws Exception (kInvalidArgument) for a pool below 64 KiB.
   explicit HostPool(std::uint64_t pool_bytes);
+  /// Only so many bytes from the start may be used, until more are there. All, before the first
+  /// call.
+  void set_ready(std::uint64_t bytes) noexcept;
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
   ~HostPool() = default;
@@ -139,7 +145,12 @@ class HostPool {
     std::uint32_t first_page = 0;
     std::uint32_t pages = 0;
     std::uint32_t capacity = 0;  ///< Blocks.
+    std::uint64_t shard_base = 0;
+    std::uint64_t shard_stride = 0;
   };
+  /// Where each rank has a page of its own; nothing for shapes that this does not suit, in a pool
+  /// that is small for it, or when no such place is free.
+  [[nodiscard]] std::optional<Place> find_spread_place(const SlabShape& shape) const;
   /// Where a slab of the shape could be.
   [[nodiscard]] std::optional<Place> find_place(const SlabShape& shape) const;
   [[nodiscard]] std::uint32_t open_slab(const SlabShape& shape, const Place& place);
@@ -156,6 +167,7 @@ class HostPool {
   std::uint64_t page_bytes_ = 0;
   std::vector<bool> page_taken_;
   std::uint32_t free_pages_ = 0;
+  std::uint32_t ready_pages_ = 0;
   std::vector<std::optional<Slab>> slabs_;
   std::vector<std::uint32_t> unused_slab_ids_;
   std::map<SlabShape, std::set<std::uint32_t>> with_room_;

@@ -20,6 +20,11 @@ std::optional<ipc::TimePoint> JobTable::next_deadline() const {
   if (!deadlines_.empty()) {
     next = std::min(next.value_or(deadlines_.begin()->first), deadlines_.begin()->first);
   }
+  for (const LinkShares::Lane& lane : held_back_) {
+    if (const auto look = shares_.next_look(lane)) {
+      next = std::min(next.value_or(*look), *look);
+    }
+  }
   return next;
 }
 
@@ -55,6 +60,12 @@ std::vector<ipc::IncarnationId> JobTable::expire() {
   std::erase_if(stuck, [&](const ipc::IncarnationId& mover) { return spare(mover, now); });
   for (const ipc::IncarnationId& mover : stuck) {
     watch_.forget(mover);
+  }
+  const std::vector<LinkShares::Lane> held_back(held_back_.begin(), held_back_.end());
+  for (const LinkShares::Lane& lane : held_back) {
+    if (const auto look = shares_.next_look(lane); look && *look <= now) {
+      send_over(lane);
+    }
   }
   settle();
   return {stuck.begin(), stuck.end()};

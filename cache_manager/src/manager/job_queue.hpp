@@ -5,7 +5,6 @@
 #include "kvferry/ipc/base/ids.hpp"
 
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -26,19 +25,25 @@ class JobQueue {
     by_priority_.erase({-static_cast<int>(priority), job.value});
     by_age_.erase({job.value, priority});
   }
-  [[nodiscard]] std::optional<ipc::JobId> take() {
-    if (by_age_.empty()) {
-      return std::nullopt;
-    }
+  [[nodiscard]] bool empty() const noexcept { return by_age_.empty(); }
+  /// @pre not empty, as for all below
+  [[nodiscard]] std::uint8_t highest_priority() const {
+    return static_cast<std::uint8_t>(-by_priority_.begin()->first);
+  }
+  [[nodiscard]] ipc::JobId take() {
     const bool is_oldests_turn = ++taken_ % kFairShare == 0;
-    const std::uint64_t job =
-        is_oldests_turn ? by_age_.begin()->first : by_priority_.begin()->second;
+    return is_oldests_turn ? take(by_age_.begin()->first) : take_highest();
+  }
+  /// Whoever's turn it is.
+  [[nodiscard]] ipc::JobId take_highest() { return take(by_priority_.begin()->second); }
+
+ private:
+  ipc::JobId take(std::uint64_t job) {
     const auto aged = by_age_.lower_bound({job, 0});
     remove(ipc::JobId{job}, aged->second);
     return ipc::JobId{job};
   }
 
- private:
   std::set<std::pair<int, std::uint64_t>> by_priority_;      ///< Highest first, then the oldest.
   std::set<std::pair<std::uint64_t, std::uint8_t>> by_age_;  ///< Job ids grow with time.
   std::uint32_t taken_ = 0;

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/job_service.hpp"
 
+#include "kvferry/ipc/base/size.hpp"
+
 #include <algorithm>
 #include <map>
 #include <unordered_set>
@@ -14,6 +16,8 @@ namespace {
 // anyway.
 constexpr std::uint64_t kBriefBytes = std::uint64_t{4} << 20;
 constexpr std::size_t kFewJobs = 4;
+/// Above loads that say nothing of theirs: a sequence that is resumed is waited for.
+constexpr std::uint8_t kResumePriority = 2;
 constexpr auto kBriefTime = std::chrono::microseconds(400);
 
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
@@ -110,6 +114,26 @@ void JobService::refuse(const ClientRecord& client,
   send(client.peer.id, std::move(done));
 }
 
+void JobService::tell_failed(std::uint32_t engine,
+                             const ipc::LayerTicket& layers,
+                             const ipc::Error& error) {
+  const EngineRecord* record = context_.directory.find(engine);
+  if (record == nullptr) {
+    return;
+  }
+  for (const RankRecord& rank : record->ranks()) {
+    if (!rank.worker || !rank.worker->connected) {
+      continue;
+    }
+    const ipc::Status told = context_.server.notify(
+        rank.worker->id, ipc::MessageKind::kLayersFailed, ipc::LayersFailed{layers, error});
+    if (!told) {
+      ipc::log_warn("engine {}: a worker is not told that use {} of layer slot {} failed: {}",
+                    record->name(), layers.use, layers.slot, told.error().to_string());
+    }
+  }
+}
+
 void JobService::accept(const ClientRecord& client, const ipc::Envelope& request, Job job) {
   job.brief = is_brief(job);
   // Its answer comes soon, and somebody waits for it.
@@ -166,9 +190,13 @@ void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& r
       error.message += "; reserve its blocks again before: the reservations of a refused store end";
     }
     refuse(client, request, store->job, store->items.size(), error);
+    if (store->layers) {
+      tell_failed(client.engine->id(), *store->layers, error);
+    }
     return;
   }
   Job job = begin(client, store->job, store->generation, JobKind::kStore);
+  job.layers = store->layers;
   job.items.reserve(store->items.size());
   for (const ipc::StoreItem& item : store->items) {
     JobItem taken;
@@ -181,6 +209,21 @@ void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& r
   accept(client, request, std::move(job));
 }
 
+// Compute goes on by layers, not by blocks.
+ipc::Status JobService::check_all_there(const ClientRecord& client,
+                                        ipc::JobId job,
+                                        const std::vector<ipc::LoadItem>& items) const {
+  for (const ipc::LoadItem& item : items) {
+    if (context_.index.acquire({client.root, item.key, item.group}) == nullptr) {
+      return KVFERRY_ERROR(kNotFound,
+                           "job {}: block {} of group {} is not in the host pool (any more), and a "
+                           "load by layers needs all of its blocks: look them up again",
+                           job.value, item.block.value, item.group.value);
+    }
+  }
+  return ipc::ok();
+}
+
 void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& request) {
   const auto load = ipc::decode<ipc::SubmitLoad>(request.body, "SubmitLoad");
   if (!load) {
@@ -191,11 +234,18 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
   if (status) {
     status = admit(client);
   }
+  if (status && load->layers) {
+    status = check_all_there(client, load->job, load->items);
+  }
   if (!status) {
     refuse(client, request, load->job, load->items.size(), status.error());
+    if (load->layers) {
+      tell_failed(client.engine->id(), *load->layers, status.error());
+    }
     return;
   }
   Job job = begin(client, load->job, load->generation, JobKind::kLoad);
+  job.layers = load->layers;
   // Above every store, whatever the client says.
   job.priority = std::max<std::uint8_t>(load->priority, 1);
   job.items.resize(load->items.size());
@@ -248,6 +298,14 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
                                          extents[item.group.value]);
     if (taken.host == nullptr) {
       // A sequence that is half on the host is of no use: all or nothing.
+      if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {
+        status = KVFERRY_ERROR(kBusy,
+                               "sequence {}: {} of the host pool's {} are there so far and have no "
+                               "room for {} blocks: submit it later, as a job of another id",
+                               swap->sequence, ipc::format_size(pool.ready_bytes),
+                               ipc::format_size(pool.bytes), swap->items.size());
+        break;
+      }
       status = KVFERRY_ERROR(kNoHostMemory,
                              "sequence {}: the host pool has no room for {} blocks beside what is "
                              "pinned or in use: drop sequences or start a larger pool",
@@ -281,7 +339,7 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     return;
   }
   Job job = begin(client, swap->job, swap->generation, JobKind::kSwapIn);
-  job.priority = 1;
+  job.priority = kResumePriority;
   job.sequence = swap->sequence;
   for (const ipc::SequenceBlock& item : swap->items) {
     JobItem taken;
@@ -303,6 +361,15 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     job.items.push_back(std::move(taken));
   }
   accept(client, request, std::move(job));
+}
+
+void JobService::cancel(const ClientRecord& client, ipc::JobId job) {
+  // What of it waits for compute may wait for long.
+  if (const auto layers = context_.jobs.layers_of(client.peer.id, job)) {
+    tell_failed(client.engine->id(), *layers, KVFERRY_ERROR(kCancelled, "its job was cancelled"));
+  }
+  // A job that is over already was or will be answered: nothing to do, and no error.
+  (void)context_.jobs.cancel(client.peer.id, job);
 }
 
 void JobService::commit_store(Job& job) {
@@ -343,6 +410,12 @@ void JobService::finished(Job& job) {
     commit_store(job);
   } else if (job.kind == JobKind::kSwapOut) {
     commit_swap_out(job);
+  }
+  if (const auto failed = std::find_if(job.items.begin(), job.items.end(),
+                                       [](const JobItem& item) { return item.result != 0; });
+      job.layers && failed != job.items.end()) {
+    tell_failed(job.engine, *job.layers,
+                ipc::Error{static_cast<ipc::ErrorCode>(failed->result), job.message});
   }
   if (job.orphaned) {
     return;

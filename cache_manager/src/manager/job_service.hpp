@@ -25,6 +25,7 @@ class JobService {
   void submit_load(const ClientRecord& client, const ipc::Envelope& request);
   void swap_out(const ClientRecord& client, const ipc::Envelope& request);
   void swap_in(const ClientRecord& client, const ipc::Envelope& request);
+  void cancel(const ClientRecord& client, ipc::JobId job);
   /// The job table's port: commits or discards, then answers.
   void finished(Job& job);
   void forget_client(const ipc::IncarnationId& client);
@@ -41,6 +42,9 @@ class JobService {
                                   ipc::JobId job,
                                   std::uint64_t generation,
                                   const Items& items) const;
+  [[nodiscard]] ipc::Status check_all_there(const ClientRecord& client,
+                                            ipc::JobId job,
+                                            const std::vector<ipc::LoadItem>& items) const;
   /// Whether one more job can be taken now; asked when nothing is wrong with it.
   [[nodiscard]] ipc::Status admit(const ClientRecord& client) const;
   [[nodiscard]] static Job begin(const ClientRecord& client,
@@ -52,6 +56,8 @@ class JobService {
               ipc::JobId job,
               std::size_t items,
               const ipc::Error& error);
+  /// So that no worker goes on waiting for the layers of a job that ended with an error.
+  void tell_failed(std::uint32_t engine, const ipc::LayerTicket& layers, const ipc::Error& error);
   void accept(const ClientRecord& client, const ipc::Envelope& request, Job job);
   /// Alone or nearly so, and small: over before a sleeping thread has slept well.
   [[nodiscard]] bool is_brief(const Job& job) const;

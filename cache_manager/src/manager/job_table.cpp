@@ -113,6 +113,11 @@ void JobTable::make_runnable(Entry& entry) {
   runnable_[{entry.job.engine, entry.job.to_host()}].add(entry.job.id, entry.job.priority);
 }
 
+void JobTable::set_share(std::uint32_t engine, const LinkShares::Member& member) {
+  shares_.set(engine, member);
+  send_runnable(engine);  // what waited for room over another link
+}
+
 void JobTable::pump(std::uint32_t engine) {
   send_runnable(engine);
   settle();
@@ -120,20 +125,43 @@ void JobTable::pump(std::uint32_t engine) {
 
 void JobTable::send_runnable(std::uint32_t engine) {
   for (const bool to_host : {false, true}) {
-    const Lane lane{engine, to_host};
-    while (running_[lane] < kWindow) {
-      const std::optional<ipc::JobId> id = runnable_[lane].take();
-      if (!id) {
-        break;
+    send_over(shares_.lane_of(engine, to_host));
+  }
+}
+
+void JobTable::send_over(const LinkShares::Lane& lane) {
+  held_back_.erase(lane);
+  for (;;) {
+    offers_.clear();
+    for (const auto& [key, queue] : runnable_) {
+      const auto& [engine, to_host] = key;
+      if (shares_.lane_of(engine, to_host) == lane && running_[key] < kWindow) {
+        offers_.push_back({engine, queue.highest_priority()});
       }
-      Entry& entry = entries_.at(*id);
-      ipc::Result<std::vector<RankTarget>> targets = ports_.targets(engine, entry.job.generation);
-      if (!targets) {
-        end_unsent(entry, targets.error());
-        continue;
-      }
-      start(entry, *targets);
     }
+    if (offers_.empty()) {
+      return;  // nothing is held back: no look at it is due, whatever one was before
+    }
+    const std::optional<LinkShares::Choice> choice = shares_.next(lane, offers_, ports_.now());
+    if (!choice) {
+      held_back_.insert(lane);
+      return;
+    }
+    const Queue key{choice->engine, lane.to_host};
+    const auto at = runnable_.find(key);
+    const ipc::JobId id = choice->urgent ? at->second.take_highest() : at->second.take();
+    if (at->second.empty()) {
+      runnable_.erase(at);
+    }
+    Entry& entry = entries_.at(id);
+    ipc::Result<std::vector<RankTarget>> targets =
+        ports_.targets(choice->engine, entry.job.generation);
+    if (!targets) {
+      end_unsent(entry, targets.error());
+      continue;
+    }
+    entry.lane = lane;
+    start(entry, *targets);
   }
 }
 
@@ -146,6 +174,12 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   entry.sent = ports_.now();
   set_deadline(entry, entry.sent + kPatience * limits_.job_deadline);
   const auto ranks = static_cast<std::uint32_t>(targets.size());
+  for (const JobItem& item : job.items) {
+    if (item.host != nullptr) {
+      entry.bytes += pool_.shape(item.host->slot()).block_bytes() / ranks;
+    }
+  }
+  shares_.sent(entry.lane, job.engine, entry.bytes, job.priority, entry.sent);
   entry.parts.resize(ranks);
   bool any_open = false;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
@@ -159,6 +193,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
         job.to_host() ? ipc::CopyDirection::kDeviceToHost : ipc::CopyDirection::kHostToDevice;
     message.priority = job.priority;
     message.brief = job.brief;
+    message.layers = job.layers;
     for (std::uint32_t i = 0; i < job.items.size(); ++i) {
       const JobItem& item = job.items[i];
       if (item.host == nullptr) {
@@ -327,6 +362,12 @@ void JobTable::fail_parts(const std::function<bool(const RankTarget&)>& over,
   settle();
 }
 
+std::optional<ipc::LayerTicket> JobTable::layers_of(const ipc::IncarnationId& client,
+                                                    ipc::JobId client_job) const {
+  const auto at = by_client_.find({client, client_job});
+  return at == by_client_.end() ? std::nullopt : entries_.at(at->second).job.layers;
+}
+
 bool JobTable::cancel(const ipc::IncarnationId& client, ipc::JobId client_job) {
   const auto at = by_client_.find({client, client_job});
   if (at == by_client_.end()) {
@@ -354,7 +395,13 @@ void JobTable::end_unsent(Entry& entry, const ipc::Error& error) {
   if (error.code == ipc::ErrorCode::kStaleEpoch) {
     count_stale(entry.job.engine);
   }
-  runnable_[{entry.job.engine, entry.job.to_host()}].remove(entry.job.id, entry.job.priority);
+  if (const auto at = runnable_.find({entry.job.engine, entry.job.to_host()});
+      at != runnable_.end()) {
+    at->second.remove(entry.job.id, entry.job.priority);
+    if (at->second.empty()) {
+      runnable_.erase(at);
+    }
+  }
   finish(entry);
 }
 
@@ -401,10 +448,13 @@ void JobTable::settle() {
     Entry& entry = node.mapped();
     Job& job = entry.job;
     const std::uint32_t engine = job.engine;
+    std::set<LinkShares::Lane> touched{shares_.lane_of(engine, job.to_host())};
     JobCounters& counters = counters_[engine];
     if (entry.state == State::kRunning) {
       --counters.running;
       --running_[{engine, job.to_host()}];
+      shares_.ended(entry.lane, engine, entry.bytes, job.priority, ports_.now());
+      touched.insert(entry.lane);
     } else {
       --counters.queued;
     }
@@ -430,15 +480,14 @@ void JobTable::settle() {
     ports_.finished(job);
     ports_.transitions.record(Transition::kManagerEnd,
                               {.job = id, .peer = job.client, .detail = count_failed(job)});
-    std::set<std::uint32_t> touched{engine};
     for (const ipc::JobId next : hazards_.remove(id)) {
       if (Entry& freed = entries_.at(next); !freed.over) {
         make_runnable(freed);
-        touched.insert(freed.job.engine);
+        touched.insert(shares_.lane_of(freed.job.engine, freed.job.to_host()));
       }
     }
-    for (const std::uint32_t other : touched) {
-      send_runnable(other);
+    for (const LinkShares::Lane& lane : touched) {
+      send_over(lane);
     }
   }
 }

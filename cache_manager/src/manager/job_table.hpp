@@ -11,6 +11,7 @@
 #include "manager/hazard_tracker.hpp"
 #include "manager/host_pool.hpp"
 #include "manager/job_queue.hpp"
+#include "manager/link_shares.hpp"
 #include "manager/mover_watch.hpp"
 #include "manager/sequence_store.hpp"
 
@@ -48,6 +49,7 @@ struct Job {
   std::uint64_t generation = 0;
   std::uint8_t priority = 0;  ///< 0: stores; loads are above them.
   bool brief = false;         ///< MoverJob::brief.
+  std::optional<ipc::LayerTicket> layers;
   std::uint64_t sequence = 0;
   std::uint64_t sequence_life = 0;
   std::vector<JobItem> items;
@@ -132,6 +134,9 @@ class JobTable {
   void submit(Job job);
   /// False when there is no such job (any more).
   bool cancel(const ipc::IncarnationId& client, ipc::JobId client_job);
+  /// Of a job that is not over and goes layer by layer.
+  [[nodiscard]] std::optional<ipc::LayerTicket> layers_of(const ipc::IncarnationId& client,
+                                                          ipc::JobId client_job) const;
   /// Ends what has not been sent yet.
   void fail_queued(std::uint32_t engine, const ipc::Error& error);
   /// Nobody is answered any more; queued jobs end, running ones are cancelled.
@@ -172,7 +177,12 @@ class JobTable {
   [[nodiscard]] JobCounters counters(std::uint32_t engine) const;
   void count_stale(std::uint32_t engine) { ++counters_[engine].stale; }
   void count_refused(std::uint32_t engine) { ++counters_[engine].failed; }
-  void forget_engine(std::uint32_t engine) { counters_.erase(engine); }
+  void forget_engine(std::uint32_t engine) {
+    counters_.erase(engine);
+    shares_.forget(engine);
+  }
+  /// What an engine's copies go over, and its share where others' do, too.
+  void set_share(std::uint32_t engine, const LinkShares::Member& member);
   [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
   void cancel_all();
@@ -189,11 +199,13 @@ class JobTable {
     State state = State::kWaiting;
     std::vector<Part> parts;
     ipc::TimePoint sent{};
+    LinkShares::Lane lane;      ///< When it runs; as are bytes.
+    std::uint64_t bytes = 0;    ///< Of one rank, nearly.
     ipc::TimePoint deadline{};  ///< In deadlines_: to be sent, then to be answered.
     bool gives_up = false;      ///< Cancelled because it took too long.
     bool over = false;          ///< In over_.
   };
-  using Lane = std::pair<std::uint32_t, bool>;  ///< Engine, to the host.
+  using Queue = std::pair<std::uint32_t, bool>;  ///< Engine, to the host.
   using ClientKey = std::pair<ipc::IncarnationId, ipc::JobId>;
 
   static void fail_items(Job& job,
@@ -213,6 +225,7 @@ class JobTable {
                                       const ipc::MoverJob& message) const;
   void finish(Entry& entry);
   void send_runnable(std::uint32_t engine);
+  void send_over(const LinkShares::Lane& lane);
   void settle();
   void set_deadline(Entry& entry, ipc::TimePoint when);
   void ask_to_cancel(const Entry& entry) const;
@@ -228,8 +241,11 @@ class JobTable {
   std::map<ipc::JobId, Entry> entries_;
   std::map<ClientKey, ipc::JobId> by_client_;
   std::map<ipc::IncarnationId, FinishedJobs> over_before_;
-  std::map<Lane, JobQueue> runnable_;
-  std::map<Lane, std::uint32_t> running_;
+  std::map<Queue, JobQueue> runnable_;  ///< Never empty ones.
+  std::map<Queue, std::uint32_t> running_;
+  LinkShares shares_;
+  std::vector<LinkShares::Offer> offers_;  ///< Of send_over(), kept for its memory.
+  std::set<LinkShares::Lane> held_back_;   ///< Something waits there for room, or for its turn.
   std::map<std::uint32_t, std::uint32_t> unfinished_;
   std::set<std::pair<ipc::TimePoint, ipc::JobId>> deadlines_;
   std::map<std::uint32_t, JobCounters> counters_;

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/descriptors.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/pool_filler.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "manager/manager_core.hpp"
@@ -42,6 +43,22 @@ void check_config(const ManagerConfig& config) {
         "positive",
         config.max_jobs_per_engine, config.queue_deadline.count(), config.job_deadline.count()));
   }
+  for (const auto& [engine, share] : config.shares) {
+    if (share < 1 || share > ManagerConfig::kMaxShare) {
+      throw ipc::Exception(KVFERRY_ERROR(kInvalidArgument, "engine {} has a share of {}: 1 to {}",
+                                         engine, share, ManagerConfig::kMaxShare));
+    }
+  }
+}
+
+/// What of the pool is there before anybody is served.
+constexpr std::uint64_t kServesFrom = 256ULL << 20;
+
+void tell_complete(std::uint64_t pool_bytes, ipc::TimePoint began) {
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began);
+  ipc::log_info("host pool: all {} are there after {} ms", ipc::format_size(pool_bytes),
+                took.count());
 }
 
 }  // namespace
@@ -60,21 +77,37 @@ void run_manager(const ManagerConfig& config) {
   sweep(dir);
   HostPool pool(config.pool_bytes);
   const std::uint64_t pool_bytes = pool.stats().bytes;
-  int stop_signal = 0;
-  auto reserved = ipc::SharedMemory::create_pool("kvferry-pool-" + dir.instance(), pool_bytes,
-                                                 /*reserve=*/true, [&] {
-                                                   stop_signal = signals.take();
-                                                   if (stop_signal == 0) return false;
-                                                   lock.reset();  // see below
-                                                   return true;
-                                                 });
-  if (stop_signal != 0) {
-    ipc::log_info("signal {}: the manager ends before its pool is complete", stop_signal);
-    return;
-  }
-  const ipc::UniqueFd pool_fd = value_or_throw(std::move(reserved));
+  const std::string pool_name = "kvferry-pool-" + dir.instance();
+  bool of_huge_pages = false;
+  const ipc::UniqueFd pool_fd = value_or_throw(ipc::SharedMemory::create_large_pool(
+      pool_name, pool_bytes, config.huge_pages, of_huge_pages));
   ipc::EventLoop loop;
   {
+    // Serves with what is there: the rest comes beside it.
+    pool.set_ready(0);
+    const ipc::TimePoint began = ipc::MonotonicClock::now();
+    ipc::PoolFiller filler(
+        pool_fd, {pool_name, pool_bytes, 0, config.numa_nodes},
+        [&](std::uint64_t filled) {
+          loop.post([&pool, filled, pool_bytes, began] {
+            pool.set_ready(filled);
+            if (filled == pool_bytes) tell_complete(pool_bytes, began);
+          });
+        },
+        [&](const ipc::Error& error) {
+          loop.post([error] { ipc::log_error("{}", error.to_string()); });
+        });
+    int stop_signal = 0;
+    const ipc::Status first = filler.wait_filled(kServesFrom, [&] {
+      stop_signal = signals.take();
+      return stop_signal != 0;
+    });
+    if (stop_signal != 0) {
+      lock.reset();  // see below
+      ipc::log_info("signal {}: the manager ends before its pool is complete", stop_signal);
+      return;
+    }
+    if (!first) throw ipc::Exception(first.error());
     ManagerCore core(loop, config, dir, pool, pool_fd.get());
     loop.watch(signals.fd(), [&] {
       const int signal_number = signals.take();
@@ -83,9 +116,9 @@ void run_manager(const ManagerConfig& config) {
         core.begin_stop([&loop] { loop.stop(); });
       }
     });
-    ipc::log_info("manager of instance {} is ready: {} in {}, host pool of {}", dir.instance(),
-                  dir.registry_socket().string(), dir.path().string(),
-                  ipc::format_size(pool_bytes));
+    ipc::log_info("manager of instance {} is ready: {} in {}, host pool of {}{}", dir.instance(),
+                  dir.registry_socket().string(), dir.path().string(), ipc::format_size(pool_bytes),
+                  of_huge_pages ? " in huge pages" : "");
     const bool well = loop.run();
     loop.unwatch(signals.fd());
     if (!well) {

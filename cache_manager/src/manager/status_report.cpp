@@ -42,7 +42,7 @@ json rank_peer_json(const std::optional<RankPeer>& peer) {
           {"note", state.note}};
 }
 
-json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
+json engine_json(const EngineRecord& engine, const JobCounters& jobs, std::uint32_t share) {
   json ranks = json::array();
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
     ranks.push_back({{"rank", rank},
@@ -69,6 +69,7 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs) {
         {"failed", jobs.failed},
         {"cancelled", jobs.cancelled},
         {"stale", jobs.stale}}},
+      {"share", share},
       {"bytes_to_host", jobs.bytes_to_host},
       {"bytes_to_device", jobs.bytes_to_device},
       {"clears", engine.clears()},
@@ -95,7 +96,8 @@ std::string status_json(const ManagerContext& context,
   const PrefixIndex::Stats& index = context.index.stats();
   json engines = json::array();
   for (const auto& [name, engine] : context.directory.engines()) {
-    engines.push_back(engine_json(*engine, context.jobs.counters(engine->id())));
+    engines.push_back(
+        engine_json(*engine, context.jobs.counters(engine->id()), context.config.share_of(name)));
   }
   json peers = json::array();
   for (const auto& [id, peer] : context.directory.peers()) {
@@ -114,6 +116,7 @@ std::string status_json(const ManagerContext& context,
         {"free", pool.free_bytes},
         {"blocks", pool.blocks},
         {"slabs", pool.slabs},
+        {"ready_bytes", pool.ready_bytes},
         {"page_bytes", pool.page_bytes},
         {"free_pages", pool.free_pages},
         {"placed_blocks", pool.placed_blocks},

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mover/copy_pipeline.hpp"
 
-#include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/look.hpp"
 #include "kvferry/ipc/transitions/mutants.hpp"
@@ -30,9 +29,13 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
 constexpr std::uint64_t kMostBytesBeforeBetter = std::uint64_t{16} << 20;
 constexpr auto kLately = std::chrono::seconds(5);
 constexpr std::size_t kMostCopies = 16;
+/// Of the worker's agent, in jobs that it copies itself.
+constexpr std::size_t kMostAsked = 4;
 /// Copies that are enqueued one by one: a full queue of the driver would hold the lane up.
 constexpr std::size_t kMostCalls = 512;
 constexpr std::uint32_t kLanes = 2;
+/// Chunks of layer-wise stores that wait for the worker's compute.
+constexpr std::ptrdiff_t kMostWaiting = 4;
 /// A copy or hand-over of so many bytes, alone under way, is looked at for so long before it is
 /// slept on: a notice costs 35 us of time and 43 of a processor (H100, CUDA 13.0), a copy of a 2
 /// MiB block takes 45.
@@ -58,6 +61,7 @@ bool CopyPipeline::has_room() const noexcept {
 
 bool CopyPipeline::has_room_for(CopyStrategy strategy) const noexcept {
   const bool staged = strategy == CopyStrategy::kStaged;
+  if (strategy == CopyStrategy::kAgent) return asked_.size() < kMostAsked;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
   return copying_bytes_ < most_bytes() && copying_.size() < kMostCopies &&
          copying_calls_ < kMostCalls;
@@ -72,29 +76,47 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
   if (const RunningJob* worse = best(); worse != nullptr && worse->priority() < job.job.priority) {
     better_came_ = ipc::MonotonicClock::now();
   }
-  const MappedArena& arena = *job.arena;
-  job.strategy = arena.chooser == nullptr
-                     ? arena.strategy
-                     : arena.chooser->choose(job.job, jobs_.empty(),
-                                             hand_overs_.cost(ipc::MonotonicClock::now()));
+  job.strategy = choose(job, jobs_.empty(), !context_.staging.refuses_pools());
+  const bool in_parts =
+      job.strategy == CopyStrategy::kKernel || job.strategy == CopyStrategy::kAgent;
+  if (job.job.layers && in_parts) job.strategy = CopyStrategy::kBatch;
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job)));
+}
+
+CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
+  const MappedArena& arena = *job.arena;
+  // A job that goes layer by layer is no case that was measured.
+  if (arena.chooser == nullptr || job.job.layers) return arena.strategy;
+  return arena.chooser->choose(job.job, alone, hand_overs_.cost(ipc::MonotonicClock::now()),
+                               context_.staging.is_computing(), agent);
 }
 
 RunningJob* CopyPipeline::best() noexcept {
   RunningJob* best = nullptr;
   for (const auto& job : jobs_) {
-    if (job->has_next() && (best == nullptr || job->priority() > best->priority())) {
+    if (may_start(*job) && (best == nullptr || job->priority() > best->priority())) {
       best = job.get();
     }
   }
   return best;
 }
 
+// Chunks of layer-wise stores wait for compute, each in a slot of the ring: others need some, too.
+bool CopyPipeline::may_start(const RunningJob& job) const noexcept {
+  if (!job.has_next()) return false;
+  if (!stores() || !job.is_layered()) return true;
+  const auto waiting = std::count_if(asked_.begin(), asked_.end(), [](const auto& entry) {
+    return entry.second->job->is_layered();
+  });
+  const std::uint32_t slots = job.job().arena->arena->layout().staging.slots / kLanes;
+  return waiting < std::clamp<std::ptrdiff_t>(slots / 2, 1, kMostWaiting);
+}
+
 RunningJob* CopyPipeline::oldest() noexcept {
   RunningJob* oldest = nullptr;
   for (const auto& job : jobs_) {
-    if (job->has_next() && (oldest == nullptr || job->job().submitted < oldest->job().submitted)) {
+    if (may_start(*job) && (oldest == nullptr || job->job().submitted < oldest->job().submitted)) {
       oldest = job.get();
     }
   }
@@ -116,21 +138,33 @@ bool CopyPipeline::adopt_ring(const LaneJob& job) {
 
 bool CopyPipeline::start_chunk(RunningJob& job) {
   if (!adopt_ring(job.job()) || !has_room_for(job.strategy())) return false;
-  if (!job.is_staged()) {
-    copy(job.start_next());
+  if (!job.hands_over()) {
+    copy(start_next(job));
     return true;
   }
   if (!connect(job)) return false;
   if (!job.has_next()) return true;  // its connection failed, and with it the job
-  Chunk& chunk = job.start_next();
-  chunk.slot = free_slots_.back();
-  free_slots_.pop_back();
-  if (stores()) {
+  if (!job.hands_over()) {
+    copy(start_next(job));
+    return true;
+  }
+  Chunk& chunk = start_next(job);
+  if (job.is_staged()) {
+    chunk.slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  if (stores() || job.is_agents()) {
     ask_worker(chunk);
   } else {
     copy(chunk);
   }
   return true;
+}
+
+Chunk& CopyPipeline::start_next(RunningJob& job) {
+  Chunk& chunk = job.start_next();
+  started_bytes_ += chunk.plan.size_bytes;
+  return chunk;
 }
 
 bool CopyPipeline::connect(RunningJob& job) {
@@ -145,39 +179,12 @@ bool CopyPipeline::connect(RunningJob& job) {
   }
   // A greeting that was asked for stays asked for: nothing is handed over before it.
   if (connected.error().code == ErrorCode::kCancelled) return false;
+  if (!job.has_started() && goes_otherwise(job, connected.error().code)) {
+    begin_otherwise(job, connected.error());
+    if (!job.hands_over()) return true;  // or else it would wait for the same
+  }
   job.fail_rest(connected.error().code, connected.error().message);
   return true;
-}
-
-void CopyPipeline::ask_worker(Chunk& chunk) {
-  const LaneJob& job = chunk.job->job();
-  ipc::StageRequest request;
-  request.session = job.arena->session;
-  request.epoch = job.arena->arena->epoch();
-  request.kind = stores() ? ipc::StageKind::kGather : ipc::StageKind::kScatter;
-  request.group = chunk.plan.group;
-  request.set = chunk.plan.set;
-  request.slot = chunk.slot;
-  request.blocks = chunk.plan.blocks;
-  const std::uint64_t next = context_.staging.next_id();
-  const Status planned = context_.transitions.attempt(Transition::kMoverAsk, step(chunk, next));
-  const auto id = planned ? context_.staging.request(std::move(request))
-                          : ipc::Result<std::uint64_t>(planned.error());
-  if (!id) {
-    // It never left.
-    context_.transitions.record(Transition::kMoverSeesHandOver, step(chunk, next));
-    chunk.job->fail(chunk, id.error().code, id.error().message);
-    RunningJob& asking = *chunk.job;
-    end(chunk);
-    if (planned && id.error().code != ErrorCode::kInvalidArgument) {
-      abandon(id.error().code, id.error().message);  // the connection is lost
-    } else {
-      asking.fail_rest(id.error().code, id.error().message);
-    }
-    return;
-  }
-  if (asked_.empty()) chunk.asked_alone = ipc::MonotonicClock::now();
-  asked_.emplace(*id, &chunk);
 }
 
 Status CopyPipeline::enqueue(const Chunk& chunk) {
@@ -198,6 +205,7 @@ Status CopyPipeline::enqueue(const Chunk& chunk) {
                         job.arena->arena->segment(rows.segment) + rows.device_offset,
                         rows.device_pitch, rows.row_bytes, rows.rows});
   }
+  for (const PackedRun& run : chunk.plan.packed) KVFERRY_TRY(launch(chunk, run));
   if (!row_ops_.empty()) KVFERRY_TRY(context_.stream.copy_rows(context_.direction, row_ops_));
   if (ops_.empty()) return ipc::ok();
   const bool each = chunk.job->strategy() == CopyStrategy::kMemcpy;
@@ -205,7 +213,19 @@ Status CopyPipeline::enqueue(const Chunk& chunk) {
                               each ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
 }
 
+// Pinned memory has the same address on the device.
+Status CopyPipeline::launch(const Chunk& chunk, const PackedRun& run) {
+  const LaneJob& job = chunk.job->job();
+  KVFERRY_ASSIGN(void* host, job.pool->pinned_across(run.pool_offset, run.count * run.part_bytes));
+  const ipc::RegionTable& table = job.arena->table(chunk.plan.group, run.set);
+  const auto blocks = std::span(chunk.plan.blocks).subspan(run.first, run.count);
+  const ipc::DevicePtr parts{reinterpret_cast<std::uintptr_t>(host)};
+  return stores() ? context_.stream.gather(table, blocks, parts, run.part_bytes)
+                  : context_.stream.scatter(table, blocks, parts, run.part_bytes);
+}
+
 std::size_t CopyPipeline::calls_of(const Chunk& chunk) noexcept {
+  if (!chunk.plan.packed.empty()) return chunk.plan.packed.size();
   if (chunk.job->strategy() == CopyStrategy::kMemcpy) return chunk.plan.runs.size();
   return chunk.plan.rows.size() + (chunk.plan.runs.empty() ? 0 : 1);
 }
@@ -225,6 +245,12 @@ void CopyPipeline::copy(Chunk& chunk) {
   copying_.push_back(&chunk);
   copying_calls_ += calls_of(chunk);
   copying_bytes_ += chunk.plan.size_bytes;
+  ++enqueued_;
+  chunk.is_marked = is_to_be_marked(chunk);
+  if (chunk.is_marked) {
+    const Status marked = context_.stream.write_word(context_.ended, enqueued_);
+    if (!marked) return lose_track(marked.error());
+  }
   // Also when the copy was not whole: what went out of it must be awaited.
   ++unnoticed_;
   unnoticed_bytes_ += chunk.plan.size_bytes;
@@ -235,12 +261,15 @@ void CopyPipeline::copy(Chunk& chunk) {
 }
 
 bool CopyPipeline::is_watched() const noexcept {
+  if (copying_.empty()) return false;
+  if (copying_.front()->is_marked) return true;
   return copying_.size() == 1 && unnoticed_ == 1 &&
          copying_.front()->plan.size_bytes <= kWatchedBytes;
 }
 
 // Half of what may be under way: the link has the other half when the notice comes.
 std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept {
+  if (chunk.job->is_layered()) return 0;  // what it brings is waited for
   if (!stores() || !chunk.job->is_staged()) return most_bytes() / 2;
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;
@@ -248,30 +277,32 @@ std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept
 
 void CopyPipeline::ask_for_notice() {
   const Status notified = context_.stream.notify(context_.copied.fd());
-  notices_.push_back(std::exchange(unnoticed_, 0));
+  if (!notified) return lose_track(notified.error());
+  notices_.push_back(enqueued_);
+  unnoticed_ = 0;
   unnoticed_bytes_ = 0;
-  if (notified) return;
-  unnotified_ = true;
-  Chunk& chunk = *copying_.back();
-  chunk.job->fail(chunk, notified.error().code, notified.error().message);
-  abandon(notified.error().code, notified.error().message);
 }
 
-Status CopyPipeline::await_progress() {
+// The stream will not tell when the last copy has ended.
+void CopyPipeline::lose_track(const ipc::Error& error) {
+  unnotified_ = true;
+  Chunk& chunk = *copying_.back();
+  chunk.job->fail(chunk, error.code, error.message);
+  abandon(error.code, error.message);
+}
+
+Status CopyPipeline::await_progress(std::optional<ipc::TimePoint> until) {
   if (ipc::is_mutant("answers_before_its_copies")) {
     copying_calls_ = 0;
     copying_bytes_ = 0;
     unnoticed_ = 0;
     unnoticed_bytes_ = 0;
+    ended_ = enqueued_;
+    taken_ = enqueued_;
     for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
   }
-  if (is_watched()) {
-    KVFERRY_ASSIGN(const bool ended, watch_copy());
-    if (ended) return ipc::ok();
-  } else if (watch_hand_over()) {
-    return ipc::ok();
-  }
-  if (unnoticed_ > 0 && notices_.empty()) ask_for_notice();
+  if (is_watched() ? watch_copies() : watch_hand_over()) return ipc::ok();
+  if (unnoticed_ > 0 && notices_.empty() && !unnotified_) ask_for_notice();
   if (unnotified_) return end_unnotified();
   const ipc::ProcessRef& agent = context_.staging.agent();
   std::array<pollfd, 5> waited{{{context_.copied.fd(), POLLIN, 0},
@@ -279,25 +310,20 @@ Status CopyPipeline::await_progress() {
                                 {context_.wanted.fd(), POLLIN, 0},
                                 {asked_.empty() ? -1 : context_.staging.fd(), POLLIN, 0},
                                 {asked_.empty() ? -1 : agent.pidfd(), POLLIN, 0}}};
+  ipc::Deadline next_look = ipc::Deadline::after(kDeviceCheck);
+  if (until) next_look = next_look.earlier(ipc::Deadline::at(*until));
   // wait: own copies (together at most kDeviceHang without progress) and the worker's hand-overs
-  // (until the manager's job deadline kills this mover); kDeviceCheck; the worker's pidfd, cancel
-  // and revoke, and new jobs
-  const int ready =
-      ::poll(waited.data(), waited.size(), ipc::Deadline::after(kDeviceCheck).poll_timeout_ms());
+  // (until the manager's job deadline kills this mover), and time for more of them; next_look, at
+  // most kDeviceCheck; the worker's pidfd, cancel and revoke, and new jobs
+  const int ready = ::poll(waited.data(), waited.size(), next_look.poll_timeout_ms());
   const std::uint64_t copied = ready > 0 ? take_count(context_.copied.fd()) : 0;
-  // Looked at after every wait: a failed device wakes nobody, and copies that were reported as done
-  // are ordered by the stream, not by the eventfd.
-  if (const auto state = context_.stream.query(); !state) return state.error();
-  if (copied > 0) {
-    std::size_t ended = 0;
-    for (std::uint64_t i = 0; i < copied && !notices_.empty(); ++i) {
-      ended += notices_.front();
-      notices_.pop_front();
-    }
-    take_copies(ended);
-  } else if (looks_hung()) {
-    return device_hangs(looked_);
+  for (std::uint64_t i = 0; i < copied && !notices_.empty(); ++i) {
+    ended_ = notices_.front();
+    notices_.pop_front();
   }
+  // Looked at after every wait: a failed device wakes nobody.
+  if (const auto state = context_.stream.query(); !state) return state.error();
+  if (!take_ended() && looks_hung()) return device_hangs(looked_);
   if (ready <= 0) return ipc::ok();
   if (waited[3].revents != 0) take_replies();
   if (waited[4].revents != 0 && !asked_.empty()) {
@@ -315,17 +341,44 @@ bool CopyPipeline::has_news() const noexcept {
   return ::poll(news.data(), news.size(), 0) > 0;
 }
 
-ipc::Result<bool> CopyPipeline::watch_copy() {
-  ipc::Result<bool> ended = false;
-  (void)ipc::look_for(kWatch, [&] {
-    ended = context_.stream.query();
-    return !ended || *ended || has_news();
-  });
-  if (!ended || !*ended) return ended;
-  unnoticed_ = 0;
-  unnoticed_bytes_ = 0;
-  take_copies(1);
+std::uint32_t CopyPipeline::count_ended() const noexcept {
+  const auto beyond = [this](std::uint32_t ended) {
+    return std::max(static_cast<std::int32_t>(ended - taken_), 0);
+  };
+  return static_cast<std::uint32_t>(std::max(beyond(context_.ended.load()), beyond(ended_)));
+}
+
+bool CopyPipeline::take_ended() {
+  const std::uint32_t ended = count_ended();
+  if (ended == 0) return false;
+  take_copies(ended);
   return true;
+}
+
+// A mark comes between two copies, which costs some 30 us. So only where each chunk is waited for:
+// by compute, or by the worker, which scatters one while the next one is copied.
+bool CopyPipeline::is_to_be_marked(const Chunk& chunk) const noexcept {
+  if (chunk.job->is_layered()) return true;
+  return !stores() && chunk.job->is_staged() && jobs_.size() == 1 && chunk.job->has_next();
+}
+
+bool CopyPipeline::watch_copies() {
+  const bool is_marked = copying_.front()->is_marked;
+  (void)ipc::look_for(kWatch, [&] {
+    if (!is_marked) {
+      const auto idle = context_.stream.query();  // a failure is seen by whoever waits
+      if (idle && *idle) ended_ = enqueued_;
+    }
+    return count_ended() > 0 || has_news();
+  });
+  const bool some = take_ended();
+  if (some && !asked_.empty()) take_replies();
+  return some;
+}
+
+void CopyPipeline::look() {
+  if (copying_.empty() || !copying_.front()->is_marked || !take_ended()) return;
+  if (!asked_.empty()) take_replies();
 }
 
 bool CopyPipeline::watch_hand_over() {
@@ -352,61 +405,39 @@ bool CopyPipeline::looks_hung() noexcept {
 Status CopyPipeline::end_unnotified() {
   KVFERRY_TRY(wait_stream_idle(context_.stream, context_.device_hang));
   unnotified_ = false;
-  unnoticed_ = 0;
-  unnoticed_bytes_ = 0;
   notices_.clear();
   take_count(context_.copied.fd());
+  ended_ = enqueued_;
   take_copies(copying_.size());
   return ipc::ok();
 }
 
-void CopyPipeline::take_copies(std::uint64_t count) {
+void CopyPipeline::take_copies(std::size_t count) {
   looked_ = std::chrono::milliseconds::zero();
   looked_at_ = ipc::MonotonicClock::now();
   for (; count > 0 && !copying_.empty(); --count) {
     Chunk& chunk = *copying_.front();
+    if (unnoticed_ == copying_.size()) {
+      --unnoticed_;
+      unnoticed_bytes_ -= chunk.plan.size_bytes;
+    }
     copying_.pop_front();
+    ++taken_;
     copying_calls_ -= calls_of(chunk);
     copying_bytes_ -= chunk.plan.size_bytes;
     context_.transitions.record(Transition::kMoverCopied, step(chunk, chunk.number));
     const auto abandoned = chunk.job->abandoned();
-    if (chunk.failed || stores() || !chunk.job->is_staged()) {
+    if (chunk.failed || stores() || !chunk.job->hands_over()) {
+      end(chunk);
+    } else if (chunk.job->is_layered() && chunk.job->has_failed()) {
+      // A layer before this one is not there: it may not be said that this one is.
+      chunk.job->fail(chunk, ErrorCode::kCancelled, "another part of the job failed");
       end(chunk);
     } else if (abandoned) {
       chunk.job->fail(chunk, *abandoned, "staging was abandoned");
       end(chunk);
     } else {
       ask_worker(chunk);
-    }
-  }
-}
-
-void CopyPipeline::take_replies() {
-  while (!asked_.empty()) {
-    auto reply = context_.staging.try_receive();
-    if (!reply) {
-      abandon(reply.error().code, reply.error().message);
-      return;
-    }
-    if (!reply->has_value()) return;
-    const auto found = asked_.find((*reply)->id);
-    KVFERRY_CHECK(found != asked_.end(), "a reply to a hand-over of another job");
-    Chunk& chunk = *found->second;
-    asked_.erase(found);
-    context_.transitions.record(Transition::kMoverSeesHandOver, step(chunk, (*reply)->id));
-    if ((*reply)->error) {
-      chunk.job->fail(chunk, (*reply)->error->code, (*reply)->error->message);
-      end(chunk);
-      continue;
-    }
-    if (chunk.asked_alone) {
-      const ipc::TimePoint now = ipc::MonotonicClock::now();
-      hand_overs_.add(chunk.plan.size_bytes, now - *chunk.asked_alone, now);
-    }
-    if (stores()) {
-      copy(chunk);
-    } else {
-      end(chunk);
     }
   }
 }
@@ -427,31 +458,6 @@ void CopyPipeline::stop(ipc::JobId stopped, ErrorCode code) {
   for (const auto& job : jobs_) {
     if (job->id() == stopped) job->fail_rest(code, fmt::format("{} while it ran", to_string(code)));
   }
-}
-
-// Slots of hand-overs that were abandoned are free at once: nothing is put into one before the
-// agent has greeted anew, which it does when nothing that it was asked runs any more.
-void CopyPipeline::abandon(ErrorCode code, std::string_view message) {
-  for (const auto& job : jobs_) {
-    if (!job->is_staged()) continue;
-    job->abandon(code);
-    job->fail_rest(code, message);
-    const auto handed_over = std::count_if(asked_.begin(), asked_.end(), [&job](const auto& entry) {
-      return entry.second->job == job.get();
-    });
-    if (handed_over == 0) continue;
-    job->set_unproven();
-    context_.transitions.record(Transition::kMoverAbandon,
-                                {.job = job->id(), .detail = context_.lane});
-    ipc::log_warn("job {}: {} hand-overs to the worker (pid {}) abandoned: {}", job->id().value,
-                  handed_over, context_.staging.agent().pid(), message);
-  }
-  for (const auto& [id, chunk] : std::exchange(asked_, {})) {
-    chunk->job->fail(*chunk, code, message);
-    end(*chunk);
-  }
-  // Closing tells the agent to drop what it has not begun.
-  context_.staging.disconnect();
 }
 
 std::unique_ptr<RunningJob> CopyPipeline::take_over() {

@@ -57,6 +57,20 @@ void append_rows(PlannedChunk& chunk, CopyRows left, std::uint64_t pool_piece_by
   }
 }
 
+// Appends a part of the chunk's last block, joined to that of the one before where the pool allows.
+void append_part(PlannedChunk& chunk, RegionSet set, std::uint64_t offset, std::uint64_t bytes) {
+  const std::size_t block = chunk.blocks.size() - 1;
+  // The last one of this kind is one of the last two.
+  for (std::size_t back = 1; back <= std::min<std::size_t>(2, chunk.packed.size()); ++back) {
+    PackedRun& run = chunk.packed[chunk.packed.size() - back];
+    if (run.set != set) continue;
+    if (run.first + run.count != block || run.pool_offset + run.count * bytes != offset) break;
+    ++run.count;
+    return;
+  }
+  chunk.packed.push_back({set, block, 1, offset, bytes});
+}
+
 std::uint64_t device_offset(const BlockParts::Slice& slice, const MoverItem& item) {
   return slice.offset + item.block.value * slice.block_stride;
 }
@@ -83,6 +97,7 @@ BlockParts::BlockParts(const ipc::ArenaLayout& layout) : groups_(layout.groups.s
       slice.offset = region.offset;
       slice.block_stride = region.block_stride;
       slice.size_bytes = region.block_bytes;
+      slice.layer = region.layer;
       slice.replicated = replicated;
       slice.part_offset = part_bytes;
       slice.packed_offset = replicated ? part_bytes : group.replicated_bytes + part_bytes;
@@ -139,7 +154,11 @@ void PlannedChunk::clear() noexcept {
   size_bytes = 0;
   runs.clear();
   rows.clear();
+  packed.clear();
   blocks.clear();
+  range = {};
+  through = 0;
+  last = false;
 }
 
 void CopyPlanner::start(const BlockParts& parts,
@@ -150,6 +169,7 @@ void CopyPlanner::start(const BlockParts& parts,
   items_ = items;
   limits_ = limits;
   order_.clear();
+  step_ = 0;
   next_ = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (results[i] != 0) continue;
@@ -161,22 +181,72 @@ void CopyPlanner::start(const BlockParts& parts,
                       item.with_replicated ? RegionSet::kAll : RegionSet::kSharded,
                       sharded > 0 ? item.shard_offset : item.replicated_offset, i});
   }
-  const bool staged = limits.slot_bytes > 0;
-  std::sort(order_.begin(), order_.end(), [staged](const Place& a, const Place& b) {
-    if (staged && (a.group != b.group || a.set != b.set)) {
+  const bool by_group = limits.slot_bytes > 0 || limits.kernel;
+  std::sort(order_.begin(), order_.end(), [by_group](const Place& a, const Place& b) {
+    if (by_group && (a.group != b.group || a.set != b.set)) {
       return std::tie(a.group, a.set) < std::tie(b.group, b.set);
     }
     return std::tie(a.pool_offset, a.item) < std::tie(b.pool_offset, b.item);
   });
+  plan_steps();
+}
+
+void CopyPlanner::plan_steps() {
+  steps_.clear();
+  if (!limits_.layered) {
+    steps_.push_back({0, ipc::kMaxLayers});
+    return;
+  }
+  layer_bytes_.clear();
+  for (std::size_t i = 0; i < order_.size();) {
+    const Place& place = order_[i];
+    std::uint64_t alike = 0;
+    for (; i < order_.size() && order_[i].group == place.group && order_[i].set == place.set; ++i) {
+      ++alike;
+    }
+    for (const BlockParts::Slice& slice : parts_->slices(GroupId{place.group})) {
+      if (slice.replicated && place.set == RegionSet::kSharded) continue;
+      const auto at = std::lower_bound(
+          layer_bytes_.begin(), layer_bytes_.end(), slice.layer,
+          [](const auto& entry, std::uint32_t layer) { return entry.first < layer; });
+      if (at != layer_bytes_.end() && at->first == slice.layer) {
+        at->second += alike * slice.size_bytes;
+      } else {
+        layer_bytes_.insert(at, {slice.layer, alike * slice.size_bytes});
+      }
+    }
+  }
+  std::uint64_t bytes = 0;
+  std::uint32_t first = 0;
+  for (std::size_t i = 0; i < layer_bytes_.size(); ++i) {
+    bytes += layer_bytes_[i].second;
+    // The first one by itself: compute waits for it.
+    const bool ends = i == 0 || bytes >= limits_.step_bytes || i + 1 == layer_bytes_.size();
+    if (!ends) continue;
+    const std::uint32_t end = layer_bytes_[i].first + 1;
+    steps_.push_back({first, end});
+    first = end;
+    bytes = 0;
+  }
 }
 
 void CopyPlanner::plan_next(PlannedChunk& chunk) {
   chunk.clear();
   if (limits_.slot_bytes > 0) {
     plan_staged(chunk);
+  } else if (limits_.kernel) {
+    plan_kernel(chunk);
   } else {
     plan_direct(chunk);
   }
+  if (!limits_.layered) return;
+  const ipc::LayerRange& step = steps_[step_];
+  const bool ends = next_ == order_.size();
+  chunk.range = step;
+  chunk.through = ends ? step.end : step.first;
+  if (!ends) return;
+  chunk.last = ++step_ == steps_.size();
+  if (!chunk.last) next_ = 0;
 }
 
 void CopyPlanner::plan_direct(PlannedChunk& chunk) {
@@ -184,7 +254,7 @@ void CopyPlanner::plan_direct(PlannedChunk& chunk) {
          chunk.runs.size() + chunk.rows.size() < limits_.chunk_runs;
        ++next_) {
     const MoverItem& item = items_[order_[next_].item];
-    if (limits_.strided) {
+    if (limits_.strided && !limits_.layered) {
       plan_rows(item, chunk);
     } else {
       plan_slices(item, chunk);
@@ -193,9 +263,32 @@ void CopyPlanner::plan_direct(PlannedChunk& chunk) {
   }
 }
 
+void CopyPlanner::plan_kernel(PlannedChunk& chunk) {
+  chunk.group = GroupId{order_[next_].group};
+  const std::uint64_t replicated = parts_->replicated_bytes(chunk.group);
+  const std::uint64_t sharded = parts_->sharded_bytes(chunk.group);
+  for (; has_next() && order_[next_].group == chunk.group.value &&
+         chunk.size_bytes < limits_.chunk_bytes && chunk.packed.size() < limits_.chunk_runs &&
+         chunk.blocks.size() < limits_.chunk_blocks;
+       ++next_) {
+    const MoverItem& item = items_[order_[next_].item];
+    chunk.items.push_back(order_[next_].item);
+    chunk.blocks.push_back(item.block.value);
+    if (item.with_replicated && replicated > 0) {
+      append_part(chunk, RegionSet::kReplicated, item.replicated_offset, replicated);
+      chunk.size_bytes += replicated;
+    }
+    if (sharded > 0) {
+      append_part(chunk, RegionSet::kSharded, item.shard_offset, sharded);
+      chunk.size_bytes += sharded;
+    }
+  }
+}
+
 void CopyPlanner::plan_slices(const MoverItem& item, PlannedChunk& chunk) const {
   for (const BlockParts::Slice& slice : parts_->slices(item.group)) {
     if (slice.replicated && !item.with_replicated) continue;
+    if (!steps_[step_].contains(slice.layer)) continue;
     append_run(
         chunk.runs,
         {slice.segment, device_offset(slice, item), pool_offset(slice, item), slice.size_bytes},
@@ -216,31 +309,51 @@ void CopyPlanner::plan_rows(const MoverItem& item, PlannedChunk& chunk) const {
   }
 }
 
-void CopyPlanner::plan_staged(PlannedChunk& chunk) {
-  const Place& first = order_[next_];
-  chunk.group = GroupId{first.group};
-  chunk.set = first.set;
-  const std::uint64_t replicated =
-      first.set == RegionSet::kAll ? parts_->replicated_bytes(chunk.group) : 0;
-  const std::uint64_t sharded = parts_->sharded_bytes(chunk.group);
-  for (; has_next(); ++next_) {
-    const Place& place = order_[next_];
-    const bool fits =
-        chunk.items.empty() || (place.group == first.group && place.set == first.set &&
-                                chunk.size_bytes + replicated + sharded <= limits_.slot_bytes);
-    if (!fits) return;
-    const MoverItem& item = items_[place.item];
-    if (replicated > 0) {
-      append_run(chunk.runs, {0, chunk.size_bytes, item.replicated_offset, replicated},
-                 limits_.pool_piece_bytes);
+void CopyPlanner::find_pieces(std::uint32_t group, RegionSet set) {
+  pieces_.clear();
+  pieces_bytes_ = 0;
+  for (const BlockParts::Slice& slice : parts_->slices(GroupId{group})) {
+    if (slice.replicated && set == RegionSet::kSharded) continue;
+    if (!steps_[step_].contains(slice.layer)) continue;
+    const bool continues =
+        !pieces_.empty() && pieces_.back().replicated == slice.replicated &&
+        pieces_.back().part_offset + pieces_.back().size_bytes == slice.part_offset;
+    if (continues) {
+      pieces_.back().size_bytes += slice.size_bytes;
+    } else {
+      pieces_.push_back({slice.replicated, slice.part_offset, pieces_bytes_, slice.size_bytes});
     }
-    if (sharded > 0) {
-      append_run(chunk.runs, {0, chunk.size_bytes + replicated, item.shard_offset, sharded},
-                 limits_.pool_piece_bytes);
+    pieces_bytes_ += slice.size_bytes;
+  }
+}
+
+void CopyPlanner::plan_staged(PlannedChunk& chunk) {
+  const Place* first = nullptr;
+  for (; next_ < order_.size(); ++next_) {
+    const Place& place = order_[next_];
+    if (first == nullptr) {
+      find_pieces(place.group, place.set);
+      chunk.group = GroupId{place.group};
+      chunk.set = place.set;
+      if (pieces_bytes_ == 0) continue;  // nothing of these layers
+      first = &place;
+    } else if (place.group != first->group || place.set != first->set ||
+               chunk.size_bytes + pieces_bytes_ > limits_.slot_bytes ||
+               chunk.blocks.size() == limits_.chunk_blocks) {
+      return;
+    }
+    const MoverItem& item = items_[place.item];
+    for (const Piece& piece : pieces_) {
+      append_run(
+          chunk.runs,
+          {0, chunk.size_bytes + piece.packed_offset,
+           (piece.replicated ? item.replicated_offset : item.shard_offset) + piece.part_offset,
+           piece.size_bytes},
+          limits_.pool_piece_bytes);
     }
     chunk.items.push_back(place.item);
     chunk.blocks.push_back(item.block.value);
-    chunk.size_bytes += replicated + sharded;
+    chunk.size_bytes += pieces_bytes_;
   }
 }
 

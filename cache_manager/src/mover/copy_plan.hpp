@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 /// From a job to copies, as pure data: offsets instead of pointers, so that planning is tested
@@ -39,16 +40,31 @@ struct CopyRows {
   friend bool operator==(const CopyRows&, const CopyRows&) = default;
 };
 
+/// Parts of blocks, of one kind, that follow each other in the pool: one kernel.
+struct PackedRun {
+  ipc::RegionSet set = ipc::RegionSet::kSharded;  ///< Or kReplicated.
+  std::size_t first = 0;                          ///< In the chunk's blocks.
+  std::size_t count = 0;
+  std::uint64_t pool_offset = 0;
+  std::uint64_t part_bytes = 0;  ///< Of each.
+  friend bool operator==(const PackedRun&, const PackedRun&) = default;
+};
+
 /// What is copied in one go, and handed over to the worker as one where it is staged.
 struct PlannedChunk {
   std::vector<std::size_t> items;  ///< Of the job.
   std::uint64_t size_bytes = 0;
   std::vector<CopyRun> runs;
-  std::vector<CopyRows> rows;  ///< Strided only, beside runs of what makes no rows.
-  // Staged only: blocks of one group and one region set, in slot order.
+  std::vector<CopyRows> rows;     ///< Strided only, beside runs of what makes no rows.
+  std::vector<PackedRun> packed;  ///< By kernel only, instead of runs.
+  // Staged: blocks of one group and one region set, in slot order. By kernel: of one group.
   ipc::GroupId group;
   ipc::RegionSet set = ipc::RegionSet::kAll;
   std::vector<std::uint32_t> blocks;
+  // Layer by layer only.
+  ipc::LayerRange range;
+  std::uint32_t through = 0;  ///< With this chunk and those before, all layers below it are moved.
+  bool last = false;
 
   void clear() noexcept;  ///< Keeps the memory.
 };
@@ -57,9 +73,17 @@ struct PlanLimits {
   /// Staged: chunks are packed blocks for slots of so many bytes, and runs count from the slot's
   /// start. 0: straight between arena and pool.
   std::uint64_t slot_bytes = 0;
-  bool strided = false;                    ///< Not staged: in rows, where a block has them.
+  bool strided = false;  ///< Not staged: in rows, where a block has them.
+  /// Not staged, nor layered: parts of blocks as they lie in the pool, for a kernel of ours or of
+  /// the worker's.
+  bool kernel = false;
+  /// Layer by layer: first the lowest layer of all blocks, then as many layers at a time as make
+  /// step_bytes.
+  bool layered = false;
+  std::uint64_t step_bytes = 2ULL << 20;
   std::uint64_t chunk_bytes = 8ULL << 20;  ///< Ends a chunk that is not staged.
   std::size_t chunk_runs = 1024;           ///< Likewise, with its rows' copies.
+  std::size_t chunk_blocks = 4096;         ///< Ends one that a request may name.
   /// No run crosses a multiple of this pool offset: each piece is registered on its own.
   std::uint64_t pool_piece_bytes = 64ULL << 20;
 };
@@ -72,6 +96,7 @@ class BlockParts {
     std::uint64_t offset = 0;  ///< Of block 0.
     std::uint64_t block_stride = 0;
     std::uint64_t size_bytes = 0;
+    std::uint32_t layer = 0;
     bool replicated = false;
     std::uint64_t part_offset = 0;    ///< Inside its part (replicated or sharded) of a host block.
     std::uint64_t packed_offset = 0;  ///< Inside the packed block with all regions.
@@ -122,11 +147,16 @@ class CopyPlanner {
              std::span<const ipc::MoverItem> items,
              std::span<const std::uint8_t> results,
              const PlanLimits& limits);
-  [[nodiscard]] bool has_next() const noexcept { return next_ < order_.size(); }
+  [[nodiscard]] bool has_next() const noexcept {
+    return step_ < steps_.size() && next_ < order_.size();
+  }
   /// The next chunk, in the memory of an earlier one. @pre has_next().
   void plan_next(PlannedChunk& chunk);
   /// Gives up what has not been planned: calls back for each item of it.
   template <typename Each> void drop_rest(Each each) {
+    if (!has_next()) return;
+    // A later step is of all blocks.
+    if (step_ + 1 < steps_.size()) next_ = 0;
     for (; next_ < order_.size(); ++next_) each(order_[next_].item);
   }
 
@@ -138,8 +168,20 @@ class CopyPlanner {
     std::size_t item = 0;
   };
 
+  /// A piece of a packed block that lies in one piece in the pool.
+  struct Piece {
+    bool replicated = false;
+    std::uint64_t part_offset = 0;
+    std::uint64_t packed_offset = 0;
+    std::uint64_t size_bytes = 0;
+  };
+
+  void plan_steps();
   void plan_staged(PlannedChunk& chunk);
+  /// pieces_ and their sum, for blocks of that kind in this step.
+  void find_pieces(std::uint32_t group, ipc::RegionSet set);
   void plan_direct(PlannedChunk& chunk);
+  void plan_kernel(PlannedChunk& chunk);
   void plan_slices(const ipc::MoverItem& item, PlannedChunk& chunk) const;
   void plan_rows(const ipc::MoverItem& item, PlannedChunk& chunk) const;
 
@@ -147,7 +189,12 @@ class CopyPlanner {
   std::span<const ipc::MoverItem> items_;
   PlanLimits limits_;
   std::vector<Place> order_;
-  std::size_t next_ = 0;
+  std::vector<ipc::LayerRange> steps_;  ///< Without `layered`: one, of all layers.
+  std::size_t step_ = 0;
+  std::size_t next_ = 0;  ///< In order_, of this step.
+  std::vector<Piece> pieces_;
+  std::uint64_t pieces_bytes_ = 0;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> layer_bytes_;  ///< Kept for its memory.
 };
 
 }  // namespace kvferry::cache_manager

@@ -9,13 +9,15 @@
 namespace kvferry::cache_manager {
 namespace {
 
-constexpr std::array<std::pair<CopyStrategy, std::string_view>, 6> kStrategyNames{{
+constexpr std::array<std::pair<CopyStrategy, std::string_view>, 8> kStrategyNames{{
     {CopyStrategy::kAuto, "auto"},
     {CopyStrategy::kDirect, "direct"},
     {CopyStrategy::kStaged, "staged"},
     {CopyStrategy::kStrided, "strided"},
     {CopyStrategy::kBatch, "batch"},
     {CopyStrategy::kMemcpy, "memcpy"},
+    {CopyStrategy::kKernel, "kernel"},
+    {CopyStrategy::kAgent, "agent"},
 }};
 
 }  // namespace
@@ -33,7 +35,7 @@ ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text) {
   }
   return KVFERRY_ERROR(kInvalidArgument,
                        "copy strategy '{}' is unknown; use auto, direct, staged, strided, "
-                       "batch or memcpy",
+                       "batch, memcpy, kernel or agent",
                        text);
 }
 

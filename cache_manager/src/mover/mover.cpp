@@ -89,6 +89,9 @@ class MoverProcess {
     TransferEngine::Options options;
     options.strategy = config.strategy;
     options.calibration = calibrator_options(config);
+    options.store_bytes_per_second = config.rank.store_rate;
+    options.load_bytes_per_second = config.rank.load_rate;
+    options.agent_swap_bytes = config.agent_swap_bytes;
     options.transitions = transitions;
     options.staging.transitions = transitions;
     options.staging.agent_path =
@@ -100,7 +103,8 @@ class MoverProcess {
   }
 
   void on_manager(const ipc::RegistryWelcome& welcome, ipc::UniqueFd pool) {
-    auto mapped = PoolMapping::map(*device_, std::move(pool), welcome.pool_bytes);
+    auto mapped =
+        ipc::PoolMapping::map(*device_, std::move(pool), welcome.pool_bytes, &background_);
     if (!mapped) {
       end(mapped.error());
       return;
@@ -170,6 +174,7 @@ class MoverProcess {
   ipc::RuntimeDir dir_;
   ipc::TransitionLog transitions_;
   std::unique_ptr<ipc::Device> device_;
+  ipc::Background background_{"kvf-pool"};  ///< Registers the pool and gives it back.
   bool connected_ = false;
   std::deque<ipc::MoverJobDone> unsent_;
   ipc::TimerId resend_timer_ = 0;  ///< One, however many completions wait.

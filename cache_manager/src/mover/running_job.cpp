@@ -22,11 +22,28 @@ RunningJob::RunningJob(LaneJob job) : job_(std::move(job)), began_(ipc::Monotoni
     result_.results[i] = static_cast<std::uint8_t>(wrong->code);
     if (result_.message.empty()) result_.message = wrong->message;
   }
+  plan();
+  // Whoever computes on its layers cannot tell which blocks are there.
+  if (is_layered() && has_failed()) {
+    fail_rest(ipc::ErrorCode::kInvalidArgument, "another block of the job is wrong");
+  }
+}
+
+void RunningJob::plan() {
+  const ipc::ArenaLayout& layout = job_.arena->arena->layout();
   PlanLimits limits;
-  limits.pool_piece_bytes = PoolMapping::kPieceBytes;
+  limits.pool_piece_bytes = ipc::PoolMapping::kPieceBytes;
   limits.slot_bytes = is_staged() ? layout.staging.slot_bytes : 0;
   limits.strided = strategy() == CopyStrategy::kStrided;
+  limits.kernel = strategy() == CopyStrategy::kKernel || is_agents();
+  limits.layered = is_layered();
   planner_.start(job_.arena->parts, job_.job.items, result_.results, limits);
+}
+
+void RunningJob::begin_anew(CopyStrategy strategy) {
+  job_.strategy = strategy;
+  started_ = 0;
+  plan();
 }
 
 Chunk& RunningJob::start_next() {
@@ -39,6 +56,7 @@ Chunk& RunningJob::start_next() {
   chunk.number = ++started_;
   chunk.slot = 0;
   chunk.asked_alone.reset();
+  chunk.is_marked = false;
   chunk.failed = false;
   planner_.plan_next(chunk.plan);
   ++under_way_;
@@ -57,6 +75,7 @@ void RunningJob::fail(Chunk& chunk, ipc::ErrorCode code, std::string_view messag
     result_.results[item] = static_cast<std::uint8_t>(code);
   }
   if (result_.message.empty()) result_.message = message;
+  if (is_layered()) fail_rest(code, message);
 }
 
 void RunningJob::fail_rest(ipc::ErrorCode code, std::string_view message) {

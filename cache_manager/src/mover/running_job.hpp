@@ -21,6 +21,7 @@ struct Chunk {
   std::uint64_t number = 0;                   ///< In its job, from 1.
   std::uint32_t slot = 0;                     ///< Staged only.
   std::optional<ipc::TimePoint> asked_alone;  ///< When the worker had nothing else of us.
+  bool is_marked = false;                     ///< The stream writes a word when it has ended.
   bool failed = false;
 };
 
@@ -36,6 +37,14 @@ class RunningJob {
   [[nodiscard]] const LaneJob& job() const noexcept { return job_; }
   [[nodiscard]] CopyStrategy strategy() const noexcept { return job_.strategy; }
   [[nodiscard]] bool is_staged() const noexcept { return strategy() == CopyStrategy::kStaged; }
+  /// Goes in step with the worker's compute.
+  [[nodiscard]] bool is_layered() const noexcept { return job_.job.layers.has_value(); }
+  /// The worker's agent copies it.
+  [[nodiscard]] bool is_agents() const noexcept { return strategy() == CopyStrategy::kAgent; }
+  /// The worker has a part in each chunk of it.
+  [[nodiscard]] bool hands_over() const noexcept {
+    return is_staged() || is_layered() || is_agents();
+  }
 
   /// Some of it has not been started.
   [[nodiscard]] bool has_next() const noexcept { return planner_.has_next(); }
@@ -48,6 +57,12 @@ class RunningJob {
 
   /// The first message is kept.
   void fail(Chunk& chunk, ipc::ErrorCode code, std::string_view message);
+  /// Some item of it failed.
+  [[nodiscard]] bool has_failed() const noexcept { return !result_.message.empty(); }
+  /// Nothing of it has been copied, nor is under way: another strategy takes it from the beginning.
+  void begin_anew(CopyStrategy strategy);
+  [[nodiscard]] bool has_started() const noexcept { return started_ > 0; }
+  [[nodiscard]] bool is_only_chunk() const noexcept { return started_ == 1 && !has_next(); }
   /// What has not been started will not be.
   void fail_rest(ipc::ErrorCode code, std::string_view message);
   /// A hand-over to the worker was given up: nobody here knows when it ends.
@@ -62,6 +77,8 @@ class RunningJob {
   [[nodiscard]] ipc::MoverJobDone take_result();
 
  private:
+  void plan();
+
   LaneJob job_;
   ipc::TimePoint began_;
   ipc::MoverJobDone result_;

@@ -67,6 +67,12 @@ ipc::Status StagingClient::wait_greeting(ipc::Deadline deadline, int wake_fd) {
         return KVFERRY_ERROR(kProtocol, "staging agent (pid {}) answered a hello with reply {}",
                              agent_.pid(), reply.id);
       }
+      if (packet->fds.size() != 1) {
+        return KVFERRY_ERROR(kProtocol,
+                             "staging agent (pid {}) greeted with {} descriptors, expected 1",
+                             agent_.pid(), packet->fds.size());
+      }
+      KVFERRY_ASSIGN(activity_, ipc::ComputeActivityView::map(packet->fds.front()));
       greeted_ = true;
       if (std::exchange(in_debt_, false)) {
         options_.transitions.record(ipc::Transition::kMoverProof, {.detail = options_.lane});
@@ -97,7 +103,16 @@ void StagingClient::disconnect() noexcept {
   in_debt_ = in_debt_ || !unanswered_.empty();
   unanswered_.clear();
   greeted_ = false;
+  activity_.reset();
+  lent_.reset();
+  has_lent_ = false;
+  refuses_pools_ = false;
   socket_ = ipc::PacketSocket();
+}
+
+std::optional<bool> StagingClient::is_computing() {
+  if (!is_connected()) return std::nullopt;
+  return activity_->is_computing(ipc::MonotonicClock::now());
 }
 
 bool StagingClient::in_debt() noexcept {
@@ -109,14 +124,37 @@ bool StagingClient::in_debt() noexcept {
   return in_debt_;
 }
 
+ipc::Status StagingClient::lend(const std::shared_ptr<const ipc::PoolMapping>& pool) {
+  if (!has_lent_ && pool == nullptr) return ipc::ok();
+  // Two that are gone are alike: nothing is of either.
+  if (has_lent_ && pool != nullptr && lent_.lock() == pool) return ipc::ok();
+  ipc::StageRequest request;
+  request.kind = ipc::StageKind::kPool;
+  std::vector<int> fds;
+  if (pool != nullptr) {
+    request.pool_bytes = pool->size_bytes();
+    fds.push_back(pool->descriptor().get());
+  }
+  KVFERRY_TRY(send(std::move(request), fds));
+  lent_ = pool;
+  has_lent_ = pool != nullptr;
+  return ipc::ok();
+}
+
 ipc::Result<std::uint64_t> StagingClient::request(ipc::StageRequest request) {
+  KVFERRY_ASSIGN(const std::uint64_t id, send(std::move(request), {}));
+  unanswered_.insert(id);
+  return id;
+}
+
+ipc::Result<std::uint64_t> StagingClient::send(ipc::StageRequest request,
+                                               std::span<const int> fds) {
   if (!greeted_) {
     return KVFERRY_ERROR(kPeerDied, "no connection to the staging agent at {}",
                          options_.agent_path.string());
   }
   request.id = std::exchange(next_id_, next_id_ + kLanes);
-  KVFERRY_TRY(socket_.send(ipc::encode(request)));
-  unanswered_.insert(request.id);
+  KVFERRY_TRY(socket_.send(ipc::encode(request), fds));
   return request.id;
 }
 

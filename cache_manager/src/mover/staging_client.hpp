@@ -5,15 +5,20 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/pool_mapping.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
 #include "kvferry/ipc/os/process.hpp"
+#include "kvferry/ipc/rank/compute_activity.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 
 namespace kvferry::cache_manager {
@@ -47,6 +52,10 @@ class StagingClient {
   void disconnect() noexcept;
   [[nodiscard]] int fd() const noexcept { return socket_.fd(); }
 
+  /// What the agent's worker says of its compute; nothing while it is not connected, or says
+  /// nothing.
+  [[nodiscard]] std::optional<bool> is_computing();
+
   /// Kernels asked over an ended connection may still run.
   [[nodiscard]] bool in_debt() noexcept;
   /// Whom the last requests went to; for poll(2) and log lines. Not valid before the first one.
@@ -54,6 +63,11 @@ class StagingClient {
 
   /// The id of the next request. Its last bit is the lane: ids are unique in a mover.
   [[nodiscard]] std::uint64_t next_id() const noexcept { return next_id_; }
+  /// Of the pool that the requests after this are of; null: of none any more. It is not kept here.
+  [[nodiscard]] ipc::Status lend(const std::shared_ptr<const ipc::PoolMapping>& pool);
+  /// The agent has no use for a pool: it is not asked again before the next connection.
+  void set_refuses_pools() noexcept { refuses_pools_ = true; }
+  [[nodiscard]] bool refuses_pools() { return is_connected() && refuses_pools_; }
   /// Sends with a fresh id and returns it.
   [[nodiscard]] ipc::Result<std::uint64_t> request(ipc::StageRequest request);
   /// kPeerDied when the agent closed the connection, kProtocol for a reply to nothing.
@@ -63,6 +77,8 @@ class StagingClient {
   static constexpr std::uint64_t kLanes = 2;
 
   void drop_if_ended();
+  [[nodiscard]] ipc::Result<std::uint64_t> send(ipc::StageRequest request,
+                                                std::span<const int> fds);
   [[nodiscard]] ipc::Status connect(ipc::Deadline deadline);
   [[nodiscard]] ipc::Status wait_greeting(ipc::Deadline deadline, int wake_fd);
 
@@ -71,6 +87,10 @@ class StagingClient {
   bool greeted_ = false;
   ipc::ProcessRef agent_;
   std::set<std::uint64_t> unanswered_;  ///< Requests of this connection.
+  std::optional<ipc::ComputeActivityView> activity_;
+  std::weak_ptr<const ipc::PoolMapping> lent_;  ///< Over this connection.
+  bool has_lent_ = false;
+  bool refuses_pools_ = false;
   bool in_debt_ = false;
   std::uint64_t next_id_;
 };

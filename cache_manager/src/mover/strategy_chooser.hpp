@@ -5,32 +5,50 @@
 #include "kvferry/cache_manager/strategy_choice.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace kvferry::cache_manager {
 
-/// Chooses for each job of one mapped arena: by the rule of thumb until a calibration is there.
+/// Chooses for each job of one mapped arena: by a calibration, or else by a rule of thumb. That is
+/// to gather, but not while the worker computes and the arena's slices make rows: a gather costs
+/// compute that lives by device memory 3 to 7 % beyond what the rows cost it, which reach two
+/// thirds of the link with slices of 16 KiB and nine tenths with 32 KiB (docs/performance.md).
+/// Before either: small jobs that are alone go to the worker's agent, if they may.
 /// @threading any.
 class StrategyChooser {
  public:
   /// Without a calibration all jobs are copied by `fallback`.
-  StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout);
+  /// @param agent_swap_bytes what the agent copies at most; 0: nothing
+  StrategyChooser(CopyStrategy fallback,
+                  const ipc::ArenaLayout& layout,
+                  std::uint64_t agent_swap_bytes = 0);
 
   void adopt(std::shared_ptr<const Calibration> calibration);
-  /// alone: no other job of its direction is under way.
+  /// alone: no other job of its direction is under way. computing: the worker's device, if that is
+  /// known. agent: it may be asked.
   [[nodiscard]] CopyStrategy choose(const ipc::MoverJob& job,
                                     bool alone,
-                                    const HandOverCost& hand_over) const;
+                                    const HandOverCost& hand_over,
+                                    std::optional<bool> computing,
+                                    bool agent = true) const;
   [[nodiscard]] const std::vector<CopyStrategy>& possible() const noexcept { return possible_; }
   [[nodiscard]] const StagingSlots& slots() const noexcept { return slots_; }
 
  private:
+  [[nodiscard]] bool is_small(const ipc::MoverJob& job) const noexcept;
+
   const CopyStrategy fallback_;
+  const CopyStrategy beside_compute_;
   const std::vector<CopyStrategy> possible_;
   const StagingSlots slots_;
-  mutable std::mutex mutex_;  // guards calibration_
+  const std::uint64_t agent_swap_bytes_;
+  std::array<std::uint64_t, ipc::kMaxGroups> block_bytes_{};  ///< By group.
+  mutable std::mutex mutex_;                                  // guards calibration_
   std::shared_ptr<const Calibration> calibration_;
 };
 

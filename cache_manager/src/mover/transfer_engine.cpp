@@ -35,7 +35,13 @@ TransferLane::Options lane_options(ipc::CopyDirection direction,
                                    const TransferEngine::Options& engine) {
   StagingClient::Options staging = engine.staging;
   staging.lane = lane;
-  return {direction, std::move(staging), lane, engine.transitions, engine.device_hang};
+  const bool stores = direction == ipc::CopyDirection::kDeviceToHost;
+  return {direction,
+          std::move(staging),
+          lane,
+          engine.transitions,
+          engine.device_hang,
+          stores ? engine.store_bytes_per_second : engine.load_bytes_per_second};
 }
 
 }  // namespace
@@ -63,7 +69,9 @@ ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked, const ipc::ArenaLa
       return asked;
     case CopyStrategy::kStrided:
     case CopyStrategy::kBatch:
-    case CopyStrategy::kMemcpy: return asked;
+    case CopyStrategy::kMemcpy:
+    case CopyStrategy::kKernel:
+    case CopyStrategy::kAgent: return asked;
     case CopyStrategy::kAuto: break;
   }
   if (block_first) return CopyStrategy::kDirect;
@@ -143,7 +151,7 @@ void TransferEngine::cancel(ipc::JobId job) {
   loads_.cancel(job);
 }
 
-void TransferEngine::set_pool(std::shared_ptr<PoolMapping> pool) {
+void TransferEngine::set_pool(std::shared_ptr<ipc::PoolMapping> pool) {
   {
     const std::lock_guard lock(mutex_);
     pool_.swap(pool);
@@ -153,13 +161,15 @@ void TransferEngine::set_pool(std::shared_ptr<PoolMapping> pool) {
 }
 
 void TransferEngine::drop_pool() {
-  std::shared_ptr<PoolMapping> dropped;  // unpinned at the end, outside the lock
+  std::shared_ptr<ipc::PoolMapping> dropped;  // unpinned at the end, outside the lock
   {
     const std::lock_guard lock(mutex_);
     dropped.swap(pool_);
   }
-  stores_.revoke(ipc::ErrorCode::kCancelled);
-  loads_.revoke(ipc::ErrorCode::kCancelled);
+  for (TransferLane* lane : {&stores_, &loads_}) {
+    lane->revoke(ipc::ErrorCode::kCancelled);
+    lane->take_pool_back();
+  }
 }
 
 bool TransferEngine::idle() { return stores_.idle() && loads_.idle(); }
@@ -174,10 +184,12 @@ Status TransferEngine::on_mapped(ipc::SessionId session,
   ipc::log_info("epoch {} mapped: {} at strategy {}", arena.epoch().value,
                 ipc::format_size(arena.total_bytes()), to_string(strategy));
   // A block of a block-first arena is one copy: there is nothing to choose.
-  if (calibrator_ && strategy != CopyStrategy::kDirect) {
-    mapped->chooser = std::make_shared<StrategyChooser>(strategy, arena.layout());
-    calibrator_->start(mapped->chooser, measured_order(arena.layout()));
+  if (options_.strategy == CopyStrategy::kAuto && strategy != CopyStrategy::kDirect) {
+    mapped->chooser =
+        std::make_shared<StrategyChooser>(strategy, arena.layout(), options_.agent_swap_bytes);
+    if (calibrator_) calibrator_->start(mapped->chooser, measured_order(arena.layout()));
   }
+  if (strategy == CopyStrategy::kKernel) KVFERRY_TRY(mapped->make_tables(device_));
   const std::lock_guard lock(mutex_);
   arena_ = std::move(mapped);
   admitting_ = true;

@@ -28,6 +28,9 @@ class TransferEngine final : public ipc::ArenaUser {
     std::optional<Calibrator::Options> calibration = std::nullopt;
     ipc::TransitionLog transitions = {};
     std::chrono::milliseconds device_hang = kDeviceHang;  ///< TransferLane::Options.
+    std::uint64_t store_bytes_per_second = 0;             ///< Likewise.
+    std::uint64_t load_bytes_per_second = 0;
+    std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser.
   };
 
   TransferEngine(ipc::Device& device,
@@ -39,7 +42,7 @@ class TransferEngine final : public ipc::ArenaUser {
   void cancel(ipc::JobId job);
 
   /// The pool of the manager that is connected now.
-  void set_pool(std::shared_ptr<PoolMapping> pool);
+  void set_pool(std::shared_ptr<ipc::PoolMapping> pool);
   /// The manager is lost: queued jobs end, running ones finish; the pool goes with the last of
   /// them.
   void drop_pool();
@@ -61,7 +64,7 @@ class TransferEngine final : public ipc::ArenaUser {
 
   std::mutex mutex_;  // guards arena_, pool_, admitting_
   std::shared_ptr<const MappedArena> arena_;
-  std::shared_ptr<PoolMapping> pool_;
+  std::shared_ptr<ipc::PoolMapping> pool_;
   bool admitting_ = false;
 
   std::atomic<std::uint64_t> submitted_ = 0;

@@ -27,12 +27,19 @@ TransferLane::TransferLane(ipc::Device& device,
       done_(std::move(done)),
       device_failed_(std::move(device_failed)),
       staging_(options_.staging),
-      held_(staging_, [this](MoverJobDone result) { finish(std::move(result)); }) {
+      held_(staging_, [this](MoverJobDone result) { finish(std::move(result)); }),
+      budget_(options_.bytes_per_second) {
   auto stream = device.make_stream(ipc::StreamPriority::kNormal);
   if (!stream) throw ipc::Exception(std::move(stream).error());
   stream_ = std::move(stream).value();
-  pipeline_.emplace(CopyPipeline::Context{options_.direction, options_.lane, *stream_, copied_,
-                                          stopped_, wanted_, staging_, options_.transitions,
+  constexpr std::uint64_t kWordsBytes = 64;
+  auto words = device.make_pinned_buffer(kWordsBytes);
+  if (!words) throw ipc::Exception(std::move(words).error());
+  words_ = std::move(words).value();
+  const ipc::StreamWord ended(reinterpret_cast<std::uint32_t*>(words_->data()));
+  pipeline_.emplace(CopyPipeline::Context{options_.direction, options_.lane, *stream_, ended,
+                                          copied_, stopped_, wanted_, staging_,
+                                          options_.transitions,
                                           // Not at a job's end: that may be long after.
                                           [this] { release_held(); }, options_.device_hang});
   const bool stores = options_.direction == ipc::CopyDirection::kDeviceToHost;
@@ -102,6 +109,20 @@ void TransferLane::revoke(ErrorCode code) {
   changed_.notify_all();
 }
 
+void TransferLane::take_pool_back() {
+  {
+    const std::lock_guard lock(mutex_);
+    takes_back_ = true;
+  }
+  changed_.notify_all();
+  wanted_.signal();
+}
+
+bool TransferLane::is_to_take_back() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(takes_back_, false);
+}
+
 Status TransferLane::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
   // wait: running jobs of the lane, whose hand-overs are abandoned; deadline, of the drain; the
@@ -125,7 +146,14 @@ void TransferLane::run() {
     wanted_.drain();
     stopped_.drain();
     if (!wait_for_work()) return;
+    const bool takes_back = is_to_take_back();  // before the stops that it came after
     apply_stops();
+    if (takes_back) {
+      if (const Status given = staging_.lend(nullptr); !given) {
+        ipc::log_warn("the worker keeps a pool for as long as it is connected: {}",
+                      given.error().to_string());
+      }
+    }
     start_chunks();
     answer_ended();
     if (pipeline_->empty()) {
@@ -135,7 +163,7 @@ void TransferLane::run() {
       }
       continue;
     }
-    if (const Status waited = pipeline_->await_progress(); !waited) {
+    if (const Status waited = pipeline_->await_progress(paced_); !waited) {
       fail_stream(waited.error());
       return;
     }
@@ -147,7 +175,9 @@ bool TransferLane::wait_for_work() {
   std::unique_lock lock(mutex_);
   if (!running_.empty()) return true;
   // wait-idle: jobs; submit() or the end of the lane; thread kvf-store, kvf-load
-  if (!holding_) changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+  if (!holding_) {
+    changed_.wait(lock, [this] { return stopping_ || takes_back_ || !queue_.empty(); });
+  }
   return !stopping_;
 }
 
@@ -162,18 +192,38 @@ void TransferLane::apply_stops() {
   for (const auto& [job, code] : stops) pipeline_->stop(job, code);
 }
 
+std::optional<ipc::TimePoint> TransferLane::paced_until(const RunningJob& job) {
+  if (!budget_.is_limited() || job.priority() > kPacedPriority ||
+      budget_.allows(ipc::MonotonicClock::now())) {
+    return std::nullopt;
+  }
+  return budget_.next();
+}
+
 void TransferLane::start_chunks() {
+  paced_.reset();
   while (pipeline_->has_room()) {
-    RunningJob* next = choose();
-    if (next == nullptr || !pipeline_->start_chunk(*next)) return;
+    RunningJob* next = choose((started_ + 1) % kFairShare == 0);
+    if (next != nullptr && paced_until(*next)) next = choose(false);
+    if (next == nullptr) return;
+    paced_ = paced_until(*next);
+    const bool is_urgent = next->priority() > kPacedPriority;
+    const std::uint64_t before = pipeline_->started_bytes();
+    if (paced_ || !pipeline_->start_chunk(*next)) return;
+    const std::uint64_t started = pipeline_->started_bytes() - before;
+    if (is_urgent) {
+      budget_.spend_unasked(started, ipc::MonotonicClock::now());
+    } else {
+      budget_.spend(started, ipc::MonotonicClock::now());
+    }
     ++started_;
+    pipeline_->look();
     answer_ended();  // one whose connection failed: the next may wait for the same greeting
   }
 }
 
 // A stream of better jobs must not hold one back for ever.
-RunningJob* TransferLane::choose() {
-  const bool fair = (started_ + 1) % kFairShare == 0;
+RunningJob* TransferLane::choose(bool fair) {
   for (;;) {
     RunningJob* running = fair ? pipeline_->oldest() : pipeline_->best();
     std::optional<LaneJob> queued;
@@ -192,8 +242,8 @@ RunningJob* TransferLane::choose() {
       continue;
     }
     RunningJob& begun = pipeline_->begin(std::move(*queued));
-    if (begun.has_next()) return &begun;
-    answer_ended();  // there is nothing to copy
+    if (pipeline_->may_start(begun)) return &begun;
+    answer_ended();  // there may be nothing to copy
   }
 }
 
@@ -220,7 +270,7 @@ void TransferLane::answer(std::unique_ptr<RunningJob> job) {
   const bool proven = job->proven() || ipc::is_mutant("answers_what_it_abandoned");
   // The arena goes before the lane calls itself idle: a detach may unmap right then. The pool goes
   // after: the last user of a lost manager's pool unpins it, and a detach must not wait for that.
-  const std::shared_ptr<PoolMapping> pool = job->job().pool;
+  const std::shared_ptr<ipc::PoolMapping> pool = job->job().pool;
   job.reset();
   if (proven) {
     finish(std::move(result));

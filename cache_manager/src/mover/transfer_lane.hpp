@@ -13,6 +13,7 @@
 #include "mover/copy_pipeline.hpp"
 #include "mover/held_answers.hpp"
 #include "mover/lane_job.hpp"
+#include "mover/rate_budget.hpp"
 #include "mover/staging_client.hpp"
 #include "mover/stop_reason.hpp"
 #include "mover/stream_wait.hpp"
@@ -47,7 +48,11 @@ class TransferLane {
     std::uint32_t lane = 0;  ///< 0 or 1: which half of the staging ring is ours.
     ipc::TransitionLog transitions = {};
     std::chrono::milliseconds device_hang = kDeviceHang;
+    /// Of what is begun; 0: no limit. Urgent jobs (priority above kPacedPriority) do not wait for
+    /// it, and count.
+    std::uint64_t bytes_per_second = 0;
   };
+  static constexpr std::uint8_t kPacedPriority = 1;
 
   /// done is called on the lane's thread, or on the caller's for jobs that end while queued.
   /// device_failed is called once, on the lane's thread: this process should end.
@@ -66,6 +71,8 @@ class TransferLane {
   /// Ends all queued jobs with this code. With kRevoked those that run abandon their hand-overs to
   /// the worker and end as soon as their own copies have; with another code they start nothing new.
   void revoke(ipc::ErrorCode code);
+  /// The worker lets go of a pool that was lent to it. After revoke(): no job of it goes on.
+  void take_pool_back();
   /// Ok when nothing is queued or runs before the deadline: this process touches neither arena nor
   /// pool any more. Answers may still be held for the worker's sake. kTimeout; the device's own
   /// error, at once, when the stream has failed: it cannot be shown to be idle.
@@ -78,9 +85,12 @@ class TransferLane {
   /// False: the lane ends.
   [[nodiscard]] bool wait_for_work();
   void apply_stops();
+  [[nodiscard]] bool is_to_take_back();
   void start_chunks();
-  /// The job whose chunk is next, begun if need be; null when there is none.
-  [[nodiscard]] RunningJob* choose();
+  /// Until when this job's next chunk waits for the budget; nothing: it need not.
+  [[nodiscard]] std::optional<ipc::TimePoint> paced_until(const RunningJob& job);
+  /// The job whose chunk is next, begun if need be; null when there is none. fair: the oldest.
+  [[nodiscard]] RunningJob* choose(bool fair);
   /// The queued job to begin before any more of this one; queue_.end(): none.
   [[nodiscard]] std::deque<LaneJob>::iterator better_queued(const RunningJob* running, bool fair);
   void answer_ended();
@@ -94,15 +104,18 @@ class TransferLane {
   Options options_;
   Done done_;
   std::function<void(const ipc::Error&)> device_failed_;
-  ipc::EventFd copied_;   // counts notify()s of the stream
-  ipc::EventFd stopped_;  // signalled by cancel and revoke
+  std::unique_ptr<ipc::PinnedBuffer> words_;  // of the stream
+  ipc::EventFd copied_;                       // counts notify()s of the stream
+  ipc::EventFd stopped_;                      // signalled by cancel and revoke
   // After the eventfds: its destructor may still signal them.
   std::unique_ptr<ipc::Stream> stream_;
   ipc::EventFd wanted_;    // signalled when the lane's thread has more to do than to wait
   StagingClient staging_;  // lane thread only, with the next three
   HeldAnswers held_;
   std::optional<CopyPipeline> pipeline_;
-  std::uint32_t started_ = 0;  ///< Chunks.
+  std::uint32_t started_ = 0;            ///< Chunks.
+  std::optional<ipc::TimePoint> paced_;  ///< More may be started then.
+  RateBudget budget_;                    // lane thread only
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -110,6 +123,7 @@ class TransferLane {
   std::map<ipc::JobId, StopReason> running_;  ///< Begun, and not answered or held.
   bool stopping_ = false;
   bool holding_ = false;  ///< held_ is not empty.
+  bool takes_back_ = false;
   std::optional<ipc::Error> stream_failure_;
 
   std::optional<ipc::OwnThread> thread_;  // last: starts when all above exists

@@ -44,54 +44,15 @@ BareCopies::BareCopies(ipc::Device& device,
                        const BenchShape& shape,
                        const ipc::ArenaLayout& layout,
                        std::uint32_t host_blocks)
-    : device_(device),
-      limit_bytes_(device.spec().kind == ipc::DeviceKind::kCuda ? kCudaLimitBytes
-                                                                : kHostLimitBytes) {
-  for (const std::uint64_t size_bytes : layout.segment_bytes) {
-    segments_.push_back(must(device_.allocate(size_bytes, ipc::HandleKind::kVmm, nullptr)));
-  }
-  groups_.resize(layout.groups.size());
-  for (const ipc::Region& region : layout.regions) {
-    Group& group = groups_.at(region.group.value);
-    group.slices.push_back({segments_.at(region.segment)->address() + region.offset,
-                            region.block_stride, region.block_bytes, group.packed_bytes});
-    group.packed_bytes += region.block_bytes;
-  }
-  for (Group& group : groups_) {
-    std::vector<kernels::StridedRegion> regions;
-    for (const Slice& slice : group.slices) {
-      regions.push_back({static_cast<unsigned char*>(slice.base.raw()), slice.block_stride,
-                         slice.size_bytes, slice.packed_offset, 0});
-    }
-    group.rows = rows_of(group.slices);
-    group.table = must(device_.make_region_table(std::move(regions)));
-  }
+    : limit_bytes_(device.spec().kind == ipc::DeviceKind::kCuda ? kCudaLimitBytes
+                                                                : kHostLimitBytes),
+      arena_(device, layout, ipc::HandleKind::kVmm) {
   for (Lane& lane : lanes_) {
-    lane.stream = must(device_.make_stream(ipc::StreamPriority::kNormal));
+    lane.stream = must(device.make_stream(ipc::StreamPriority::kNormal));
     lane.host =
-        must(device_.make_pinned_buffer(std::max(limit_bytes_, host_blocks * shape.rank_bytes())));
-    lane.flat = must(device_.allocate(limit_bytes_, ipc::HandleKind::kVmm, nullptr));
+        must(device.make_pinned_buffer(std::max(limit_bytes_, host_blocks * shape.rank_bytes())));
+    lane.flat = must(device.allocate(limit_bytes_, ipc::HandleKind::kVmm, nullptr));
   }
-}
-
-std::vector<BareCopies::Rows> BareCopies::rows_of(const std::vector<Slice>& slices) {
-  std::vector<Rows> all;
-  for (const Slice& slice : slices) {
-    if (!all.empty()) {
-      Rows& last = all.back();
-      const std::uint64_t reached = last.first.base.address + (last.count - 1) * last.distance;
-      const std::uint64_t distance = slice.base.address - reached;
-      if (slice.size_bytes == last.first.size_bytes &&
-          slice.block_stride == last.first.block_stride && slice.base.address > reached &&
-          distance >= slice.size_bytes && (last.count == 1 || distance == last.distance)) {
-        last.distance = distance;
-        ++last.count;
-        continue;
-      }
-    }
-    all.push_back({slice, 0, 1});
-  }
-  return all;
 }
 
 ipc::Result<double> BareCopies::time(Way way, const std::function<ipc::Status()>& fill) {
@@ -160,7 +121,7 @@ ipc::Status BareCopies::enqueue(BareStrategy strategy,
   std::byte* host = used.host->data();
   for (std::size_t next = 0; next < blocks.size();) {
     const ipc::GroupId id = blocks[next].group;
-    const Group& group = groups_.at(id.value);
+    const std::uint64_t packed_bytes = arena_.packed_bytes(id);
     used.ids.clear();
     for (; next < blocks.size() && blocks[next].group == id; ++next) {
       used.ids.push_back(blocks[next].block.value);
@@ -168,27 +129,18 @@ ipc::Status BareCopies::enqueue(BareStrategy strategy,
     if (strategy == BareStrategy::kKernel) {
       const ipc::DevicePtr mapped{reinterpret_cast<std::uintptr_t>(host)};
       KVFERRY_TRY(lane == kToHostLane
-                      ? used.stream->gather(*group.table, used.ids, mapped, group.packed_bytes)
-                      : used.stream->scatter(*group.table, used.ids, mapped, group.packed_bytes));
-      host += used.ids.size() * group.packed_bytes;
+                      ? used.stream->gather(arena_.table(id), used.ids, mapped, packed_bytes)
+                      : used.stream->scatter(arena_.table(id), used.ids, mapped, packed_bytes));
+      host += used.ids.size() * packed_bytes;
       continue;
     }
     for (const std::uint32_t block : used.ids) {
       if (strategy == BareStrategy::kStrided) {
-        for (const Rows& rows : group.rows) {
-          const Slice& first = rows.first;
-          used.rows.push_back({host + first.packed_offset, first.size_bytes,
-                               first.base + block * first.block_stride, rows.distance,
-                               first.size_bytes, rows.count});
-        }
-        host += group.packed_bytes;
-        continue;
+        arena_.add_rows(id, block, host, used.rows);
+      } else {
+        arena_.add_slices(id, block, host, used.ops);
       }
-      for (const Slice& slice : group.slices) {
-        used.ops.push_back({host + slice.packed_offset, slice.base + block * slice.block_stride,
-                            slice.size_bytes});
-      }
-      host += group.packed_bytes;
+      host += packed_bytes;
     }
   }
   if (strategy == BareStrategy::kStrided) {
@@ -224,7 +176,7 @@ ipc::Result<double> BareCopies::move(BareStrategy strategy,
 std::uint64_t BareCopies::bytes_of(const std::vector<worker::SequenceItem>& blocks) const {
   std::uint64_t bytes = 0;
   for (const worker::SequenceItem& item : blocks) {
-    bytes += groups_.at(item.group.value).packed_bytes;
+    bytes += arena_.packed_bytes(item.group);
   }
   return bytes;
 }

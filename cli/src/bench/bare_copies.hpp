@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "bench/arena_blocks.hpp"
 #include "bench/figure.hpp"
 #include "bench/shape.hpp"
 #include "kvferry/ipc/base/clock.hpp"
@@ -64,24 +65,6 @@ class BareCopies {
                                             const std::vector<worker::SequenceItem>& blocks);
 
  private:
-  struct Slice {
-    ipc::DevicePtr base;
-    std::uint64_t block_stride = 0;
-    std::uint64_t size_bytes = 0;
-    std::uint64_t packed_offset = 0;
-  };
-  /// Slices one after the other in a packed block and at one distance on the device.
-  struct Rows {
-    Slice first;
-    std::uint64_t distance = 0;
-    std::uint64_t count = 1;
-  };
-  struct Group {
-    std::vector<Slice> slices;
-    std::vector<Rows> rows;
-    std::uint64_t packed_bytes = 0;
-    std::unique_ptr<ipc::RegionTable> table;
-  };
   struct Lane {
     std::unique_ptr<ipc::Stream> stream;
     std::unique_ptr<ipc::PinnedBuffer> host;
@@ -92,7 +75,6 @@ class BareCopies {
     std::vector<std::uint32_t> ids;
   };
 
-  [[nodiscard]] static std::vector<Rows> rows_of(const std::vector<Slice>& slices);
   [[nodiscard]] ipc::Status enqueue(BareStrategy strategy,
                                     std::size_t lane,
                                     const std::vector<worker::SequenceItem>& blocks);
@@ -102,13 +84,11 @@ class BareCopies {
   /// Seconds from the first enqueue until the lanes of the way have been seen to end.
   [[nodiscard]] ipc::Result<double> time(Way way, const std::function<ipc::Status()>& fill);
 
-  ipc::Device& device_;
   /// Several, so that starting and ending them does not count.
   static constexpr std::uint64_t kLimitCopies = 4;
 
   const std::uint64_t limit_bytes_;
-  std::vector<std::unique_ptr<ipc::DeviceMemory>> segments_;
-  std::vector<Group> groups_;
+  ArenaBlocks arena_;
   std::array<Lane, 2> lanes_;  ///< To the host, to the device.
 };
 

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench.hpp"
 
+#include "bench/ablation_bench.hpp"
 #include "bench/cache_bench.hpp"
 #include "bench/context.hpp"
 #include "bench/interference_bench.hpp"
+#include "bench/layers_bench.hpp"
 #include "bench/plot.hpp"
 #include "bench/pool_bench.hpp"
 #include "bench/report.hpp"
@@ -50,6 +52,12 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kInterference)) {
       for (const BenchShape& shape : shapes) bench_interference(context, shape);
     }
+    if (context.wants(BenchKind::kLayers)) {
+      for (const BenchShape& shape : shapes) bench_layers(context, shape);
+    }
+    if (context.wants(BenchKind::kAblation)) {
+      for (const BenchShape& shape : shapes) bench_ablation(context, shape);
+    }
     if (context.wants(BenchKind::kSubmit)) bench_submit(context, shapes.front());
     if (context.wants(BenchKind::kLookup)) bench_lookup(context);
     if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
@@ -67,10 +75,12 @@ std::string_view to_string(BenchKind kind) noexcept {
     case BenchKind::kTransfer: return "transfer";
     case BenchKind::kLatency: return "latency";
     case BenchKind::kInterference: return "interference";
+    case BenchKind::kLayers: return "layers";
     case BenchKind::kSubmit: return "submit";
     case BenchKind::kLookup: return "lookup";
     case BenchKind::kClear: return "clear";
     case BenchKind::kPool: return "pool";
+    case BenchKind::kAblation: return "ablation";
   }
   return "invalid";
 }

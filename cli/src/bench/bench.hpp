@@ -22,14 +22,17 @@ enum class BenchKind : std::uint8_t {
   kTransfer = 1,
   kLatency,
   kInterference,
+  kLayers,
   kSubmit,
   kLookup,
   kClear,
-  kPool
+  kPool,
+  kAblation
 };
 inline constexpr std::array kBenchKinds = {
-    BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kSubmit,
-    BenchKind::kLookup,   BenchKind::kClear,   BenchKind::kPool};
+    BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference,
+    BenchKind::kLayers,   BenchKind::kSubmit,  BenchKind::kLookup,
+    BenchKind::kClear,    BenchKind::kPool,    BenchKind::kAblation};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.

@@ -2,56 +2,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_instance.hpp"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <ctime>
+#include <algorithm>
 #include <utility>
 
 namespace kvferry::cli {
 namespace {
 
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 
 constexpr ipc::Duration kConnectTry = 200ms;
 constexpr ipc::Duration kConnectRetry = 20ms;
+constexpr ipc::Duration kDropped = 5s;
+constexpr std::size_t kCompletions = 64;
 
-/// Of all threads of a process; 0 when it has ended.
-double cpu_seconds_of(pid_t pid) {
-  clockid_t clock = 0;
-  timespec spent{};
-  if (::clock_getcpuclockid(pid, &clock) != 0 || ::clock_gettime(clock, &spent) != 0) return 0;
-  return static_cast<double>(spent.tv_sec) + static_cast<double>(spent.tv_nsec) / 1e9;
+BenchTarget::Options with_plan(BenchTarget::Options options, const InstancePlan& plan) {
+  options.instance = plan.instance;
+  options.host_bytes = plan.host_bytes;
+  return options;
 }
 
 }  // namespace
 
-BenchInstance::BenchInstance(ipc::EventLoop& loop, const RunDir& dir, Options options)
-    : loop_(loop), dir_(dir), options_(std::move(options)) {
-  RunProcesses::Hooks hooks;
-  hooks.say = options_.say;
-  hooks.on_hopeless = [this](const ipc::Error& error) { over_ = error; };
-  hooks.on_change = [] {};
-  processes_.emplace(loop_, dir_, options_.plan.instance, options_.log_dir, std::move(hooks));
-}
+BenchInstance::BenchInstance(ipc::EventLoop& loop,
+                             const RunDir& dir,
+                             InstancePlan plan,
+                             ipc::Geometry geometry,
+                             Options options)
+    : BenchTarget(loop, dir, with_plan(std::move(options), plan)),
+      plan_(std::move(plan)),
+      geometry_(std::move(geometry)) {}
 
 BenchInstance::~BenchInstance() {
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
 
-void BenchInstance::interrupt(const ipc::Error& why) {
-  over_ = why;
-  if (processes_) processes_->interrupt();
-}
-
 bool BenchInstance::try_connect() {
   worker::ClientOptions options;
   options.runtime_dir = dir_.path().string();
-  options.instance = options_.plan.instance;
-  options.engine = options_.plan.engine;
-  options.ranks = options_.geometry.ranks;
-  options.identity.model = options_.geometry.name;
-  options.identity.fingerprint = options_.geometry.fingerprint(options_.plan.arena.order);
+  options.instance = plan_.instance;
+  options.engine = plan_.engine;
+  options.ranks = geometry_.ranks;
+  options.identity.model = geometry_.name;
+  options.identity.fingerprint = geometry_.fingerprint(plan_.arena.order);
   options.identity.weights = ipc::Digest::random();
   auto client = worker::Client::connect(options, ipc::Deadline::after(kConnectTry));
   if (client) {
@@ -67,10 +60,10 @@ bool BenchInstance::try_connect() {
 }
 
 ipc::Status BenchInstance::start() {
-  KVFERRY_TRY(processes_->start(instance_children(options_.plan, dir_.path())));
+  KVFERRY_TRY(processes_->start(instance_children(plan_, dir_.path())));
   processes_->observe();
   const ipc::Deadline deadline =
-      ipc::Deadline::after(start_limit(options_.patience, options_.plan.host_bytes));
+      ipc::Deadline::after(start_limit(options_.patience, plan_.host_bytes));
   while (!try_connect()) {
     if (over_) return *over_;
     if (deadline.expired()) return KVFERRY_ERROR(kTimeout, "no manager took this engine in time");
@@ -93,31 +86,29 @@ ipc::Status BenchInstance::start() {
   return ipc::ok();
 }
 
-ipc::Status BenchInstance::run_until(const std::function<bool()>& done, std::string_view what) {
-  note_progress();
-  while (!done()) {
-    if (over_) return *over_;
-    if (patience_.expired()) {
-      return KVFERRY_ERROR(kTimeout, "{} did not go on for {:.1f} s", what,
-                           std::chrono::duration<double>(options_.patience).count());
+ipc::Result<std::uint64_t> BenchInstance::submit(std::uint64_t handle,
+                                                 const std::vector<worker::SequenceItem>& blocks,
+                                                 bool to_host) {
+  KVFERRY_ASSIGN(const worker::JobId id,
+                 to_host ? client_->swap_out(handle, blocks) : client_->swap_in(handle, blocks));
+  return id.value;
+}
+
+void BenchInstance::take(const std::function<void(const Ended&)>& each) {
+  for (const worker::Completion& completion : client_->poll(kCompletions)) {
+    Ended ended{completion.job.value, completion.bytes, std::nullopt};
+    const auto wrong = std::find_if(completion.results.begin(), completion.results.end(),
+                                    [](std::uint8_t code) { return code != 0; });
+    if (wrong != completion.results.end()) {
+      ended.error = ipc::Error{static_cast<ipc::ErrorCode>(*wrong), completion.message};
     }
-    loop_.run_once(patience_);
+    each(ended);
   }
-  return ipc::ok();
 }
 
-ipc::Status BenchInstance::run_for(ipc::Deadline until) {
-  while (!until.expired()) {
-    if (over_) return *over_;
-    loop_.run_once(until);
-  }
+ipc::Status BenchInstance::drop(std::uint64_t handle) {
+  KVFERRY_TRY(client_->drop_sequence(handle, ipc::Deadline::after(kDropped)));
   return ipc::ok();
-}
-
-double BenchInstance::cpu_seconds() const {
-  double seconds = cpu_seconds_of(::getpid());
-  for (const pid_t pid : processes_->started()) seconds += cpu_seconds_of(pid);
-  return seconds;
 }
 
 Leavings BenchInstance::end(const DeviceProbe& devices, bool failed) {
@@ -126,7 +117,7 @@ Leavings BenchInstance::end(const DeviceProbe& devices, bool failed) {
     loop_.unwatch(client_->fd());
     client_.reset();
   }
-  return processes_->end(devices, options_.plan.host_bytes, failed);
+  return end_processes(devices, failed);
 }
 
 }  // namespace kvferry::cli

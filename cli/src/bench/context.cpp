@@ -43,7 +43,7 @@ void BenchContext::on_signal() {
   const int number = signals_.take();
   if (number == 0) return;
   interrupted_ = KVFERRY_ERROR(kCancelled, "interrupted by signal {}", number);
-  if (instance_ != nullptr) instance_->interrupt(*interrupted_);
+  if (target_ != nullptr) target_->interrupt(*interrupted_);
 }
 
 void BenchContext::check_interrupted() {
@@ -89,27 +89,29 @@ InstancePlan BenchContext::plan(const BenchShape& shape,
   return plan;
 }
 
-void BenchContext::with_instance(const BenchShape& shape,
-                                 const InstancePlan& plan,
-                                 const std::function<void(BenchInstance&)>& measure) {
-  doing(fmt::format("{}: starting processes, copy strategy {}", shape.geometry.name,
-                    cache_manager::to_string(plan.strategy)));
+BenchTarget::Options BenchContext::target_options() {
+  BenchTarget::Options options;
+  options.log_dir = config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir);
+  options.patience = config_.patience;
+  options.say = [this](const std::string& line) { line_.say(line); };
+  return options;
+}
+
+template <typename Target>
+void BenchContext::measure_on(Target& target,
+                              const InstancePlan& plan,
+                              const std::function<void(Target&)>& measure) {
   const DeviceProbe devices(plan.devices);
-  BenchInstance instance(
-      loop_, dir_,
-      {plan, shape.geometry,
-       config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir),
-       config_.patience, [this](const std::string& line) { line_.say(line); }});
-  instance_ = &instance;
+  target_ = &target;
   std::optional<ipc::Error> failed;
   try {
-    must(instance.start());
-    measure(instance);
+    must(target.start());
+    measure(target);
   } catch (const ipc::Exception& error) {
     failed = error.error();
   }
-  const Leavings left = instance.end(devices, failed.has_value());
-  instance_ = nullptr;
+  const Leavings left = target.end(devices, failed.has_value());
+  target_ = nullptr;
   report.leaked_device_bytes += left.device_bytes;
   report.leaked_host_bytes += left.host_bytes;
   report.leftover_names.insert(report.leftover_names.end(), left.names.begin(), left.names.end());
@@ -117,6 +119,26 @@ void BenchContext::with_instance(const BenchShape& shape,
     report.errors.push_back("device memory could not be looked at: " + left.error->to_string());
   }
   if (failed) throw ipc::Exception(*failed);
+}
+
+void BenchContext::with_instance(const BenchShape& shape,
+                                 const InstancePlan& plan,
+                                 const std::function<void(BenchInstance&)>& measure) {
+  doing(fmt::format("{}: starting processes, copy strategy {}", shape.geometry.name,
+                    cache_manager::to_string(plan.strategy)));
+  BenchInstance instance(loop_, dir_, plan, shape.geometry, target_options());
+  measure_on(instance, plan, measure);
+}
+
+void BenchContext::with_copier(const BenchShape& shape,
+                               const InstancePlan& plan,
+                               OwnStrategy strategy,
+                               const std::function<void(CopierInstance&)>& measure) {
+  doing(fmt::format("{}: starting a worker that copies by itself: {}", shape.geometry.name,
+                    to_string(strategy)));
+  CopierInstance instance(loop_, dir_, plan, strategy,
+                          must(ipc::plan_arena(shape.geometry, plan.arena)), target_options());
+  measure_on(instance, plan, measure);
 }
 
 std::unique_ptr<ipc::Device> BenchContext::bare_device(const BenchShape& shape,

@@ -4,6 +4,7 @@
 
 #include "bench/bench.hpp"
 #include "bench/bench_instance.hpp"
+#include "bench/copier/copier_instance.hpp"
 #include "bench/report.hpp"
 #include "bench/shape.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
@@ -48,6 +49,11 @@ class BenchContext {
   void with_instance(const BenchShape& shape,
                      const InstancePlan& plan,
                      const std::function<void(BenchInstance&)>& measure);
+  /// The same for a worker of that plan that copies by itself.
+  void with_copier(const BenchShape& shape,
+                   const InstancePlan& plan,
+                   OwnStrategy strategy,
+                   const std::function<void(CopierInstance&)>& measure);
   /// Rank 0's device, opened in this process, where the bare calls are made.
   [[nodiscard]] std::unique_ptr<ipc::Device> bare_device(const BenchShape& shape,
                                                          const InstancePlan& plan);
@@ -56,6 +62,11 @@ class BenchContext {
 
  private:
   void on_signal();
+  [[nodiscard]] BenchTarget::Options target_options();
+  template <typename Target>
+  void measure_on(Target& target,
+                  const InstancePlan& plan,
+                  const std::function<void(Target&)>& measure);
 
   const BenchConfig& config_;
   const RunDir& dir_;
@@ -63,8 +74,8 @@ class BenchContext {
   ipc::EventLoop loop_;
   MovingLine line_;
   std::optional<ipc::Error> interrupted_;
-  BenchInstance* instance_ = nullptr;  ///< While one runs.
-  std::uint32_t devices_ = 0;          ///< Simulated ones that were named.
+  BenchTarget* target_ = nullptr;  ///< While one runs.
+  std::uint32_t devices_ = 0;      ///< Simulated ones that were named.
 };
 
 }  // namespace kvferry::cli

@@ -23,7 +23,13 @@ std::string_view to_string(Locality locality) noexcept {
 }
 
 std::string_view to_string(BenchPath path) noexcept {
-  return path == BenchPath::kBare ? "bare" : "engine";
+  switch (path) {
+    case BenchPath::kEngine: return "engine";
+    case BenchPath::kBare: return "bare";
+    case BenchPath::kMover: return "mover";
+    case BenchPath::kOwn: return "own";
+  }
+  return "invalid";
 }
 
 double Samples::quantile(double share) const {

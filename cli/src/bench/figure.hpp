@@ -27,8 +27,9 @@ enum class Locality : std::uint8_t { kSequential = 1, kRandom };
 [[nodiscard]] std::string_view to_string(Locality locality) noexcept;
 
 /// kEngine: engine, manager, mover and worker, processes of their own. kBare: the same copies by
-/// bare calls in one process, without anything around them.
-enum class BenchPath : std::uint8_t { kEngine = 1, kBare };
+/// bare calls in one process, without anything around them. Of the benchmark "ablation" kMover is
+/// what kEngine is of others, and kOwn a worker that copies by itself.
+enum class BenchPath : std::uint8_t { kEngine = 1, kBare, kMover, kOwn };
 [[nodiscard]] std::string_view to_string(BenchPath path) noexcept;
 
 /// What several runs of one measurement gave.
@@ -80,6 +81,8 @@ struct RoundTimes {
   double p99 = 0;
   double median_beside = 0;
   double p99_beside = 0;
+  /// Beside one large copy of another process, in the same pairs; 0: not measured.
+  double p99_beside_copy = 0;
 };
 
 struct BenchFigure {
@@ -93,8 +96,15 @@ struct BenchFigure {
   std::optional<double> per_second;      ///< Jobs.
   std::optional<double> cpu_ms_per_gib;  ///< Of all processes of the path together.
   std::string load;                      ///< What the worker computed beside; empty: nothing.
+  /// Of its rounds beside these copies to those beside one large copy of another process, in the
+  /// same pairs.
+  Samples slowdown_beyond_copy;
   Samples slowdown;  ///< Of its rounds: pairs of a phase with copies and the one before without.
   std::optional<RoundTimes> round_us;
+  /// From SIGKILL to what copies, under traffic, until a job that was submitted after its death has
+  /// completed well.
+  std::optional<double> recovery_us;
+  std::optional<bool> arena_kept;  ///< Over that death: what device blocks hold.
 };
 
 }  // namespace kvferry::cli

@@ -3,7 +3,9 @@
 #include "bench/interference_bench.hpp"
 
 #include "bench/bare_copies.hpp"
+#include "bench/link.hpp"
 #include "bench/load_times.hpp"
+#include "bench/own_strategies.hpp"
 #include "bench/traffic.hpp"
 #include "must.hpp"
 
@@ -27,9 +29,6 @@ constexpr ipc::Duration kPhase = 200ms;
 /// Until the load runs evenly, and before copies count.
 constexpr ipc::Duration kWarmUp = 300ms;
 constexpr ipc::Duration kTimesLook = 20ms;
-/// Of one call for copies, after which the link idles for a moment.
-constexpr std::uint64_t kCudaCallBytes = 2ULL << 30;
-constexpr std::uint64_t kHostCallBytes = 4ULL << 20;
 /// Some of them are slow.
 constexpr std::uint64_t kBareCallBytes = 256ULL << 20;
 constexpr std::uint64_t kCudaJobsSpan = 256ULL << 20;
@@ -38,17 +37,37 @@ constexpr std::uint64_t kRoomForSwaps = 3;
 constexpr std::uint64_t kRoomForSlabs = 64ULL << 20;
 constexpr double kTail = 0.99;
 
-/// Moves so many bytes, and says how many.
-using Copies = std::function<std::uint64_t()>;
+using Phase = Traffic::Window;
+/// Copies all the time, for so long.
+using Copies = std::function<Phase(ipc::Duration)>;
 
-struct Phase {
-  ipc::TimePoint from;
-  ipc::TimePoint to;
-  std::uint64_t bytes = 0;
-};
+/// By calls one after the other, each of which says how many bytes it moved.
+Copies calls(std::function<std::uint64_t()> call) {
+  return [call = std::move(call)](ipc::Duration time) {
+    Phase phase{ipc::MonotonicClock::now(), {}, 0};
+    const ipc::Deadline end = ipc::Deadline::at(phase.from + time);
+    do {
+      phase.bytes += call();
+    } while (!end.expired());
+    phase.to = ipc::MonotonicClock::now();
+    return phase;
+  };
+}
+
+std::uint64_t large_copy(BareCopies& copies, Way way) {
+  must(copies.limit(way));
+  return (way == Way::kBoth ? 2 : 1) * copies.limit_bytes();
+}
 
 double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+BenchFigure figure_of(worker::ComputeLoadKind load) {
+  BenchFigure figure;
+  figure.bench = to_string(BenchKind::kInterference);
+  figure.load = worker::to_string(load);
+  return figure;
 }
 
 class InterferenceBench {
@@ -59,9 +78,6 @@ class InterferenceBench {
   void run();
 
  private:
-  [[nodiscard]] std::uint64_t call_bytes() const {
-    return context_.cuda() ? kCudaCallBytes : kHostCallBytes;
-  }
   [[nodiscard]] JobPlan jobs(std::uint32_t blocks) const {
     return plan_jobs(shape_, blocks, context_.cuda() ? kCudaJobsSpan : kHostJobsSpan);
   }
@@ -70,25 +86,28 @@ class InterferenceBench {
   [[nodiscard]] InstancePlan plan_for(cache_manager::CopyStrategy strategy,
                                       worker::ComputeLoadKind load);
   void measure_link(const InstancePlan& plan);
-  void measure_engine(BenchInstance& instance,
-                      LoadTimes& times,
-                      cache_manager::CopyStrategy strategy,
-                      worker::ComputeLoadKind load);
-  void measure_bare(BenchInstance& instance,
+  void measure_jobs(BenchTarget& target,
+                    LoadTimes& times,
+                    const std::vector<std::uint32_t>& group_blocks,
+                    const BenchFigure& figure);
+  void measure_own(OwnStrategy strategy, worker::ComputeLoadKind load);
+  void measure_bare(BenchTarget& target,
                     LoadTimes& times,
                     const InstancePlan& plan,
                     worker::ComputeLoadKind load);
-  void measure_pairs(BenchInstance& instance,
+  void measure_pairs(BenchTarget& target,
                      LoadTimes& times,
                      BenchFigure figure,
-                     const Copies& copies);
-  static void rest(BenchInstance& instance, ipc::Duration time);
-  void await_times(BenchInstance& instance, LoadTimes& times, ipc::TimePoint until);
+                     const Copies& copies,
+                     const Copies& large = {});
+  static void rest(BenchTarget& target, ipc::Duration time);
+  void await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until);
 
   BenchContext& context_;
   const BenchConfig& config_;
   const BenchShape& shape_;
   LinkLimit limit_;
+  BareCopies* large_ = nullptr;  ///< What is compared with, in the same pairs.
   std::uint32_t files_ = 0;
   std::filesystem::path times_file_;
 };
@@ -112,24 +131,15 @@ void InterferenceBench::measure_link(const InstancePlan& plan) {
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   const auto device = context_.bare_device(shape_, plan);
   BareCopies copies(*device, shape_, layout, 0);
-  for (const Way way : {Way::kToHost, Way::kToDevice, Way::kBoth}) {
-    must(copies.limit(way));  // the first one warms up
-    for (std::uint32_t i = 0; i < config_.repeats; ++i) {
-      const double gbps = must(copies.limit(way));
-      limit_.of(way).add(gbps);
-      context_.report.limit.of(way).add(gbps);
-    }
-  }
+  cli::measure_link(context_, copies, limit_);
 }
 
-void InterferenceBench::rest(BenchInstance& instance, ipc::Duration time) {
+void InterferenceBench::rest(BenchTarget& target, ipc::Duration time) {
   const ipc::Deadline end = ipc::Deadline::after(time);
-  must(instance.run_for(end));
+  must(target.run_for(end));
 }
 
-void InterferenceBench::await_times(BenchInstance& instance,
-                                    LoadTimes& times,
-                                    ipc::TimePoint until) {
+void InterferenceBench::await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until) {
   const ipc::Deadline deadline = ipc::Deadline::after(config_.patience);
   for (;;) {
     must(times.read());
@@ -139,38 +149,42 @@ void InterferenceBench::await_times(BenchInstance& instance,
                                          "the worker's load told no time in {} ms; see the logs",
                                          config_.patience.count()));
     }
-    rest(instance, kTimesLook);
+    rest(target, kTimesLook);
   }
 }
 
-void InterferenceBench::measure_pairs(BenchInstance& instance,
+void InterferenceBench::measure_pairs(BenchTarget& target,
                                       LoadTimes& times,
                                       BenchFigure figure,
-                                      const Copies& copies) {
+                                      const Copies& copies,
+                                      const Copies& large) {
   context_.doing(fmt::format("{}: {} beside {}, {}", shape_.geometry.name, figure.strategy,
                              figure.load, to_string(figure.point.way)));
-  const auto copy = [&](ipc::Duration time) {
-    Phase phase{ipc::MonotonicClock::now(), {}, 0};
-    const ipc::Deadline end = ipc::Deadline::at(phase.from + time);
-    do {
-      phase.bytes += copies();
-    } while (!end.expired());
-    phase.to = ipc::MonotonicClock::now();
-    return phase;
+  (void)copies(kWarmUp);
+  if (large) (void)large(kWarmUp);
+  struct Round {
+    Phase without;
+    Phase with;
+    std::optional<Phase> beside_large;
   };
-  (void)copy(kWarmUp);
-  std::vector<std::pair<Phase, Phase>> pairs;  // without copies, with
+  std::vector<Round> rounds;
   for (std::uint32_t i = 0; i < config_.pairs; ++i) {
-    Phase without{ipc::MonotonicClock::now(), {}, 0};
-    rest(instance, kPhase);
-    without.to = ipc::MonotonicClock::now();
-    pairs.emplace_back(without, copy(kPhase));
+    Round& round = rounds.emplace_back();
+    round.without.from = ipc::MonotonicClock::now();
+    rest(target, kPhase);
+    round.without.to = ipc::MonotonicClock::now();
+    // In turns, so that what comes and goes on the machine meets both.
+    const bool large_first = i % 2 == 1;
+    if (large && large_first) round.beside_large = large(kPhase);
+    round.with = copies(kPhase);
+    if (large && !large_first) round.beside_large = large(kPhase);
     context_.check_interrupted();
   }
-  await_times(instance, times, pairs.back().second.to);
+  await_times(target, times, ipc::MonotonicClock::now());
   Samples all_without;
   Samples all_with;
-  for (const auto& [without, with] : pairs) {
+  Samples all_beside_large;
+  for (const auto& [without, with, beside_large] : rounds) {
     Samples rounds_without;
     Samples rounds_with;
     times.add_within(without.from, without.to, rounds_without);
@@ -181,6 +195,13 @@ void InterferenceBench::measure_pairs(BenchInstance& instance,
     figure.slowdown.add(mean_of(rounds_with.values()) / mean_of(rounds_without.values()));
     all_without.add_all(rounds_without);
     all_with.add_all(rounds_with);
+    if (!beside_large) continue;
+    Samples rounds_beside;
+    times.add_within(beside_large->from, beside_large->to, rounds_beside);
+    if (rounds_beside.empty()) continue;
+    figure.slowdown_beyond_copy.add(mean_of(rounds_with.values()) /
+                                    mean_of(rounds_beside.values()));
+    all_beside_large.add_all(rounds_beside);
   }
   if (figure.slowdown.empty()) {
     throw ipc::Exception(KVFERRY_ERROR(
@@ -188,32 +209,45 @@ void InterferenceBench::measure_pairs(BenchInstance& instance,
         figure.load, std::chrono::duration_cast<std::chrono::milliseconds>(kPhase).count()));
   }
   figure.round_us = RoundTimes{all_without.median(), all_without.quantile(kTail), all_with.median(),
-                               all_with.quantile(kTail)};
+                               all_with.quantile(kTail),
+                               all_beside_large.empty() ? 0 : all_beside_large.quantile(kTail)};
   figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();
   context_.report.figures.push_back(std::move(figure));
 }
 
-void InterferenceBench::measure_engine(BenchInstance& instance,
-                                       LoadTimes& times,
-                                       cache_manager::CopyStrategy strategy,
-                                       worker::ComputeLoadKind load) {
-  const std::vector<std::uint32_t> group_blocks = instance.client().state().group_blocks;
+void InterferenceBench::measure_jobs(BenchTarget& target,
+                                     LoadTimes& times,
+                                     const std::vector<std::uint32_t>& group_blocks,
+                                     const BenchFigure& figure) {
   for (const std::uint32_t blocks : config_.blocks) {
     for (const Way way : config_.ways) {
       const JobPlan plan = jobs(blocks);
-      Traffic traffic(instance, jobs_of(plan, group_blocks), plan.in_flight,
+      Traffic traffic(target, jobs_of(plan, group_blocks), plan.in_flight,
                       blocks * shape_.moved_bytes());
       must(traffic.prepare());
-      BenchFigure figure;
-      figure.bench = to_string(BenchKind::kInterference);
-      figure.strategy = cache_manager::to_string(strategy);
-      figure.load = worker::to_string(load);
-      figure.point = shape_.point(blocks, way, config_.localities.front());
-      measure_pairs(instance, times, std::move(figure),
-                    [&] { return must(traffic.move(way, call_bytes())).bytes; });
+      BenchFigure measured = figure;
+      measured.point = shape_.point(blocks, way, config_.localities.front());
+      measure_pairs(
+          target, times, std::move(measured),
+          [&](ipc::Duration time) { return must(traffic.move_for(way, time)); },
+          large_ != nullptr ? calls([&] { return large_copy(*large_, way); }) : Copies());
       must(traffic.finish());
     }
   }
+}
+
+// In the load's own process.
+void InterferenceBench::measure_own(OwnStrategy strategy, worker::ComputeLoadKind load) {
+  const InstancePlan plan = plan_for(mover_strategy(strategy), load);
+  const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
+  context_.with_copier(shape_, plan, strategy, [&](CopierInstance& copier) {
+    LoadTimes times(times_file_);
+    await_times(copier, times, ipc::MonotonicClock::now());
+    BenchFigure figure = figure_of(load);
+    figure.path = BenchPath::kOwn;
+    figure.strategy = to_string(strategy);
+    measure_jobs(copier, times, group_blocks_of(layout), figure);
+  });
 }
 
 std::array<std::vector<Traffic::Job>, 2> InterferenceBench::jobs_of(
@@ -224,7 +258,7 @@ std::array<std::vector<Traffic::Job>, 2> InterferenceBench::jobs_of(
 }
 
 // From this process, as a mover would: in another context than the load.
-void InterferenceBench::measure_bare(BenchInstance& instance,
+void InterferenceBench::measure_bare(BenchTarget& target,
                                      LoadTimes& times,
                                      const InstancePlan& plan,
                                      worker::ComputeLoadKind load) {
@@ -233,31 +267,24 @@ void InterferenceBench::measure_bare(BenchInstance& instance,
   // One kind of job is enough: they are not compared with each other.
   const std::uint32_t blocks = config_.blocks.front();
   BareCopies copies(*device, shape_, layout, config_.bare ? blocks : 0);
-  std::vector<std::uint32_t> group_blocks;
-  for (const ipc::GroupLayout& group : layout.groups) group_blocks.push_back(group.block_count);
-  const BareCopies::Jobs scattered = jobs_of(jobs(blocks), group_blocks);
+  const BareCopies::Jobs scattered = jobs_of(jobs(blocks), group_blocks_of(layout));
   for (const Way way : config_.ways) {
-    BenchFigure figure;
-    figure.bench = to_string(BenchKind::kInterference);
+    BenchFigure figure = figure_of(load);
     figure.path = BenchPath::kBare;
-    figure.load = worker::to_string(load);
     figure.point = shape_.point(blocks, way, config_.localities.front());
     figure.point.block_bytes = shape_.rank_bytes();
     const std::uint64_t ways = way == Way::kBoth ? 2 : 1;
     BenchFigure large = figure;
     large.strategy = "one copy";
-    measure_pairs(instance, times, std::move(large), [&] {
-      must(copies.limit(way));
-      return ways * copies.limit_bytes();
-    });
+    measure_pairs(target, times, std::move(large), calls([&] { return large_copy(copies, way); }));
     if (!config_.bare || !context_.cuda()) continue;  // a simulated device knows memcpy alone
     for (const BareStrategy strategy : kBareStrategies) {
       BenchFigure each = figure;
       each.strategy = to_string(strategy);
-      measure_pairs(instance, times, std::move(each), [&] {
-        must(copies.move(strategy, way, scattered, kBareCallBytes));
-        return ways * kBareCallBytes;
-      });
+      measure_pairs(target, times, std::move(each), calls([&] {
+                      must(copies.move(strategy, way, scattered, kBareCallBytes));
+                      return ways * kBareCallBytes;
+                    }));
     }
   }
 }
@@ -275,10 +302,24 @@ void InterferenceBench::run() {
       context_.with_instance(shape_, plan, [&](BenchInstance& instance) {
         LoadTimes times(times_file_);
         await_times(instance, times, ipc::MonotonicClock::now());
-        measure_engine(instance, times, strategy, load);
-        // After it: this process has a context on the device from then on.
+        BenchFigure figure = figure_of(load);
+        figure.strategy = cache_manager::to_string(strategy);
+        {
+          const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
+          const auto device = context_.bare_device(shape_, plan);
+          BareCopies large(*device, shape_, layout, 0);
+          large_ = &large;
+          measure_jobs(instance, times, instance.client().state().group_blocks, figure);
+          large_ = nullptr;
+        }
         if (std::exchange(bare, false)) measure_bare(instance, times, plan, load);
       });
+    }
+    if (!context_.wants(BenchKind::kAblation)) continue;
+    const ipc::ArenaOptions arena =
+        make_arena_options(config_.arena, shape_.geometry, 0, config_.devices.kind);
+    for (const OwnStrategy strategy : own_strategies(config_, shape_, arena)) {
+      measure_own(strategy, load);
     }
   }
 }

@@ -28,19 +28,21 @@ constexpr std::string_view kLightCurves = R"(    .limit { stroke: #57606a; strok
     .bare { stroke-dasharray: 7 4; }
     .auto { stroke: #000000; } .direct { stroke: #0072b2; } .staged { stroke: #009e73; }
     .strided { stroke: #7b4fb5; } .batch { stroke: #e69f00; } .memcpy { stroke: #d55e00; }
-    .kernel { stroke: #cc79a7; }
+    .kernel { stroke: #cc79a7; } .agent { stroke: #8c564b; }
     circle.auto { fill: #000000; } circle.direct { fill: #0072b2; }
     circle.staged { fill: #009e73; } circle.strided { fill: #7b4fb5; } circle.batch { fill: #e69f00; }
     circle.memcpy { fill: #d55e00; } circle.kernel { fill: #cc79a7; }
+    circle.agent { fill: #8c564b; }
     circle.hollow { fill: #ffffff; }
 )";
 constexpr std::string_view kDarkCurves = R"(      .limit { stroke: #9198a1; }
       .auto { stroke: #ffffff; } .direct { stroke: #56b4e9; } .staged { stroke: #3fd0a0; }
       .strided { stroke: #b79cf0; } .batch { stroke: #f0c040; } .memcpy { stroke: #ff9e4a; }
-      .kernel { stroke: #e0a0c8; }
+      .kernel { stroke: #e0a0c8; } .agent { stroke: #d8a898; }
       circle.auto { fill: #ffffff; } circle.direct { fill: #56b4e9; }
       circle.staged { fill: #3fd0a0; } circle.strided { fill: #b79cf0; } circle.batch { fill: #f0c040; }
       circle.memcpy { fill: #ff9e4a; } circle.kernel { fill: #e0a0c8; }
+      circle.agent { fill: #d8a898; }
       circle.hollow { fill: #0d1117; }
 )";
 

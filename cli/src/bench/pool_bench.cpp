@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/pool_bench.hpp"
 
+#include "kvferry/ipc/os/pool_filler.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "must.hpp"
 
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 
 namespace kvferry::cli {
@@ -17,8 +19,11 @@ namespace {
 /// As a mover's.
 constexpr std::uint64_t kPieceBytes = 64ULL << 20;
 
-enum Step : std::size_t { kMake, kRegister, kUnregister, kSteps };
-constexpr std::array<std::string_view, kSteps> kNames = {"make", "register", "unregister"};
+constexpr std::uint64_t kFirstBytes = 1ULL << 30;
+
+enum Step : std::size_t { kFirst, kMake, kRegister, kUnregister, kGiveBack, kSteps };
+constexpr std::array<std::string_view, kSteps> kNames = {"first GiB usable", "all there",
+                                                         "register", "unregister", "give back"};
 
 double us_of(ipc::TimePoint start, ipc::TimePoint end) {
   return std::chrono::duration<double, std::micro>(end - start).count();
@@ -44,8 +49,21 @@ void bench_pool(BenchContext& context, const BenchShape& shape) {
   for (std::uint32_t i = 0; i < context.config().repeats; ++i) {
     context.doing(fmt::format("pool: {} of {}", i + 1, context.config().repeats));
     const ipc::TimePoint start = ipc::MonotonicClock::now();
-    const ipc::UniqueFd fd = must(ipc::SharedMemory::create_pool("kvferry-bench", bytes, true));
-    const ipc::SharedMapping mapping = must(ipc::SharedMemory::map_pool(fd, bytes));
+    bool of_huge_pages = false;
+    ipc::UniqueFd fd =
+        must(ipc::SharedMemory::create_large_pool("kvferry-bench", bytes, true, of_huge_pages));
+    std::optional<ipc::SharedMapping> mapped = must(ipc::SharedMemory::map_pool(fd, bytes));
+    const ipc::SharedMapping& mapping = *mapped;
+    std::array<ipc::TimePoint, 2> filled;  // the first GiB, all
+    {
+      ipc::PoolFiller filler(
+          fd, {"kvferry-bench", bytes, 0, ipc::gpu_numa_nodes()}, [](std::uint64_t) {},
+          [](const ipc::Error&) {});
+      must(filler.wait_filled(kFirstBytes, [] { return false; }));
+      filled[0] = ipc::MonotonicClock::now();
+      must(filler.wait_filled(bytes, [] { return false; }));
+      filled[1] = ipc::MonotonicClock::now();
+    }
     const ipc::TimePoint made = ipc::MonotonicClock::now();
     const auto each_piece = [&](auto call) {
       for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
@@ -55,9 +73,14 @@ void bench_pool(BenchContext& context, const BenchShape& shape) {
     each_piece([&](void* data, std::uint64_t size) { return device->register_host(data, size); });
     const ipc::TimePoint registered = ipc::MonotonicClock::now();
     each_piece([&](void* data, std::uint64_t) { return device->unregister_host(data); });
-    figures[kMake].us.add(us_of(start, made));
+    const ipc::TimePoint unregistered = ipc::MonotonicClock::now();
+    mapped.reset();
+    fd.reset();
+    figures[kFirst].us.add(us_of(start, filled[0]));
+    figures[kMake].us.add(us_of(start, filled[1]));
     figures[kRegister].us.add(us_of(made, registered));
-    figures[kUnregister].us.add(us_of(registered, ipc::MonotonicClock::now()));
+    figures[kUnregister].us.add(us_of(registered, unregistered));
+    figures[kGiveBack].us.add(us_of(unregistered, ipc::MonotonicClock::now()));
   }
   for (BenchFigure& figure : figures) context.report.figures.push_back(std::move(figure));
 }

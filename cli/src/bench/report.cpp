@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/report.hpp"
 
+#include "bench/bench.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "table.hpp"
 
@@ -33,6 +34,10 @@ void add_rounds(Json& json, const BenchFigure& figure) {
   put("itl_p99_us_beside", [](const RoundTimes& times) { return times.p99_beside; });
   put("itl_p50_ratio", [](const RoundTimes& times) { return times.median_beside / times.median; });
   put("itl_p99_ratio", [](const RoundTimes& times) { return times.p99_beside / times.p99; });
+  const bool beside_copy = figure.round_us && figure.round_us->p99_beside_copy > 0;
+  json["itl_p99_beyond_copy"] =
+      beside_copy ? Json(figure.round_us->p99_beside / figure.round_us->p99_beside_copy) : Json();
+  json["slowdown_beyond_copy"] = median_of(figure.slowdown_beyond_copy);
   const bool known = !figure.slowdown.empty();
   json["slowdown_least"] = known ? Json(figure.slowdown.least()) : Json();
   json["slowdown_most"] = known ? Json(figure.slowdown.most()) : Json();
@@ -57,7 +62,10 @@ Json to_json(const BenchFigure& figure) {
             {"cpu_ms_per_gib", optional_of(figure.cpu_ms_per_gib)},
             // Of the compute beside it: of the benchmark "interference".
             {"load", figure.load.empty() ? Json() : Json(figure.load)},
-            {"slowdown", median_of(figure.slowdown)}};
+            {"slowdown", median_of(figure.slowdown)},
+            // Of the death of what copies: of the benchmark "ablation".
+            {"recovery_us", optional_of(figure.recovery_us)},
+            {"arena_kept", optional_of(figure.arena_kept)}};
   add_rounds(json, figure);
   json["gbps_least"] = figure.gbps.empty() ? Json() : Json(figure.gbps.least());
   json["gbps_most"] = figure.gbps.empty() ? Json() : Json(figure.gbps.most());
@@ -160,7 +168,9 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                {"beside", Align::kRight},
                {"p99 us", Align::kRight},
                {"beside", Align::kRight},
-               {"p99 ratio", Align::kRight}});
+               {"p99 ratio", Align::kRight},
+               {"beyond one copy: slowdown", Align::kRight},
+               {"p99", Align::kRight}});
   for (const BenchFigure* figure : figures) {
     const RoundTimes times = figure->round_us.value_or(RoundTimes{});
     const std::string job =
@@ -172,7 +182,13 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                            figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
                fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
                fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
-               fmt::format("{:.3f}", times.p99_beside / times.p99)});
+               fmt::format("{:.3f}", times.p99_beside / times.p99),
+               figure->slowdown_beyond_copy.empty()
+                   ? ""
+                   : fmt::format("{:.3f}", figure->slowdown_beyond_copy.median()),
+               times.p99_beside_copy > 0
+                   ? fmt::format("{:.3f}", times.p99_beside / times.p99_beside_copy)
+                   : ""});
   }
   const std::string jobs =
       with_jobs ? "" : fmt::format(", jobs of {}", job_of(first.point, /*with_locality=*/false));
@@ -182,6 +198,41 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
              to_string(first.point.way), first.load, first.slowdown.size(),
              first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
              ipc::format_size(first.point.chunk_bytes), jobs) +
+         table.render("  ");
+}
+
+/// Of one way: a row for each job by each way of copying, those of a mover beside the worker's own.
+std::string ablation_table_of(const std::vector<const BenchFigure*>& figures) {
+  const BenchFigure& first = *figures.front();
+  Table table({{""},
+               {"a job of", Align::kRight},
+               {"GB/s", Align::kRight},
+               {"of the limit", Align::kRight},
+               {"us, median / p99", Align::kRight},
+               {"CPU ms/GiB", Align::kRight},
+               {"killed: back after ms", Align::kRight},
+               {"device blocks"}});
+  const auto text_of = [](const std::optional<double>& value, double scale) {
+    return value ? fmt::format("{:.1f}", scale * *value) : std::string();
+  };
+  for (const BenchFigure* figure : figures) {
+    const std::string us = figure->us.empty() ? ""
+                                              : fmt::format("{:.0f} / {:.0f}", figure->us.median(),
+                                                            figure->us.quantile(0.99));
+    table.add({fmt::format("{} {}", to_string(figure->path), figure->strategy),
+               job_of(figure->point, /*with_locality=*/false),
+               fmt::format("{:.2f}", figure->gbps.median()),
+               figure->share ? fmt::format("{:.1f} %", 100 * *figure->share) : "", us,
+               text_of(figure->cpu_ms_per_gib, 1), text_of(figure->recovery_us, 1e-3),
+               !figure->arena_kept   ? ""
+               : *figure->arena_kept ? "kept"
+                                     : "lost"});
+  }
+  return fmt::format(
+             "ablation {}, with a mover and without: {}{} regions, {} of each, blocks of {}\n",
+             to_string(first.point.way),
+             first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
+             ipc::format_size(first.point.chunk_bytes), ipc::format_size(first.point.block_bytes)) +
          table.render("  ");
 }
 
@@ -226,8 +277,12 @@ std::string tables_of(const BenchReport& report) {
   }
   std::string text = limit_of(report);
   for (const auto& group : groups) {
-    const bool beside = !group.front()->load.empty();
-    text += (beside ? interference_table_of(group) : table_of(group)) + "\n";
+    const BenchFigure& first = *group.front();
+    const bool ablation = first.bench == to_string(BenchKind::kAblation);
+    text += ablation             ? ablation_table_of(group)
+            : first.load.empty() ? table_of(group)
+                                 : interference_table_of(group);
+    text += "\n";
   }
   return text;
 }

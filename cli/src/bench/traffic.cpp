@@ -7,9 +7,7 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::size_t kCompletions = 64;
 constexpr ipc::Duration kAwake = std::chrono::milliseconds(1);
-constexpr ipc::Duration kDropped = std::chrono::seconds(5);
 
 double seconds_since(ipc::TimePoint start) {
   return std::chrono::duration<double>(ipc::MonotonicClock::now() - start).count();
@@ -20,27 +18,24 @@ double seconds_since(ipc::TimePoint start) {
 ipc::Status Traffic::submit(std::size_t lane, std::size_t job, bool to_host) {
   const Job& items = jobs_.at(lane).at(job);
   const std::uint64_t handle = handle_of(lane, job);
-  KVFERRY_ASSIGN(const worker::JobId id, to_host ? instance_.client().swap_out(handle, items)
-                                                 : instance_.client().swap_in(handle, items));
-  under_way_.emplace(id.value, UnderWay{lane, job});
+  KVFERRY_ASSIGN(const std::uint64_t id, target_.submit(handle, items, to_host));
+  under_way_.emplace(id, UnderWay{lane, job});
   return ipc::ok();
 }
 
 void Traffic::take(const std::function<void(const UnderWay&, std::uint64_t bytes)>& on_done) {
-  for (const worker::Completion& completion : instance_.client().poll(kCompletions)) {
-    const auto found = under_way_.find(completion.job.value);
-    if (found == under_way_.end()) continue;
+  target_.take([&](const BenchTarget::Ended& job) {
+    const auto found = under_way_.find(job.job);
+    if (found == under_way_.end()) return;
     const UnderWay ended = found->second;
     under_way_.erase(found);
-    instance_.note_progress();
-    if (completion.all_ok()) {
-      on_done(ended, completion.bytes);
-      continue;
+    target_.note_progress();
+    if (!job.error) {
+      on_done(ended, job.bytes);
+    } else if (!failed_) {
+      failed_ = job.error;
     }
-    const auto wrong = std::find_if(completion.results.begin(), completion.results.end(),
-                                    [](std::uint8_t code) { return code != 0; });
-    if (!failed_) failed_ = ipc::Error{static_cast<ipc::ErrorCode>(*wrong), completion.message};
-  }
+  });
 }
 
 ipc::Status Traffic::prepare() {
@@ -54,7 +49,7 @@ ipc::Status Traffic::prepare() {
 }
 
 ipc::Status Traffic::wait_for_all() {
-  KVFERRY_TRY(instance_.run_until(
+  KVFERRY_TRY(target_.run_until(
       [this] {
         take([](const UnderWay&, std::uint64_t) {});
         return under_way_.empty();
@@ -77,12 +72,12 @@ ipc::Result<Traffic::Moved> Traffic::move(Way way, std::uint64_t bytes_each_way)
     const std::size_t job = submitted.at(lane)++ % jobs_.at(lane).size();
     if (const auto sent = submit(lane, job, lane == kToHostLane); !sent) failed_ = sent.error();
   };
-  const double cpu_before = instance_.cpu_seconds();
+  const double cpu_before = target_.cpu_seconds();
   const ipc::TimePoint start = ipc::MonotonicClock::now();
   for (std::uint32_t i = 0; i < in_flight_; ++i) {
     for (std::size_t lane = 0; lane < jobs_.size(); ++lane) submit_next(lane);
   }
-  KVFERRY_TRY(instance_.run_until(
+  KVFERRY_TRY(target_.run_until(
       [&] {
         take([&](const UnderWay& ended, std::uint64_t bytes) {
           result.bytes += bytes;
@@ -93,8 +88,49 @@ ipc::Result<Traffic::Moved> Traffic::move(Way way, std::uint64_t bytes_each_way)
       "copies"));
   if (failed_) return *failed_;
   result.seconds = seconds_since(start);
-  result.cpu_seconds = instance_.cpu_seconds() - cpu_before;
+  result.cpu_seconds = target_.cpu_seconds() - cpu_before;
   return result;
+}
+
+ipc::Result<Traffic::Window> Traffic::move_for(Way way, ipc::Duration time) {
+  std::array<std::uint64_t, 2> submitted{};
+  std::array<std::uint64_t, 2> ended_in{};
+  Window window;
+  bool open = false;
+  bool over = false;
+  const auto submit_next = [&](std::size_t lane) {
+    if (failed_ || over || !has_lane(way, lane)) return;
+    const std::size_t job = submitted.at(lane)++ % jobs_.at(lane).size();
+    if (const auto sent = submit(lane, job, lane == kToHostLane); !sent) failed_ = sent.error();
+  };
+  for (std::uint32_t i = 0; i < in_flight_; ++i) {
+    for (std::size_t lane = 0; lane < jobs_.size(); ++lane) submit_next(lane);
+  }
+  const auto on_done = [&](const UnderWay& ended, std::uint64_t bytes) {
+    const ipc::TimePoint now = ipc::MonotonicClock::now();
+    if (open && !over) window.bytes += bytes;
+    ++ended_in.at(ended.lane);
+    bool all_go = true;  // as many have ended as were under way at first
+    for (std::size_t lane = 0; lane < jobs_.size(); ++lane) {
+      all_go = all_go && (!has_lane(way, lane) || ended_in.at(lane) >= in_flight_);
+    }
+    if (!open && all_go) {
+      open = true;
+      window.from = now;
+    } else if (open && !over && now - window.from >= time) {
+      over = true;
+      window.to = now;
+    }
+    submit_next(ended.lane);
+  };
+  KVFERRY_TRY(target_.run_until(
+      [&] {
+        take(on_done);
+        return under_way_.empty();
+      },
+      "copies"));
+  if (failed_) return *failed_;
+  return window;
 }
 
 // Enough of them that beginning and ending do not count.
@@ -106,8 +142,7 @@ std::uint64_t Traffic::jobs_for(std::uint64_t bytes) const noexcept {
 ipc::Status Traffic::finish() {
   for (std::size_t lane = 0; lane < jobs_.size(); ++lane) {
     for (std::size_t job = 0; job < jobs_.at(lane).size(); ++job) {
-      KVFERRY_TRY(
-          instance_.client().drop_sequence(handle_of(lane, job), ipc::Deadline::after(kDropped)));
+      KVFERRY_TRY(target_.drop(handle_of(lane, job)));
     }
   }
   return ipc::ok();
@@ -119,7 +154,7 @@ ipc::Result<double> Traffic::one_job(Way way, std::uint32_t turn) {
     if (!has_lane(way, lane)) continue;
     KVFERRY_TRY(submit(lane, turn % jobs_.at(lane).size(), lane == kToHostLane));
   }
-  instance_.stay_awake(kAwake);
+  target_.stay_awake(kAwake);
   KVFERRY_TRY(wait_for_all());
   return seconds_since(start) * 1e6;
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "bench/bench_instance.hpp"
+#include "bench/bench_target.hpp"
 #include "bench/figure.hpp"
 #include "kvferry/ipc/base/result.hpp"
 
@@ -24,11 +24,11 @@ class Traffic {
   using Job = std::vector<worker::SequenceItem>;
 
   /// First the jobs to the host, second those to the device; job_bytes: that one of them moves.
-  Traffic(BenchInstance& instance,
+  Traffic(BenchTarget& target,
           std::array<std::vector<Job>, 2> jobs,
           std::uint32_t in_flight,
           std::uint64_t job_bytes)
-      : instance_(instance), jobs_(std::move(jobs)), in_flight_(in_flight), job_bytes_(job_bytes) {}
+      : target_(target), jobs_(std::move(jobs)), in_flight_(in_flight), job_bytes_(job_bytes) {}
 
   /// Swaps all jobs out, so that there is something to swap in and host memory is there and pinned.
   [[nodiscard]] ipc::Status prepare();
@@ -39,6 +39,14 @@ class Traffic {
   };
   /// So many bytes of each way, and no fewer jobs than a few rounds of what is under way.
   [[nodiscard]] ipc::Result<Moved> move(Way way, std::uint64_t bytes_each_way);
+  struct Window {
+    ipc::TimePoint from;
+    ipc::TimePoint to;
+    std::uint64_t bytes = 0;  ///< Of jobs that ended in it.
+  };
+  /// Jobs under way all the time, for so long: what they take to get going, and to end, is not in
+  /// it.
+  [[nodiscard]] ipc::Result<Window> move_for(Way way, ipc::Duration time);
   /// One job at a time: microseconds from its submit until its completion has been seen.
   [[nodiscard]] ipc::Result<double> one_job(Way way, std::uint32_t turn);
   /// Drops what was swapped out: the next jobs need the room.
@@ -59,7 +67,7 @@ class Traffic {
   /// Takes what has come; on_done for each job that ended well.
   void take(const std::function<void(const UnderWay&, std::uint64_t bytes)>& on_done);
 
-  BenchInstance& instance_;
+  BenchTarget& target_;
   const std::array<std::vector<Job>, 2> jobs_;
   const std::uint32_t in_flight_;
   const std::uint64_t job_bytes_;

@@ -3,6 +3,7 @@
 #include "bench/transfer_bench.hpp"
 
 #include "bench/bare_copies.hpp"
+#include "bench/link.hpp"
 #include "bench/traffic.hpp"
 #include "must.hpp"
 
@@ -113,7 +114,7 @@ std::vector<cache_manager::CopyStrategy> TransferBench::strategies_for(
   std::vector<CopyStrategy> possible;
   for (const CopyStrategy strategy :
        {CopyStrategy::kAuto, CopyStrategy::kDirect, CopyStrategy::kStaged, CopyStrategy::kStrided,
-        CopyStrategy::kBatch, CopyStrategy::kMemcpy}) {
+        CopyStrategy::kBatch, CopyStrategy::kMemcpy, CopyStrategy::kKernel, CopyStrategy::kAgent}) {
     // There direct by another name: a block is one copy.
     if (strategy == CopyStrategy::kStrided && arena.order == ipc::ArenaOrder::kBlockFirst) continue;
     if (check_strategy(strategy, shape_.geometry, arena)) possible.push_back(strategy);
@@ -187,15 +188,7 @@ void TransferBench::with_bare_copies(
 
 void TransferBench::measure_link(BareCopies& copies) {
   context_.doing(fmt::format("{}: the link", shape_.geometry.name));
-  for (const Way way : {Way::kToHost, Way::kToDevice, Way::kBoth}) {
-    must(copies.limit(way));  // the first one warms up
-    for (std::uint32_t i = 0; i < config_.repeats; ++i) {
-      const double gbps = must(copies.limit(way));
-      limit_.of(way).add(gbps);
-      context_.report.limit.of(way).add(gbps);
-    }
-    context_.check_interrupted();
-  }
+  cli::measure_link(context_, copies, limit_);
   compare_with_link();
 }
 

@@ -101,4 +101,18 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
   return children;
 }
 
+ChildSpec copier_child(const InstancePlan& plan,
+                       const std::filesystem::path& runtime_dir,
+                       const std::filesystem::path& socket) {
+  ChildSpec child;
+  child.name = "copier";
+  child.arguments = common_arguments(plan, runtime_dir, "bench-copier");
+  const std::vector<std::string> shared = rank_arguments(plan, 0);
+  child.arguments.insert(child.arguments.end(), shared.begin(), shared.end());
+  child.arguments.push_back("--socket=" + socket.string());
+  child.arguments.insert(child.arguments.end(), plan.worker_arguments.begin(),
+                         plan.worker_arguments.end());
+  return child;
+}
+
 }  // namespace kvferry::cli

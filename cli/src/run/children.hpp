@@ -49,4 +49,9 @@ struct InstancePlan {
 [[nodiscard]] std::vector<ChildSpec> instance_children(const InstancePlan& plan,
                                                        const std::filesystem::path& runtime_dir);
 
+/// A worker of the plan's first rank that copies by itself, for an engine that listens there.
+[[nodiscard]] ChildSpec copier_child(const InstancePlan& plan,
+                                     const std::filesystem::path& runtime_dir,
+                                     const std::filesystem::path& socket);
+
 }  // namespace kvferry::cli

@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvferry::cli {
@@ -51,6 +52,8 @@ class RunProcesses {
   ~RunProcesses();
 
   [[nodiscard]] ipc::Status start(std::vector<ChildSpec> children);
+  /// As Supervisor's.
+  [[nodiscard]] ipc::Status kill(std::string_view name) { return supervisor_->kill(name); }
   /// Notes what they hold, now and from now on: when they have found each other, and before their
   /// end.
   void observe();

@@ -120,8 +120,25 @@ void Supervisor::on_death(Child& child) {
     give_up(child, fmt::format("died {} times within 10 s, the last time by {}",
                                child.deaths.size(), end.text));
   } else {
-    hooks_.say(died + "; starting another one");
+    tell(child, died + "; starting another one");
     replace_later(child);
+  }
+}
+
+ipc::Status Supervisor::kill(std::string_view name) {
+  for (const auto& child : children_) {
+    if (child->spec.name != name || !child->process.valid()) continue;
+    child->killed = true;
+    return child->process.signal(SIGKILL);
+  }
+  return KVFERRY_ERROR(kNotFound, "{} does not run now", name);
+}
+
+void Supervisor::tell(const Child& child, const std::string& line) const {
+  if (child.killed) {
+    ipc::log_info("{}", line);
+  } else {
+    hooks_.say(line);
   }
 }
 
@@ -141,7 +158,8 @@ void Supervisor::replace_later(Child& child) {
       hooks_.on_hopeless(started.error());
       return;
     }
-    hooks_.say(fmt::format("{} runs again (pid {})", child.spec.name, child.process.pid()));
+    tell(child, fmt::format("{} runs again (pid {})", child.spec.name, child.process.pid()));
+    child.killed = false;
   }));
 }
 

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvferry::cli {
@@ -48,6 +49,9 @@ class Supervisor {
   ~Supervisor();
 
   [[nodiscard]] ipc::Status start(ChildSpec spec);
+  /// SIGKILL to a child, which is replaced like any that dies; that is nobody's news then.
+  /// kNotFound when none of the name runs.
+  [[nodiscard]] ipc::Status kill(std::string_view name);
   /// SIGTERM to all (those that end last when the others have ended or half the grace time has
   /// passed), SIGKILL after the grace time. Runs the loop; on return every child is reaped.
   void stop(ipc::Duration grace);
@@ -74,11 +78,13 @@ class Supervisor {
     ipc::ProcessRef process;  ///< Invalid between death and restart.
     std::deque<ipc::TimePoint> deaths;
     std::uint64_t lives = 0;  ///< Times it was started.
+    bool killed = false;      ///< By kill(), and not replaced yet.
   };
 
   [[nodiscard]] ipc::Status spawn(Child& child);
   void on_death(Child& child);
   void replace_later(Child& child);
+  void tell(const Child& child, const std::string& line) const;
   void give_up(const Child& child, const std::string& what);
   [[nodiscard]] std::filesystem::path log_of(const Child& child) const;
   [[nodiscard]] bool any_running(bool ends_last) const;

@@ -49,6 +49,8 @@ CudaDriver CudaDriver::load() {
   look_up("cuMemRetainAllocationHandle", driver.mem_retain_handle);
   look_up("cuMemGetAllocationPropertiesFromHandle", driver.mem_properties);
   look_up("cuPointerGetAttribute", driver.pointer_attribute);
+  look_up("cuStreamWaitValue32", driver.stream_wait_value);
+  look_up("cuStreamWriteValue32", driver.stream_write_value);
   return driver;
 }
 

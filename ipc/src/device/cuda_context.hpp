@@ -12,6 +12,20 @@
 
 namespace kvferry::ipc {
 
+/// While it lives, this thread's calls have nothing to do with what other threads record: a
+/// recording in the mode that is the default (PyTorch's) forbids those that may block to every
+/// thread, and breaks off when one of them makes one.
+class UncapturedCalls {
+ public:
+  UncapturedCalls() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  UncapturedCalls(const UncapturedCalls&) = delete;
+  UncapturedCalls& operator=(const UncapturedCalls&) = delete;
+  ~UncapturedCalls() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  ///< Then: what it was.
+};
+
 /// The driver calls that the runtime API has no equivalent for, looked up through the runtime, so
 /// that nothing links libcuda and the same binary starts on machines without a driver.
 struct CudaDriver {
@@ -34,6 +48,8 @@ struct CudaDriver {
   decltype(&cuMemRetainAllocationHandle) mem_retain_handle = nullptr;
   decltype(&cuMemGetAllocationPropertiesFromHandle) mem_properties = nullptr;
   decltype(&cuPointerGetAttribute) pointer_attribute = nullptr;
+  decltype(&cuStreamWaitValue32) stream_wait_value = nullptr;
+  decltype(&cuStreamWriteValue32) stream_write_value = nullptr;
 
   /// Throws Exception when a call is missing (driver too old).
   [[nodiscard]] static CudaDriver load();

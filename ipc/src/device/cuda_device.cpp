@@ -9,7 +9,10 @@
 #include "device/cuda_memory.hpp"
 #include "device/cuda_stream.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/kernels/block_copy.hpp"
+#include "kvferry/kernels/reference_model_launch.hpp"
 
+#include <mutex>
 #include <utility>
 
 namespace kvferry::ipc {
@@ -89,6 +92,8 @@ class CudaDevice final : public Device {
   }
   [[nodiscard]] Result<std::unique_ptr<RegionTable>> make_region_table(
       std::vector<kernels::StridedRegion> regions) override {
+    // Whoever has no table launches no kernel.
+    KVFERRY_TRY(load_kernels());
     return std::unique_ptr<RegionTable>(std::make_unique<CudaRegionTable>(std::move(regions)));
   }
   [[nodiscard]] Result<std::unique_ptr<PinnedBuffer>> make_pinned_buffer(
@@ -104,6 +109,7 @@ class CudaDevice final : public Device {
                            size_bytes);
     }
     const DeviceGuard guard(*context_);
+    const UncapturedCalls uncaptured;
     // wait-driver: pinning of at most 1 GiB; about 0.1 s
     KVFERRY_CUDA_TRY(
         cudaHostRegister(data, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
@@ -111,6 +117,7 @@ class CudaDevice final : public Device {
   }
   [[nodiscard]] Status unregister_host(void* data) override {
     const DeviceGuard guard(*context_);
+    const UncapturedCalls uncaptured;
     // wait-driver: unpinning of at most 1 GiB; no copy of ours uses it any more
     KVFERRY_CUDA_TRY(cudaHostUnregister(data));
     return ok();
@@ -133,6 +140,17 @@ class CudaDevice final : public Device {
   }
 
  private:
+  [[nodiscard]] Status load_kernels() {
+    const std::lock_guard lock(mutex_);
+    if (loaded_) return ok();
+    const DeviceGuard guard(*context_);
+    KVFERRY_CUDA_TRY(kernels::load_block_copy());
+    KVFERRY_CUDA_TRY(kernels::load_pattern());
+    KVFERRY_CUDA_TRY(kernels::load_reference_model());
+    loaded_ = true;
+    return ok();
+  }
+
   static Status check_size(std::uint64_t size_bytes) {
     if (size_bytes > 0 && size_bytes < (1ULL << 48)) return ok();
     return KVFERRY_ERROR(kInvalidArgument, "{} bytes are no size for device memory", size_bytes);
@@ -142,6 +160,8 @@ class CudaDevice final : public Device {
   std::shared_ptr<const CudaContext> context_;
   std::string name_;
   std::uint64_t granularity_ = 0;
+  std::mutex mutex_;  ///< Guards loaded_.
+  bool loaded_ = false;
 };
 
 int attribute(cudaDeviceAttr which, int ordinal) {

@@ -40,7 +40,7 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
-// What the slot can do, not what it does now: an idle GPU's link is slow.
+// The speed that the slot can do, not what it does now: an idle GPU's link is slow.
 std::string link_text(std::string bus_id) {
   std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

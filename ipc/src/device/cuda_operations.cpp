@@ -13,9 +13,6 @@
 namespace kvferry::ipc {
 namespace {
 
-// Gather and scatter run beside the worker's compute: enough thread blocks for the link, few enough
-// to leave the compute its multiprocessors (docs/performance.md).
-constexpr std::uint32_t kStagingCtas = 16;
 constexpr std::size_t kMaxBatchOps = 8192;
 
 // cudaDevAttrMaxPitch of every device: rows of a 2D copy lie no further apart.
@@ -242,8 +239,27 @@ Status CudaOperations::block_copy(const RegionTable& table,
   layout.packed_stride = packed_stride;
   for (std::size_t first = 0; first < ids.size(); first += kernels::kMaxBlocksPerLaunch) {
     layout.packed = static_cast<unsigned char*>((packed + first * packed_stride).raw());
-    KVFERRY_CUDA_TRY(launcher(layout, block_ids(ids, first), kStagingCtas, stream_));
+    KVFERRY_CUDA_TRY(launcher(layout, block_ids(ids, first), thread_blocks_, stream_));
   }
+  return ok();
+}
+
+Status CudaOperations::wait_word(const StreamWord& word, std::uint32_t at_least) {
+  KVFERRY_TRY(check_word(device_name(), word));
+  const DeviceGuard guard(*context_);
+  // Pinned memory has the same address on the device.
+  KVFERRY_DRIVER_TRY(context_->driver(), context_->driver().stream_wait_value(
+                                             stream_, reinterpret_cast<CUdeviceptr>(word.address()),
+                                             at_least, CU_STREAM_WAIT_VALUE_GEQ));
+  return ok();
+}
+
+Status CudaOperations::write_word(const StreamWord& word, std::uint32_t value) {
+  KVFERRY_TRY(check_word(device_name(), word));
+  const DeviceGuard guard(*context_);
+  KVFERRY_DRIVER_TRY(context_->driver(), context_->driver().stream_write_value(
+                                             stream_, reinterpret_cast<CUdeviceptr>(word.address()),
+                                             value, CU_STREAM_WRITE_VALUE_DEFAULT));
   return ok();
 }
 

@@ -37,6 +37,7 @@ class CudaOperations : public Stream {
                                std::span<const std::uint32_t> ids,
                                DevicePtr packed,
                                std::uint64_t packed_stride) override;
+  void limit_thread_blocks(std::uint32_t most) noexcept override { thread_blocks_ = most; }
   [[nodiscard]] Status fill_pattern(const RegionTable& table,
                                     std::span<const kernels::SeededBlock> blocks) override;
   [[nodiscard]] Status verify_pattern(const RegionTable& table,
@@ -54,6 +55,8 @@ class CudaOperations : public Stream {
                               std::uint64_t source_bytes,
                               DevicePtr target,
                               std::uint64_t target_bytes) override;
+  [[nodiscard]] Status wait_word(const StreamWord& word, std::uint32_t at_least) override;
+  [[nodiscard]] Status write_word(const StreamWord& word, std::uint32_t value) override;
 
   /// For what other libraries enqueue.
   [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
@@ -82,6 +85,7 @@ class CudaOperations : public Stream {
 
   ContextPtr context_;
   cudaStream_t stream_;
+  std::uint32_t thread_blocks_ = kCopyThreadBlocks;
   // Kept between calls, so that warm batches allocate nothing.
   std::vector<void*> targets_;
   std::vector<const void*> sources_;

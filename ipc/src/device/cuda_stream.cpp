@@ -53,13 +53,32 @@ void CUDART_CB signal_event_fd(void* event_fd) {
 
 /// Where the host functions of a stream's notifications run. A host function stops the stream that
 /// it is in until it has returned, some 50 us, in which a copy engine idles: here they wait for the
-/// stream, and it does not wait for them.
+/// stream, and it does not wait for them. Of the highest priority, which makes sure that they do
+/// not share a queue of the device with work of the engine that waits for a word, and with it for
+/// what these tell of.
 class Notices {
  public:
-  explicit Notices(ContextPtr context) : context_(std::move(context)) {}
+  /// Ready from the start: streams are not made while others wait for words, which may hold that
+  /// up.
+  [[nodiscard]] static Result<Notices> make(ContextPtr context) {
+    Notices notices(std::move(context));
+    int least = 0;
+    int greatest = 0;
+    KVFERRY_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    KVFERRY_CUDA_TRY(
+        cudaStreamCreateWithPriority(&notices.stream_, cudaStreamNonBlocking, greatest));
+    KVFERRY_CUDA_TRY(cudaEventCreateWithFlags(&notices.reached_, cudaEventDisableTiming));
+    return notices;
+  }
+  Notices(Notices&& other) noexcept
+      : context_(std::move(other.context_)),
+        stream_(std::exchange(other.stream_, nullptr)),
+        reached_(std::exchange(other.reached_, nullptr)) {}
+  Notices& operator=(Notices&&) = delete;
   Notices(const Notices&) = delete;
   Notices& operator=(const Notices&) = delete;
   ~Notices() {
+    if (context_ == nullptr) return;  // moved from
     const DeviceGuard guard(*context_);
     // wait-driver: nothing, the driver keeps what still runs; it is asynchronous
     if (stream_ != nullptr) warn(cudaStreamDestroy(stream_), "cudaStreamDestroy");
@@ -70,12 +89,6 @@ class Notices {
   /// Signals the eventfd when all work enqueued in the stream so far has ended.
   [[nodiscard]] Status add(cudaStream_t after, int event_fd) {
     const DeviceGuard guard(*context_);
-    if (stream_ == nullptr) {
-      KVFERRY_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    }
-    if (reached_ == nullptr) {
-      KVFERRY_CUDA_TRY(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming));
-    }
     // A wait is for the last record before it: one event serves any number of them.
     KVFERRY_CUDA_TRY(cudaEventRecord(reached_, after));
     KVFERRY_CUDA_TRY(cudaStreamWaitEvent(stream_, reached_));
@@ -84,11 +97,10 @@ class Notices {
     return ok();
   }
   /// cudaSuccess when all of them have been signalled.
-  [[nodiscard]] cudaError_t state() const {
-    return stream_ == nullptr ? cudaSuccess : cudaStreamQuery(stream_);
-  }
+  [[nodiscard]] cudaError_t state() const { return cudaStreamQuery(stream_); }
 
  private:
+  explicit Notices(ContextPtr context) : context_(std::move(context)) {}
   static void warn(cudaError_t error, const char* call) {
     if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
     log_warn("{}", cuda_error(error, call, __FILE__, __LINE__).to_string());
@@ -101,8 +113,8 @@ class Notices {
 
 class CudaStream final : public CudaOperations {
  public:
-  CudaStream(ContextPtr context, cudaStream_t stream)
-      : CudaOperations(context, stream), notices_(std::move(context)) {}
+  CudaStream(ContextPtr context, cudaStream_t stream, Notices notices)
+      : CudaOperations(std::move(context), stream), notices_(std::move(notices)) {}
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
   ~CudaStream() override {
@@ -166,10 +178,12 @@ Result<std::unique_ptr<Stream>> make_cuda_stream(ContextPtr context, StreamPrior
   int least = 0;
   int greatest = 0;
   KVFERRY_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  KVFERRY_ASSIGN(Notices notices, Notices::make(context));
   cudaStream_t stream = nullptr;
   KVFERRY_CUDA_TRY(cudaStreamCreateWithPriority(
       &stream, cudaStreamNonBlocking, priority == StreamPriority::kHigh ? greatest : least));
-  return std::unique_ptr<Stream>(std::make_unique<CudaStream>(std::move(context), stream));
+  return std::unique_ptr<Stream>(
+      std::make_unique<CudaStream>(std::move(context), stream, std::move(notices)));
 }
 
 Result<std::unique_ptr<PinnedBuffer>> make_cuda_pinned_buffer(ContextPtr context,

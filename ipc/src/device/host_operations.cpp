@@ -146,4 +146,14 @@ Status HostOperations::expand(DevicePtr source,
   return take(host_work::Expand{source, source_bytes, target, target_bytes});
 }
 
+Status HostOperations::wait_word(const StreamWord& word, std::uint32_t at_least) {
+  KVFERRY_TRY(check_word(device_name_, word));
+  return take(host_work::WaitWord{word, at_least});
+}
+
+Status HostOperations::write_word(const StreamWord& word, std::uint32_t value) {
+  KVFERRY_TRY(check_word(device_name_, word));
+  return take(host_work::WriteWord{word, value});
+}
+
 }  // namespace kvferry::ipc

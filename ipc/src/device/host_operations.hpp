@@ -32,6 +32,7 @@ class HostOperations : public Stream {
                                std::span<const std::uint32_t> ids,
                                DevicePtr packed,
                                std::uint64_t packed_stride) override;
+  void limit_thread_blocks(std::uint32_t /*most*/) noexcept override {}
   [[nodiscard]] Status fill_pattern(const RegionTable& table,
                                     std::span<const kernels::SeededBlock> blocks) override;
   [[nodiscard]] Status verify_pattern(const RegionTable& table,
@@ -49,6 +50,8 @@ class HostOperations : public Stream {
                               std::uint64_t source_bytes,
                               DevicePtr target,
                               std::uint64_t target_bytes) override;
+  [[nodiscard]] Status wait_word(const StreamWord& word, std::uint32_t at_least) override;
+  [[nodiscard]] Status write_word(const StreamWord& word, std::uint32_t value) override;
 
  protected:
   explicit HostOperations(std::string device_name) : device_name_(std::move(device_name)) {}

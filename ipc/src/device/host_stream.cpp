@@ -71,6 +71,7 @@ HostStream::~HostStream() {
       log_error("{}: a stream ends with {} items of work dropped after {} s", device_name(),
                 queue_.size(), kDrainPatience.count());
       queue_.clear();
+      gives_up_ = true;
     }
     stopping_ = true;
   }
@@ -80,6 +81,7 @@ HostStream::~HostStream() {
 }
 
 void HostStream::run() {
+  host_work::set_end(&gives_up_);
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     // wait-idle: work; take() or the end of the stream; thread kvf-stream

@@ -6,6 +6,7 @@
 #include "device/host_work.hpp"
 #include "kvferry/ipc/os/own_thread.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -42,6 +43,7 @@ class HostStream final : public HostOperations {
   std::deque<host_work::Item> queue_;
   bool running_ = false;  ///< The thread works on an item that it has taken.
   bool stopping_ = false;
+  std::atomic<bool> gives_up_ = false;  ///< No word is waited for any more.
   std::condition_variable has_work_;
   std::condition_variable has_room_;  ///< Also: everything is done.
   std::optional<OwnThread> thread_;

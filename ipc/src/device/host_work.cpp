@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/host_work.hpp"
 
+#include "device/word_news.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/kernels/host_twins.hpp"
 
@@ -14,6 +15,9 @@
 
 namespace kvferry::ipc::host_work {
 namespace {
+
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the thread alone
+thread_local const std::atomic<bool>* this_stream_ends = nullptr;
 
 /// Calls launch(part, first index) for pieces of at most the launch's size.
 template <typename T, typename Launch>
@@ -102,6 +106,14 @@ void Expand::run() const {
   kernels::host::expand(static_cast<const unsigned char*>(source.raw()), source_bytes,
                         static_cast<unsigned char*>(target.raw()), target_bytes);
 }
+
+void WaitWord::run() const {
+  word_news::wait(word, at_least, [] {
+    return this_stream_ends != nullptr && this_stream_ends->load(std::memory_order_relaxed);
+  });
+}
+
+void set_end(const std::atomic<bool>* ends) noexcept { this_stream_ends = ends; }
 
 void Launch::run() const {
   for (const Item& item : list->items) {

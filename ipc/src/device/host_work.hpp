@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/device/device.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -96,6 +97,18 @@ struct Broadcast {
   void run() const { channel->transfer(memory, size_bytes, deadline); }
 };
 
+struct WaitWord {
+  StreamWord word;
+  std::uint32_t at_least = 0;
+  void run() const;
+};
+
+struct WriteWord {
+  StreamWord word;
+  std::uint32_t value = 0;
+  void run() const { word.store(value); }
+};
+
 struct Notify {
   UniqueFd event_fd;  ///< A copy: outlives the caller's.
   void run() const;
@@ -120,11 +133,16 @@ using Item = std::variant<Copy,
                           Fold,
                           Expand,
                           Broadcast,
+                          WaitWord,
+                          WriteWord,
                           Notify,
                           Launch>;
 
 struct List {
   std::vector<Item> items;
 };
+
+/// What ends the waits of the calling thread's items: the end of its stream. Null: nothing does.
+void set_end(const std::atomic<bool>* ends) noexcept;
 
 }  // namespace kvferry::ipc::host_work

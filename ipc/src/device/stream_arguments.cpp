@@ -118,6 +118,15 @@ Status check_copy(std::string_view device,
                        device, size_bytes, source.address, target.address);
 }
 
+Status check_word(std::string_view device, const StreamWord& word) {
+  if (word && reinterpret_cast<std::uintptr_t>(word.address()) % sizeof(std::uint32_t) == 0) {
+    return ok();
+  }
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "{}: a stream's word at {}; it lies in a PinnedBuffer, on a multiple of 4",
+                       device, static_cast<const void*>(word.address()));
+}
+
 Status check_expand(std::string_view device,
                     DevicePtr source,
                     std::uint64_t source_bytes,

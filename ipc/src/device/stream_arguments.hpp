@@ -38,6 +38,8 @@ namespace kvferry::ipc {
                                   DevicePtr target,
                                   std::uint64_t target_bytes);
 
+[[nodiscard]] Status check_word(std::string_view device, const StreamWord& word);
+
 /// The error of what cannot be recorded.
 [[nodiscard]] Error not_recordable(std::string_view device, std::string_view call);
 

@@ -261,6 +261,15 @@ std::vector<kernels::StridedRegion> Arena::strided(GroupId group, RegionSet set,
   return result;
 }
 
+std::vector<std::uint32_t> Arena::layers(GroupId group, RegionSet set) const {
+  const std::span<const Region> regions = regions_of(layout_, group);
+  std::vector<std::uint32_t> result;
+  for (const std::size_t i : model::packed_order(regions)) {
+    if (in_set(regions[i], set)) result.push_back(regions[i].layer);
+  }
+  return result;
+}
+
 std::uint64_t Arena::packed_bytes(GroupId group, RegionSet set) const {
   std::uint64_t sum = 0;
   for (const Region& region : regions_of(layout_, group)) {

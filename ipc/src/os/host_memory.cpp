@@ -68,6 +68,14 @@ std::uint64_t cgroup_available() {
 
 }  // namespace
 
+std::uint64_t free_huge_page_bytes() {
+  constexpr std::uint64_t kPageBytes = 2ULL << 20;
+  const std::filesystem::path pages = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+  const std::uint64_t free = read_number(pages / "free_hugepages").value_or(0);
+  const std::uint64_t promised = read_number(pages / "resv_hugepages").value_or(0);
+  return (free - std::min(free, promised)) * kPageBytes;
+}
+
 std::uint64_t available_host_bytes() {
   constexpr std::uint64_t kBytesPerKib = 1024;
   const auto available_kib = read_field("/proc/meminfo", "MemAvailable:");

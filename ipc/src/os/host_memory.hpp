@@ -10,5 +10,7 @@ namespace kvferry::ipc {
 /// available memory, or what the tightest memory cgroup above this process leaves, whichever is
 /// less. The largest value when neither can be read.
 [[nodiscard]] std::uint64_t available_host_bytes();
+/// In huge pages of 2 MiB that the machine has reserved and nobody has taken.
+[[nodiscard]] std::uint64_t free_huge_page_bytes();
 
 }  // namespace kvferry::ipc

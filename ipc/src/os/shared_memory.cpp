@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/shared_memory.hpp"
 
+#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "os/host_memory.hpp"
 #include "os/syscall.hpp"
@@ -27,6 +28,9 @@ constexpr unsigned kNoExecSeal = MFD_NOEXEC_SEAL;
 #else
 constexpr unsigned kNoExecSeal = 0x0008U;  // Linux 6.3; absent from older C library headers.
 #endif
+
+constexpr std::uint64_t kHugePageBytes = 2ULL << 20;
+constexpr unsigned kHugePageFlag = 21U << 26U;  // MFD_HUGE_2MB, of linux/memfd.h
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -56,14 +60,16 @@ Result<boost::interprocess::mapped_region> map(int fd,
   }
 }
 
-Result<UniqueFd> create_memfd(const std::string& name, std::uint64_t size_bytes) {
+Result<UniqueFd> create_memfd(const std::string& name,
+                              std::uint64_t size_bytes,
+                              unsigned more_flags = 0) {
   if (size_bytes == 0 ||
       size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     return KVFERRY_ERROR(kInvalidArgument, "shared memory \"{}\" of {} bytes", name, size_bytes);
   }
-  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  UniqueFd fd(::memfd_create(name.c_str(), kFlags | kNoExecSeal));
-  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), kFlags));
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | more_flags;
+  UniqueFd fd(::memfd_create(name.c_str(), flags | kNoExecSeal));
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), flags));
   if (!fd.valid()) return KVFERRY_ERRNO("memfd_create \"{}\"", name);
   if (retry_interrupted([&] { return ::ftruncate(fd.get(), static_cast<off_t>(size_bytes)); }) !=
       0) {
@@ -184,6 +190,30 @@ Result<UniqueFd> SharedMemory::create_pool(const std::string& name,
                                            const std::function<bool()>& give_up) {
   KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
   if (reserve) KVFERRY_TRY(reserve_pages(fd, name, size_bytes, give_up));
+  KVFERRY_TRY(seal(fd, name, kSizeSeals | F_SEAL_SEAL));
+  return fd;
+}
+
+Result<UniqueFd> SharedMemory::create_large_pool(const std::string& name,
+                                                 std::uint64_t size_bytes,
+                                                 bool wants_huge_pages,
+                                                 bool& of_huge_pages) {
+  of_huge_pages = false;
+  if (wants_huge_pages && size_bytes % kHugePageBytes == 0 &&
+      size_bytes <= free_huge_page_bytes()) {
+    auto huge = create_memfd(name, size_bytes, MFD_HUGETLB | kHugePageFlag);
+    if (huge) {
+      of_huge_pages = true;
+      KVFERRY_TRY(seal(*huge, name, kSizeSeals | F_SEAL_SEAL));
+      return huge;
+    }
+    log_warn("huge pages cannot be had: {}", huge.error().message);
+  }
+  // The kernel would rather end a process than refuse pages: refuse here.
+  if (const std::uint64_t available = available_host_bytes(); size_bytes > available) {
+    return no_room(name, size_bytes, available);
+  }
+  KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
   KVFERRY_TRY(seal(fd, name, kSizeSeals | F_SEAL_SEAL));
   return fd;
 }

@@ -104,6 +104,11 @@ Result<std::unique_ptr<ControlLink>> ManagerConnection::connect_and_register() {
   hello.order = config.arena.order;
   hello.geometry = config.geometry;
   hello.device = self_.device.spec().to_string();
+  const auto identity = self_.device.identity();
+  // The slot alone: what else is known of it differs with what a process sees of the machine.
+  hello.link = identity ? identity->link.substr(0, identity->link.find(',')) : hello.device;
+  hello.store_rate = config.store_rate;
+  hello.load_rate = config.load_rate;
   KVFERRY_TRY(self_.transitions.attempt(Transition::kPeerRegister, {}));
   KVFERRY_TRY(link->call<Empty>(MessageKind::kRankHello, hello, deadline));
   self_.transitions.record(Transition::kPeerRegistered, {.peer = link->welcome().manager_session});

@@ -54,6 +54,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kComponents: return "components";
     case MessageKind::kRankComponents: return "rank_components";
     case MessageKind::kRankBroadcast: return "rank_broadcast";
+    case MessageKind::kLayersFailed: return "layers_failed";
   }
   return "invalid";
 }

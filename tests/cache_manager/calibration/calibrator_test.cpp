@@ -158,7 +158,7 @@ class CalibratorTest : public testing::Test {
     job.items.push_back({ipc::GroupId{0}, ipc::BlockId{0}, 0, 0, true});
     const ipc::Deadline deadline = test::soon();
     while (!deadline.expired()) {
-      const CopyStrategy chosen = chooser.choose(job, true, {});
+      const CopyStrategy chosen = chooser.choose(job, true, {}, std::nullopt);
       if (chosen != CopyStrategy::kDirect) return chosen;
       std::unique_lock lock(mutex_);
       looked_.wait_for(lock, std::chrono::milliseconds(5));

@@ -135,14 +135,46 @@ TEST(StrategyChooserTest, UsesItsRuleOfThumbUntilItHasACalibrationAndWhereThatKn
   const auto layout = ipc::plan_arena(*geometry, options);
   ASSERT_TRUE(layout.has_value());
   StrategyChooser chooser(CopyStrategy::kBatch, *layout);
-  EXPECT_EQ(chooser.choose(job_of(1), true, {}), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}, std::nullopt), CopyStrategy::kBatch);
   chooser.adopt(std::make_shared<const Calibration>(samples::h200()));
-  EXPECT_EQ(chooser.choose(job_of(1), true, {}), CopyStrategy::kStrided);
-  EXPECT_EQ(chooser.choose(job_of(64), true, {}), CopyStrategy::kStaged);
-  EXPECT_EQ(chooser.choose(job_of(0), true, {}), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}, std::nullopt), CopyStrategy::kStrided);
+  EXPECT_EQ(chooser.choose(job_of(64), true, {}, std::nullopt), CopyStrategy::kStaged);
+  EXPECT_EQ(chooser.choose(job_of(0), true, {}, std::nullopt), CopyStrategy::kBatch);
   ipc::MoverJob hostile = job_of(1);
   hostile.items[0].group = ipc::GroupId{1'000'000};  // fails later; until then nothing is known
-  EXPECT_EQ(chooser.choose(hostile, true, {}), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(hostile, true, {}, std::nullopt), CopyStrategy::kBatch);
+}
+
+TEST(StrategyChooserTest, RowsTakeThePlaceOfGathersWhileTheWorkerComputesWhereTheyAreWorthIt) {
+  const auto chosen = [](const char* name, std::uint32_t ranks, CopyStrategy rule,
+                         ipc::ArenaOrder order, std::optional<bool> computing) {
+    ipc::ArenaOptions options;
+    options.gpu_blocks = 16;
+    options.order = order;
+    options.staging_slots = 4;
+    options.staging_slot_bytes = kSlotBytes;
+    const auto layout = ipc::plan_arena(ipc::load_geometry(name, ranks).value(), options).value();
+    return StrategyChooser(rule, layout).choose(job_of(4), true, {}, computing);
+  };
+  using Order = ipc::ArenaOrder;
+  constexpr auto kStaged = CopyStrategy::kStaged;
+  EXPECT_EQ(chosen("llama-3-8b", 1, kStaged, Order::kLayerFirst, true), CopyStrategy::kStrided);
+  EXPECT_EQ(chosen("llama-3-8b", 2, kStaged, Order::kLayerFirst, true), CopyStrategy::kStrided);
+  EXPECT_EQ(chosen("llama-3-8b", 1, kStaged, Order::kLayerFirst, false), kStaged);
+  EXPECT_EQ(chosen("llama-3-8b", 1, kStaged, Order::kLayerFirst, std::nullopt), kStaged);
+  // Rows of 4 KiB; none at all; a rule that is not to gather.
+  EXPECT_EQ(chosen("llama-3-8b", 8, kStaged, Order::kLayerFirst, true), kStaged);
+  EXPECT_EQ(chosen("llama-3-8b", 1, kStaged, Order::kLayerFirstMany, true), kStaged);
+  EXPECT_EQ(chosen("llama-3-8b", 1, CopyStrategy::kBatch, Order::kLayerFirst, true),
+            CopyStrategy::kBatch);
+}
+
+TEST(StrategyChooserTest, GathersBesideComputeHaveToBeFasterByMore) {
+  const std::uint32_t blocks = 64;
+  JobShape job{CopyDirection::kDeviceToHost, {&blocks, 1}, true, {kSlotBytes, 8}};
+  EXPECT_EQ(choose_calibrated(samples::h200(), kAll, job, {}), CopyStrategy::kStaged);
+  job.beside_compute = true;
+  EXPECT_EQ(choose_calibrated(samples::h200(), kAll, job, {}), CopyStrategy::kStrided);
 }
 
 TEST(StrategyChooserTest, AnArenaOffersWhatItCanDo) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <random>
 #include <set>
+#include <vector>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -261,6 +262,65 @@ TEST(HostPoolDeathTest, DoubleFreeAborts) {
   EXPECT_NE(kept, slot);
   pool.free(slot);
   EXPECT_DEATH(pool.free(slot), "host slot is not allocated");
+}
+
+TEST(HostPoolTest, OnlyWhatIsReadyIsUsedAndTheRestOnceItIs) {
+  HostPool pool(64 * kMiB);  // 16 pages
+  const SlabShape shape = shape_of(0, kMiB, 1);
+  pool.set_ready(0);
+  EXPECT_FALSE(pool.allocate(shape).has_value());
+  EXPECT_TRUE(pool.can_hold(shape).has_value());
+  pool.set_ready(9 * kMiB);  // two pages of four, and a part
+  EXPECT_EQ(pool.stats().ready_bytes, 8 * kMiB);
+  for (int i = 0; i < 8; ++i) {
+    const auto slot = pool.allocate(shape);
+    ASSERT_TRUE(slot.has_value()) << i;
+    EXPECT_LT(pool.offsets(*slot, ipc::Rank{0}).shard, 8 * kMiB);
+  }
+  EXPECT_FALSE(pool.allocate(shape).has_value());
+  pool.set_ready(1000 * kMiB);
+  EXPECT_EQ(pool.stats().ready_bytes, 64 * kMiB);
+  EXPECT_TRUE(pool.allocate(shape).has_value());
+}
+
+TEST(HostPoolTest, RanksOfALargePoolHavePagesOfTheirOwn) {
+  HostPool pool(16'384 * kMiB);
+  constexpr std::uint64_t kPage = 64 * kMiB;
+  ASSERT_EQ(pool.stats().page_bytes, kPage);
+  constexpr std::uint32_t kRanks = 4;
+  const SlabShape shape = shape_of(2 * kMiB, 2 * kMiB, kRanks);
+  std::vector<std::set<std::uint64_t>> pages(kRanks + 1);  // the last one: of replicated parts
+  std::vector<HostSlot> slots;
+  for (int i = 0; i < 100; ++i) {
+    const HostSlot slot =
+        *pool.allocate(shape, {slots.empty() ? std::nullopt : std::optional(slots.back())});
+    slots.push_back(slot);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      const SlotOffsets offsets = pool.offsets(slot, ipc::Rank{rank});
+      pages.at(rank).insert(offsets.shard / kPage);
+      pages.at(rank).insert((offsets.shard + 2 * kMiB - 1) / kPage);
+      pages.at(kRanks).insert(offsets.replicated / kPage);
+      pages.at(kRanks).insert((offsets.replicated + 2 * kMiB - 1) / kPage);
+    }
+  }
+  std::set<std::uint64_t> all;
+  std::size_t count = 0;
+  for (const auto& own : pages) {
+    all.insert(own.begin(), own.end());
+    count += own.size();
+  }
+  EXPECT_EQ(all.size(), count) << "two of them share a page";
+  EXPECT_EQ(pages[0].size(), 4U);  // 32 blocks to a page
+  for (const HostSlot& slot : slots) pool.free(slot);
+  EXPECT_EQ(pool.stats().free_pages, pool.stats().pages);
+}
+
+TEST(HostPoolTest, RanksOfASmallPoolShareItsPages) {
+  HostPool pool(1024 * kMiB);  // 16 pages: no room for slabs of five
+  const SlabShape shape = shape_of(0, 2 * kMiB, 4);
+  const HostSlot slot = *pool.allocate(shape);
+  EXPECT_EQ(pool.offsets(slot, ipc::Rank{0}).shard / (64 * kMiB),
+            pool.offsets(slot, ipc::Rank{3}).shard / (64 * kMiB));
 }
 
 }  // namespace

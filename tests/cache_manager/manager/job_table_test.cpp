@@ -96,6 +96,69 @@ TEST_F(JobTableTest, ConflictingJobWaitsForTheFirst) {
   EXPECT_EQ(sent_.size(), 6U);
 }
 
+// The host tier knows the block as soon as it has a place, long before every rank's shard is there.
+TEST_F(JobTableTest, LoadOfWhatIsBeingStoredWaitsUntilEveryRankHasStoredIt) {
+  JobTable table = make_table();
+  Job store = make_job(1, JobKind::kStore, {4});
+  Job load = make_job(2, JobKind::kLoad, {9});
+  load.items[0].host = store.items[0].host;
+  table.submit(std::move(store));
+  table.submit(std::move(load));
+  ASSERT_EQ(sent_.size(), 2U);
+  answer(table, sent_[1]);
+  EXPECT_EQ(sent_.size(), 2U) << "half of it is there";
+  answer(table, sent_[0]);
+  ASSERT_EQ(sent_.size(), 4U);
+  EXPECT_EQ(sent_[2].job.direction, ipc::CopyDirection::kHostToDevice);
+  EXPECT_EQ(sent_[2].job.items[0].shard_offset, sent_[0].job.items[0].shard_offset);
+}
+
+TEST_F(JobTableTest, StoreIntoAPlaceThatIsBeingLoadedWaitsUntilEveryRankHasLoadedIt) {
+  JobTable table = make_table();
+  Job load = make_job(1, JobKind::kLoad, {4});
+  Job store = make_job(2, JobKind::kStore, {9});
+  store.items[0].host = load.items[0].host;
+  table.submit(std::move(load));
+  table.submit(std::move(store));
+  ASSERT_EQ(sent_.size(), 2U);
+  answer(table, sent_[0]);
+  EXPECT_EQ(sent_.size(), 2U) << "the other rank still reads it";
+  answer(table, sent_[1]);
+  EXPECT_EQ(sent_.size(), 4U);
+}
+
+TEST_F(JobTableTest, StoreOfABlockThatIsBeingLoadedWaitsUntilEveryRankHasLoadedIt) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kLoad, {4}));
+  table.submit(make_job(2, JobKind::kStore, {4}));
+  ASSERT_EQ(sent_.size(), 2U);
+  answer(table, sent_[1]);
+  EXPECT_EQ(sent_.size(), 2U);
+  answer(table, sent_[0]);
+  EXPECT_EQ(sent_.size(), 4U);
+}
+
+TEST_F(JobTableTest, StoresOfOneBlockIntoTwoPlacesRunSideBySide) {
+  JobTable table = make_table();
+  table.submit(make_job(1, JobKind::kStore, {4}));
+  table.submit(make_job(2, JobKind::kStore, {4}));
+  EXPECT_EQ(sent_.size(), 4U) << "both only read it";
+}
+
+TEST_F(JobTableTest, PlaceOfAFailedStoreIsGivenOnOnlyWhenItsMoverIsProvenUntouchable) {
+  JobTable table = make_table();
+  Job store = make_job(1, JobKind::kStore, {4});
+  Job load = make_job(2, JobKind::kLoad, {9});
+  load.items[0].host = store.items[0].host;
+  table.submit(std::move(store));
+  table.submit(std::move(load));
+  answer(table, sent_[0], code(ErrorCode::kCuda));
+  table.mover_died(mover(1));
+  EXPECT_EQ(sent_.size(), 2U) << "the worker may still gather for it";
+  table.mover_untouchable(mover(1), worker(1));
+  EXPECT_EQ(sent_.size(), 4U);
+}
+
 TEST_F(JobTableTest, DeadMoversJobEndsOnlyWhenItIsProvenUntouchable) {
   JobTable table = make_table();
   table.submit(make_job(1, JobKind::kLoad, {4}));

@@ -4,6 +4,7 @@
 
 #include "ipc/wire/message_filler.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "kvferry/ipc/wire/staging_messages.hpp"
 #include "support/wire_messages.hpp"
 
 #include <gmock/gmock.h>

@@ -152,12 +152,12 @@ std::vector<std::uint64_t> ManagerTest::reserve(const std::vector<ipc::StoreKey>
 
 void ManagerTest::submit_store(std::uint64_t job, const std::vector<ipc::StoreItem>& items) {
   client_->notify(ipc::MessageKind::kSubmitStore,
-                  ipc::SubmitStore{ipc::JobId{job}, state_.generation, items});
+                  ipc::SubmitStore{ipc::JobId{job}, state_.generation, std::nullopt, items});
 }
 
 void ManagerTest::submit_load(std::uint64_t job, const std::vector<ipc::LoadItem>& items) {
   client_->notify(ipc::MessageKind::kSubmitLoad,
-                  ipc::SubmitLoad{ipc::JobId{job}, state_.generation, 1, items});
+                  ipc::SubmitLoad{ipc::JobId{job}, state_.generation, 1, std::nullopt, items});
 }
 
 ipc::JobDone ManagerTest::wait_done() {

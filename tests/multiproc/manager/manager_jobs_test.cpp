@@ -114,7 +114,8 @@ TEST_F(ManagerJobsTest, AnIdIsTakenOnceAlsoWhenItWasRefusedOrStillRuns) {
   const auto again = [this](std::uint64_t job, std::uint64_t generation) {
     const auto answer = client_->call<ipc::Empty>(
         MessageKind::kSubmitLoad,
-        ipc::SubmitLoad{JobId{job}, generation, 1, {{GroupId{0}, BlockId{5}, key(1)}}});
+        ipc::SubmitLoad{
+            JobId{job}, generation, 1, std::nullopt, {{GroupId{0}, BlockId{5}, key(1)}}});
     return answer ? std::nullopt : std::optional(answer.error().code);
   };
   --state_.generation;
@@ -429,8 +430,8 @@ TEST_F(ManagerJobsTest, UnreadCompletionsAreBoundedAndComeWhenTheyAreRead) {
     for (const std::uint64_t end = next + jobs; next < end; ++next) {
       ipc::Envelope envelope;
       envelope.kind = MessageKind::kSubmitLoad;
-      envelope.body = ipc::encode(
-          ipc::SubmitLoad{JobId{next}, generation, 1, {{GroupId{0}, BlockId{1}, key(404)}}});
+      envelope.body = ipc::encode(ipc::SubmitLoad{
+          JobId{next}, generation, 1, std::nullopt, {{GroupId{0}, BlockId{1}, key(404)}}});
       while (!client_->link().send(envelope)) {
         (void)status();  // The manager reads on.
       }

@@ -141,10 +141,11 @@ TEST_F(ManagerSequencesTest, SequencesAndBlocksOfAnEarlierGeometryAreNeverReadAn
       MessageKind::kReserveStore,
       ipc::ReserveStore{{{GroupId{0}, key(1)}, {GroupId{0}, key(2)}}, {}});
   ASSERT_TRUE(reserved.has_value());
-  old_client->notify(
-      MessageKind::kSubmitStore,
-      ipc::SubmitStore{
-          JobId{2}, state_.generation, {{GroupId{0}, BlockId{3}, reserved->slots.at(0).slot}}});
+  old_client->notify(MessageKind::kSubmitStore,
+                     ipc::SubmitStore{JobId{2},
+                                      state_.generation,
+                                      std::nullopt,
+                                      {{GroupId{0}, BlockId{3}, reserved->slots.at(0).slot}}});
   done = old_client->next_body<ipc::JobDone>(MessageKind::kJobDone);
   ASSERT_TRUE(done.has_value());
   ASSERT_THAT(done->results, ElementsAre(0)) << done->message;
@@ -172,10 +173,11 @@ TEST_F(ManagerSequencesTest, SequencesAndBlocksOfAnEarlierGeometryAreNeverReadAn
   // Even one that changes its mind brings nothing of before with it.
   ASSERT_TRUE(old_client->call<ipc::EngineState>(MessageKind::kEngineHello, client_hello()));
   EXPECT_EQ(swap_in(*old_client, 4, 7), code(ErrorCode::kNotFound));
-  old_client->notify(
-      MessageKind::kSubmitStore,
-      ipc::SubmitStore{
-          JobId{5}, state_.generation, {{GroupId{0}, BlockId{3}, reserved->slots.at(1).slot}}});
+  old_client->notify(MessageKind::kSubmitStore,
+                     ipc::SubmitStore{JobId{5},
+                                      state_.generation,
+                                      std::nullopt,
+                                      {{GroupId{0}, BlockId{3}, reserved->slots.at(1).slot}}});
   done = old_client->next_body<ipc::JobDone>(MessageKind::kJobDone);
   ASSERT_TRUE(done.has_value());
   EXPECT_THAT(done->results, ElementsAre(code(ErrorCode::kInvalidArgument)));

@@ -4,20 +4,34 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
 namespace kvferry::cache_manager {
 
 struct ManagerConfig {
   std::string runtime_dir;  ///< Empty: the default.
   std::string instance = "default";
-  std::uint64_t pool_bytes = 1ULL << 30;     ///< Host memory for blocks, all engines together.
+  std::uint64_t pool_bytes = 1ULL << 30;  ///< Host memory for blocks, all engines together.
+  bool huge_pages = true;                 ///< Where the machine has reserved enough of them.
+  /// Where its memory is to be; empty: anywhere.
+  std::vector<int> numa_nodes;
   std::uint32_t max_jobs_per_engine = 1024;  ///< Beyond it submits are kBusy.
+  /// Of engines by name, 1 to kMaxShare; of all others 1. Engines that copy over one GPU's link get
+  /// of each direction in proportion to them, while they have jobs for it.
+  std::map<std::string, std::uint32_t> shares;
+  static constexpr std::uint32_t kMaxShare = 1000;
   /// A job that could not be started for so long ends as kTimeout.
   std::chrono::milliseconds queue_deadline{60'000};
   /// A mover that answers nothing for so long has its jobs cancelled (kTimeout); one that then does
   /// not even give them up is ended after as long again.
   std::chrono::milliseconds job_deadline{30'000};
+
+  [[nodiscard]] std::uint32_t share_of(const std::string& engine) const {
+    const auto at = shares.find(engine);
+    return at == shares.end() ? 1 : at->second;
+  }
 };
 
 /// Runs the manager until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be set up

@@ -14,8 +14,19 @@ namespace kvferry::cache_manager {
 
 /// How blocks are moved. kAuto: direct for block-first arenas; else what is fastest for the job,
 /// when copies are calibrated, and until then staged where the arena has a ring and the group's
-/// slices are small, else batch.
-enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kStrided, kBatch, kMemcpy };
+/// slices are small, else batch. kKernel: by kernels of the mover between blocks and the pool,
+/// which without MPS stop whatever else computes on the device. kAgent: by the worker's agent,
+/// whose kernels copy straight between blocks and the pool, which the mover lends to it.
+enum class CopyStrategy : std::uint8_t {
+  kAuto = 1,
+  kDirect,
+  kStaged,
+  kStrided,
+  kBatch,
+  kMemcpy,
+  kKernel,
+  kAgent
+};
 [[nodiscard]] std::string_view to_string(CopyStrategy strategy) noexcept;
 [[nodiscard]] ipc::Result<CopyStrategy> parse_copy_strategy(std::string_view text);
 
@@ -28,9 +39,16 @@ enum class CopyStrategy : std::uint8_t { kAuto = 1, kDirect, kStaged, kStrided, 
 enum class CalibrationMode : std::uint8_t { kGpus = 1, kOn, kOff };
 
 struct MoverConfig {
+  /// rank.store_rate, load_rate: at most so many bytes are begun in a second, in pieces of a
+  /// staging slot or 8 MiB; 0: as many as go over the link. Loads of a priority above 1 count, up
+  /// to a debt of 100 ms, and do not wait. A job that takes longer than the manager's job_deadline,
+  /// with those that were sent before it, is given up.
   ipc::RankConfig rank;
   CopyStrategy strategy = CopyStrategy::kAuto;
   CalibrationMode calibration = CalibrationMode::kOff;
+  /// With kAuto, a job of at most so many bytes that is alone on its way is copied as by kAgent; 0:
+  /// none, and the worker never sees the host pool.
+  std::uint64_t agent_swap_bytes = 0;
   std::string cache_dir;  ///< Where calibrations are kept; empty: ipc::default_cache_dir().
 };
 

@@ -35,6 +35,7 @@ struct JobShape {
   /// other jobs hide it, as far as there are slots for them.
   bool alone = true;
   StagingSlots slots;
+  bool beside_compute = false;  ///< The worker's device computes meanwhile.
 };
 /// Nothing when a group of the job was not measured.
 [[nodiscard]] std::optional<double> estimate_us(const Calibration& calibration,
@@ -45,6 +46,9 @@ struct JobShape {
 /// kMemcpy, which calls the driver for every chunk, have to be faster than others by more than this
 /// factor.
 inline constexpr double kCostlyMargin = 1.05;
+/// For kStaged while the worker computes: beside a decoding graph it takes 5 to 8 % of its speed,
+/// and rows take nothing that a plain copy would not (docs/performance.md).
+inline constexpr double kBesideComputeMargin = 1.5;
 [[nodiscard]] std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,
                                                             std::span<const CopyStrategy> possible,
                                                             const JobShape& job,

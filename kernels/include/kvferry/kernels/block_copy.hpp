@@ -15,6 +15,12 @@
 /// happened yet on return.
 namespace kvferry::kernels {
 
+/// Loads the kernels of this header into the current context. Else each is loaded at its first
+/// launch, which may wait for the device to be idle: for ever, where a stream of it waits for that
+/// launch.
+cudaError_t load_block_copy();
+cudaError_t load_pattern();
+
 /// packed block i <- slices of block ids.ids[i], with at most max_ctas thread blocks.
 cudaError_t launch_gather(const PackedBlocks& layout,
                           const BlockIds& ids,

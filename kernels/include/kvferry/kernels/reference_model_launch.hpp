@@ -16,6 +16,9 @@
 /// happened yet on return.
 namespace kvferry::kernels {
 
+/// Loads the kernels of this header; see load_block_copy().
+cudaError_t load_reference_model();
+
 /// Writes and then reads what the pass says; see DecodePass.
 cudaError_t launch_decode(const StridedRegion* regions,
                           std::uint32_t region_count,

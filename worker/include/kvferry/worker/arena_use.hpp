@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
+#include "kvferry/ipc/model/layer_ticket.hpp"
 
 #include <array>
 #include <cstddef>
@@ -22,6 +23,7 @@ struct GroupView {
   /// By RegionSet; null where the group has no such region.
   std::array<std::unique_ptr<ipc::RegionTable>, 3> tables;
   std::array<std::uint64_t, 3> packed_bytes{};
+  std::array<std::vector<std::uint32_t>, 3> layers;  ///< Of each table's regions.
 
   [[nodiscard]] const ipc::RegionTable* table(ipc::RegionSet set) const noexcept {
     return tables[index(set)].get();
@@ -29,6 +31,10 @@ struct GroupView {
   [[nodiscard]] std::uint64_t packed(ipc::RegionSet set) const noexcept {
     return packed_bytes[index(set)];
   }
+  /// The set's regions of some layers, as a packed block has them that holds nothing else.
+  [[nodiscard]] std::vector<kernels::StridedRegion> regions(ipc::RegionSet set,
+                                                            const ipc::LayerRange& range) const;
+  [[nodiscard]] std::uint64_t packed(ipc::RegionSet set, const ipc::LayerRange& range) const;
   [[nodiscard]] static std::size_t index(ipc::RegionSet set) noexcept {
     return static_cast<std::size_t>(set) - 1;
   }
@@ -41,6 +47,9 @@ struct MappedArena {
   std::vector<GroupView> groups;
   std::uint64_t slot_bytes = 0;
   std::vector<ipc::DevicePtr> slots;
+
+  /// Layers are numbered from 0 to one below it.
+  [[nodiscard]] std::uint32_t layer_count() const noexcept;
 };
 
 class WorkerArena;

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
+#include "kvferry/ipc/model/layer_ticket.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
@@ -237,6 +238,7 @@ struct UpdateSummary {
   std::chrono::microseconds took{};
 };
 
+using ipc::LayerTicket;
 using ipc::MemoryTag;
 using ipc::MemoryTags;
 using ipc::WeightsBackup;
@@ -354,16 +356,29 @@ class Client {
   /// kStaleEpoch, kNotReady, kInvalidArgument). An error here means nothing was sent: kNoManager,
   /// kCancelled (closed), kBusy, kInvalidArgument for no item or more than a message holds.
   /// @pre the writes of the source blocks were observed complete on every rank.
-  [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items);
+  ///
+  /// With layers the store goes layer by layer, behind the compute that writes them, whose end
+  /// nobody has to observe: that use has begun on every rank (LayerWords::begin) and the streams
+  /// there mark each layer. It ends with an error, as a whole, when the compute does not get there
+  /// in time.
+  [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items,
+                                           std::optional<LayerTicket> layers = std::nullopt);
   /// Higher priority goes first among loads; loads go before stores. Per block: kNotFound when the
   /// host tier does not have it (any more).
-  [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items, std::uint8_t priority);
+  ///
+  /// With layers the load goes layer by layer, and says so on every rank (LayerWords), so that
+  /// compute may start before the completion is here: all blocks are loaded, or the use has failed,
+  /// kNotFound included.
+  [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items,
+                                          std::uint8_t priority,
+                                          std::optional<LayerTicket> layers = std::nullopt);
   /// A running sequence by its owner's handle: survives a weights update, is never indexed.
   /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
-  /// or none: kNoHostMemory when eviction cannot make room for them.
+  /// or none: kNoHostMemory when eviction cannot make room for them, kBusy while the host pool is
+  /// still being filled and has no room for them yet.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
-  /// geometry. The sequence stays on the host.
+  /// geometry. The sequence stays on the host. Goes as a load of priority 2.
   [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// kNotFound when this client has no such sequence.
   [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);

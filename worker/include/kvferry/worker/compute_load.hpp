@@ -3,9 +3,12 @@
 #pragma once
 
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/device/device.hpp"
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -31,5 +34,18 @@ struct ComputeLoadConfig {
   /// Gets the ends of its rounds, one after another: 64-bit nanoseconds of CLOCK_MONOTONIC.
   std::string times_file;
 };
+
+/// A load that runs until this is destroyed.
+class RunningLoad {
+ public:
+  virtual ~RunningLoad() = default;
+};
+/// For workers other than the reference worker. failed: called once, on the load's thread, when a
+/// round fails or its file cannot be written. Throws Exception when the device has not what the
+/// load needs. @lifetime the device outlives it.
+[[nodiscard]] std::unique_ptr<RunningLoad> start_compute_load(
+    ipc::Device& device,
+    const ComputeLoadConfig& config,
+    std::function<void(const ipc::Error&)> failed);
 
 }  // namespace kvferry::worker

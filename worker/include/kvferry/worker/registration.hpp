@@ -7,11 +7,14 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
+#include "kvferry/ipc/rank/compute_activity.hpp"
 #include "kvferry/ipc/rank/emptied_cache.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/rank/weights_user.hpp"
 #include "kvferry/worker/arena_use.hpp"
+#include "kvferry/worker/copy_budget.hpp"
+#include "kvferry/worker/layer_words.hpp"
 
 #include <functional>
 #include <memory>
@@ -41,6 +44,8 @@ struct WorkerHooks {
   /// What else has device memory, for `kvferry components`: a ComponentRegistry (components.hpp),
   /// or the engine's own list; null for none.
   ipc::ComponentUser* components = nullptr;
+  /// What copies may take of the device's multiprocessors.
+  CopyBudget copies{};
   /// This worker cannot go on: refused for a reason that no retry can mend (role, geometry,
   /// version), or its device failed. Its process should end. Any thread.
   std::function<void(const ipc::Error&)> on_fatal;
@@ -77,6 +82,13 @@ class RegisteredWorker {
   /// mapped or a clear runs, kStaleEpoch for another session or epoch.
   [[nodiscard]] ipc::Result<ArenaUse> enter();
   [[nodiscard]] ipc::Result<ArenaUse> enter(const ipc::SessionId& session, ipc::Epoch epoch);
+
+  /// By which steps and layer-wise loads and stores go together.
+  [[nodiscard]] LayerWords& layers() noexcept;
+
+  /// To be told when the device computes, step by step: copies that would cost it something go
+  /// another way then. A worker that never tells is copied for as if it did not.
+  [[nodiscard]] ipc::ComputeActivity& activity() noexcept;
 
   [[nodiscard]] ipc::LeaseView view() const;
 

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/worker/compute_load.hpp"
+#include "kvferry/worker/copy_budget.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -38,6 +39,8 @@ struct WorkerConfig {
   /// Without a step for so long, what the allocator caches goes back to the driver, once until the
   /// next step; zero for never.
   std::chrono::milliseconds idle_trim{0};
+  /// What copies may take of the device's multiprocessors.
+  CopyBudget copies{};
   /// What the device computes all the time, for measurements.
   std::optional<ComputeLoadConfig> load = std::nullopt;
 };

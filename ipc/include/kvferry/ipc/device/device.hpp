@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/unique_fd.hpp"
 #include "kvferry/ipc/device/broadcast.hpp"
 #include "kvferry/ipc/device/matrix_product.hpp"
+#include "kvferry/ipc/device/stream_word.hpp"
 #include "kvferry/kernels/block_layout.hpp"
 #include "kvferry/kernels/reference_model.hpp"
 
@@ -182,6 +183,10 @@ class RecordedWork {
   virtual ~RecordedWork() = default;
 };
 
+/// Thread blocks of a gather or a scatter, which runs beside the worker's compute: enough for the
+/// link, few enough to leave the compute its multiprocessors (docs/performance.md).
+inline constexpr std::uint32_t kCopyThreadBlocks = 16;
+
 /// An ordered queue of device work. All calls enqueue and return; they run in order.
 /// @threading one at a time per stream. @lifetime the destructor waits for nothing that can hang:
 /// it drains with a bounded wait and logs what is left.
@@ -215,6 +220,10 @@ class Stream {
                                        std::span<const std::uint32_t> ids,
                                        DevicePtr packed,
                                        std::uint64_t packed_stride) = 0;
+  /// Of gathers and scatters from now on: each has so many thread blocks at most, of which every
+  /// one may keep a multiprocessor from the compute beside it. At least 1; kCopyThreadBlocks
+  /// before. Without meaning on a host device.
+  virtual void limit_thread_blocks(std::uint32_t most) noexcept = 0;
   [[nodiscard]] virtual Status fill_pattern(const RegionTable& table,
                                             std::span<const kernels::SeededBlock> blocks) = 0;
   /// Adds mismatching words of blocks[i] to results[i] (64-bit words of a PinnedBuffer, zeroed by
@@ -242,10 +251,18 @@ class Stream {
                                       DevicePtr target,
                                       std::uint64_t target_bytes) = 0;
 
+  /// The stream goes on once the word has reached the value (StreamWord::has_reached). Nothing else
+  /// ends the wait: whoever enqueues it sees to it that the word gets there, whatever dies. For
+  /// words of this process only.
+  [[nodiscard]] virtual Status wait_word(const StreamWord& word, std::uint32_t at_least) = 0;
+  /// Writes the word once all work enqueued before has ended; whoever waits for it, or reads it,
+  /// finds what that work wrote.
+  [[nodiscard]] virtual Status write_word(const StreamWord& word, std::uint32_t value) = 0;
+
   /// Records the work that the body gives to the stream that it is handed. Nothing of it runs, and
-  /// nothing happens to this stream. The body copies (pinned or registered memory only), zeroes and
-  /// calls kernels; notify, query, record and launch are kInvalidArgument there. Its error is
-  /// handed on.
+  /// nothing happens to this stream. The body copies (pinned or registered memory only), zeroes,
+  /// calls kernels, and waits for and writes words; notify, query, record and launch are
+  /// kInvalidArgument there. Its error is handed on.
   [[nodiscard]] virtual Result<std::unique_ptr<RecordedWork>> record(
       const std::function<Status(Stream&)>& body) = 0;
   /// kInvalidArgument for what a stream of another backend or another CUDA device recorded.

@@ -70,6 +70,8 @@ class Arena {
   [[nodiscard]] std::vector<kernels::StridedRegion> strided(GroupId group,
                                                             RegionSet set,
                                                             Rank rank) const;
+  /// The layer of each of those.
+  [[nodiscard]] std::vector<std::uint32_t> layers(GroupId group, RegionSet set) const;
   [[nodiscard]] std::uint64_t packed_bytes(GroupId group, RegionSet set) const;
   [[nodiscard]] Result<std::vector<ExportedHandle>> export_handles() const;
 

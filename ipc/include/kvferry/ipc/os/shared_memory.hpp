@@ -55,6 +55,13 @@ class SharedMemory {
                                                     std::uint64_t size_bytes,
                                                     bool reserve,
                                                     const std::function<bool()>& give_up = {});
+  /// The same without its memory, which a PoolFiller gives it; kNoHostMemory at once when there is
+  /// less than that. It is of huge pages when the machine has reserved enough of them, and they are
+  /// wanted; of_huge_pages says so.
+  [[nodiscard]] static Result<UniqueFd> create_large_pool(const std::string& name,
+                                                          std::uint64_t size_bytes,
+                                                          bool wants_huge_pages,
+                                                          bool& of_huge_pages);
   [[nodiscard]] static Result<SharedMapping> map_pool(const UniqueFd& fd, std::uint64_t size_bytes);
 };
 

@@ -25,6 +25,9 @@ struct RankConfig {
   ArenaOptions arena;
   DeviceSpec device;
   LeaseTimeouts timeouts;
+  /// Of a mover that limits what it begins in a second, for the manager to know; 0: it does not.
+  std::uint64_t store_rate = 0;
+  std::uint64_t load_rate = 0;
   IncarnationId incarnation = Digest::random();  ///< This life of this process.
 };
 

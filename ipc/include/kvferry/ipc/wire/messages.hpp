@@ -7,6 +7,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/model/layer_ticket.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 
@@ -17,11 +18,11 @@
 #include <string_view>
 #include <vector>
 
-/// Every message of the control plane (ZeroMQ), the registry and the staging agent (SEQPACKET).
+/// Every message of the control plane (ZeroMQ) and the registry (SEQPACKET).
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 10;
+inline constexpr std::uint32_t kWireVersion = 13;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -120,12 +121,14 @@ enum class MessageKind : std::uint16_t {
   kComponents,
   // manager -> worker, answered
   kRankComponents,
-  kRankBroadcast
+  kRankBroadcast,
+  // manager -> worker, event
+  kLayersFailed
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kRankBroadcast);
+  return static_cast<std::uint64_t>(MessageKind::kLayersFailed);
 }
 
 struct Envelope {
@@ -173,8 +176,13 @@ struct RankHello {
   ArenaOrder order = ArenaOrder::kLayerFirst;
   Geometry geometry;
   std::string device;  ///< DeviceSpec::to_string().
+  std::string link;    ///< What its copies go over; who names the same one shares it.
+  // Limits of its own, in bytes a second; 0: none.
+  std::uint64_t store_rate = 0;
+  std::uint64_t load_rate = 0;
   template <typename V> void visit(V& v) {
-    v(engine, rank, kind, cache_owner, handles, order, geometry, device);
+    v(engine, rank, kind, cache_owner, handles, order, geometry, device, link, store_rate,
+      load_rate);
   }
 };
 /// Sent after the hello and at every change; the manager keeps the latest.
@@ -243,6 +251,14 @@ struct QuiesceStaging {
   template <typename V> void visit(V& v) { v(mover, others, deadline); }
 };
 
+/// To the worker: a job with that ticket ended with an error, so that nobody may go on waiting for
+/// its layers.
+struct LayersFailed {
+  LayerTicket ticket;
+  Error error;
+  template <typename V> void visit(V& v) { v(ticket, error); }
+};
+
 struct MoverItem {
   GroupId group;
   BlockId block;
@@ -258,11 +274,12 @@ struct MoverJob {
   SessionId session;
   Epoch epoch;
   CopyDirection direction = CopyDirection::kDeviceToHost;
-  std::uint8_t priority = 0;  ///< Higher first.
-  bool brief = false;         ///< Over so soon that the mover does not sleep meanwhile.
+  std::uint8_t priority = 0;          ///< Higher first.
+  bool brief = false;                 ///< Over so soon that the mover does not sleep meanwhile.
+  std::optional<LayerTicket> layers;  ///< Goes layer by layer, in step with the worker's compute.
   std::vector<MoverItem> items;
   template <typename V> void visit(V& v) {
-    v(job, session, epoch, direction, priority, brief, items);
+    v(job, session, epoch, direction, priority, brief, layers, items);
   }
 };
 struct MoverCancel {
@@ -305,8 +322,7 @@ struct EngineHello {
     v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused, paused_by_release);
   }
 };
-/// Session, epoch and prepared_by name the contents of a rank's device blocks. worker: the life of
-/// the process that computes on them now.
+/// Session, epoch and prepared_by name the contents of a rank's device blocks, on which worker is.
 struct RankArena {
   SessionId session;
   Epoch epoch;
@@ -392,11 +408,14 @@ struct StoreItem {
   std::uint64_t slot = 0;
   template <typename V> void visit(V& v) { v(group, block, slot); }
 };
-struct SubmitStore {  ///< The caller has observed the writes of these blocks complete.
+/// The caller has observed the writes of these blocks complete, or, with layers, has begun the use
+/// of that ticket on every rank and enqueued there what writes them.
+struct SubmitStore {
   JobId job;  ///< Chosen by the client, growing in its life: a finished one is not taken again.
   std::uint64_t generation = 0;
+  std::optional<LayerTicket> layers;
   std::vector<StoreItem> items;
-  template <typename V> void visit(V& v) { v(job, generation, items); }
+  template <typename V> void visit(V& v) { v(job, generation, layers, items); }
 };
 struct LoadItem {
   GroupId group;
@@ -408,8 +427,9 @@ struct SubmitLoad {
   JobId job;
   std::uint64_t generation = 0;
   std::uint8_t priority = 1;
+  std::optional<LayerTicket> layers;  ///< Then all blocks are loaded, or none counts.
   std::vector<LoadItem> items;
-  template <typename V> void visit(V& v) { v(job, generation, priority, items); }
+  template <typename V> void visit(V& v) { v(job, generation, priority, layers, items); }
 };
 struct CancelJob {
   JobId job;
@@ -508,8 +528,17 @@ struct Step {  ///< Done in this order: fills (prefill), reads (decode), verifie
   std::vector<SeededItem> fills;
   std::vector<StepBlock> reads;
   std::vector<SeededItem> verifies;
+  /// With a ticket the fills go layer by layer and say so, for a store.
+  std::optional<LayerTicket> computes;
+  /// With a ticket the verifies go layer by layer, each as soon as a load has brought its layer.
+  std::optional<LayerTicket> awaits;
+  /// Of those layers, only so many are verified; 0: all.
+  std::uint32_t layers = 0;
+  bool recorded = false;  ///< What goes layer by layer is recorded first, and launched as a whole.
+  std::chrono::milliseconds patience{10'000};  ///< With a load that does not come.
   template <typename V> void visit(V& v) {
-    v(session, epoch, decode_steps, fills, reads, verifies);
+    v(session, epoch, decode_steps, fills, reads, verifies, computes, awaits, layers, recorded,
+      patience);
   }
 };
 struct StepReply {                        ///< Sent after the work was observed complete.
@@ -519,43 +548,5 @@ struct StepReply {                        ///< Sent after the work was observed 
 };
 
 // ---- mover -> worker's staging agent (SEQPACKET) ----
-
-/// First message of a staging connection; answered by a StageReply with id 0. Request ids start
-/// at 1, and no request may come before that answer.
-///
-/// An agent serves one connection per lane: a hello ends the earlier ones, and is answered only
-/// when nothing that was asked over them is queued or running any more. So the answer proves that
-/// the lane's ring slots, and the blocks of whatever was not answered, are touched by nobody.
-struct AgentHello {
-  std::uint32_t version = kWireVersion;
-  IncarnationId mover;
-  std::string engine;
-  Rank rank;
-  std::uint32_t lane = 0;  ///< One per copy direction; each has ring slots of its own.
-  template <typename V> void visit(V& v) { v(version, mover, engine, rank, lane); }
-};
-enum class StageKind : std::uint8_t { kGather = 1, kScatter };
-constexpr std::uint64_t wire_max(StageKind) {
-  return static_cast<std::uint64_t>(StageKind::kScatter);
-}
-constexpr std::uint64_t wire_max(RegionSet) {
-  return static_cast<std::uint64_t>(RegionSet::kReplicated);
-}
-struct StageRequest {
-  std::uint64_t id = 0;
-  SessionId session;
-  Epoch epoch;
-  StageKind kind = StageKind::kGather;
-  GroupId group;
-  RegionSet set = RegionSet::kAll;
-  std::uint32_t slot = 0;  ///< Packed blocks lie one after another from the slot's start.
-  std::vector<std::uint32_t> blocks;
-  template <typename V> void visit(V& v) { v(id, session, epoch, kind, group, set, slot, blocks); }
-};
-struct StageReply {
-  std::uint64_t id = 0;
-  std::optional<Error> error;
-  template <typename V> void visit(V& v) { v(id, error); }
-};
 
 }  // namespace kvferry::ipc

@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cache_manager/staged_fixture.hpp"
+#include "support/faulty_device.hpp"
+
+#include <fcntl.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// The staged fixture on a device that does what a plan says, with a pool and an arena whose
+/// contents the test knows: block by block, in the order in which they lie in the pool.
+class FaultyEngineFixture : public StagedFixture {
+ protected:
+  using Bytes = std::vector<unsigned char>;
+  static constexpr std::uint64_t kBlockBytes = kSlotBytes;
+  static constexpr std::uint32_t kPlaces = kPoolBytes / kBlockBytes;
+
+  /// Device block and place in the pool.
+  struct Move {
+    std::uint32_t block = 0;
+    std::uint32_t place = 0;
+  };
+
+  void SetUp() override {
+    StagedFixture::SetUp();
+    auto fd = ipc::SharedMemory::create_pool("kvferry-test-pool", kPoolBytes, false);
+    ASSERT_TRUE(fd.has_value());
+    pool_fd_ = std::move(fd).value();
+    auto view = ipc::SharedMemory::map_pool(pool_fd_, kPoolBytes);
+    ASSERT_TRUE(view.has_value());
+    pool_view_ = std::move(view).value();
+    renew_pool();
+  }
+  void TearDown() override {
+    plan_.let_all_go();
+    StagedFixture::TearDown();
+  }
+  std::unique_ptr<ipc::Device> wrap(std::unique_ptr<ipc::Device> device) override {
+    return std::make_unique<test::FaultyDevice>(std::move(device), plan_);
+  }
+
+  /// The same memory, and none of it registered.
+  void renew_pool() {
+    auto pool = ipc::PoolMapping::map(
+        *device_, ipc::UniqueFd(::fcntl(pool_fd_.get(), F_DUPFD_CLOEXEC, 0)), kPoolBytes);
+    ASSERT_TRUE(pool.has_value());
+    pool_ = std::move(pool).value();
+    engine_->set_pool(pool_);
+  }
+
+  static Bytes contents(std::uint64_t seed) {
+    Bytes bytes(kBlockBytes);
+    std::uint64_t word = (seed + 1) * 0x9E3779B97F4A7C15ULL;
+    for (std::uint64_t i = 0; i < kBlockBytes; i += sizeof(word)) {
+      word = word * 6364136223846793005ULL + 1442695040888963407ULL;
+      std::memcpy(&bytes[i], &word, sizeof(word));
+    }
+    return bytes;
+  }
+  void put_block(std::uint32_t block, const Bytes& bytes) {
+    for (const auto& region : regions()) {
+      std::memcpy(region.base + block * region.block_stride, &bytes[region.packed_offset],
+                  region.block_bytes);
+    }
+  }
+  Bytes block(std::uint32_t block) {
+    Bytes bytes(kBlockBytes);
+    for (const auto& region : regions()) {
+      std::memcpy(&bytes[region.packed_offset], region.base + block * region.block_stride,
+                  region.block_bytes);
+    }
+    return bytes;
+  }
+  void put_place(std::uint32_t place, const Bytes& bytes) {
+    std::memcpy(pool_view_.data() + place * kBlockBytes, bytes.data(), kBlockBytes);
+  }
+  Bytes place(std::uint32_t place) {
+    Bytes bytes(kBlockBytes);
+    std::memcpy(bytes.data(), pool_view_.data() + place * kBlockBytes, kBlockBytes);
+    return bytes;
+  }
+  /// What a job reads and writes: before it and, if it is whole, after it.
+  void put_source(ipc::CopyDirection direction, const Move& move, const Bytes& bytes) {
+    const Bytes wiped(kBlockBytes, 0xEE);
+    const bool stores = direction == ipc::CopyDirection::kDeviceToHost;
+    put_block(move.block, stores ? bytes : wiped);
+    put_place(move.place, stores ? wiped : bytes);
+  }
+  Bytes target(ipc::CopyDirection direction, const Move& move) {
+    return direction == ipc::CopyDirection::kDeviceToHost ? place(move.place) : block(move.block);
+  }
+
+  ipc::MoverJob job(std::uint64_t id,
+                    ipc::CopyDirection direction,
+                    const std::vector<Move>& moves) const {
+    ipc::MoverJob made;
+    made.job = ipc::JobId{id};
+    made.session = session_;
+    made.epoch = ipc::Epoch{1};
+    made.direction = direction;
+    for (const Move& move : moves) {
+      const std::uint64_t offset = move.place * kBlockBytes;
+      made.items.push_back({ipc::GroupId{0}, ipc::BlockId{move.block}, offset, offset, true});
+    }
+    return made;
+  }
+
+  test::FaultPlan plan_;
+  ipc::UniqueFd pool_fd_;
+  ipc::SharedMapping pool_view_;
+  std::shared_ptr<ipc::PoolMapping> pool_;
+
+ private:
+  [[nodiscard]] std::vector<kernels::StridedRegion> regions() const {
+    return arena_->strided(ipc::GroupId{0}, ipc::RegionSet::kAll, ipc::Rank{0});
+  }
+};
+
+}  // namespace kvferry::cache_manager

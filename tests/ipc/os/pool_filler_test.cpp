@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/os/pool_filler.hpp"
+
+#include "ipc/os/temp_dir.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
+#include "os/host_memory.hpp"
+#include "os/numa_nodes.hpp"
+#include "support/child_process.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace kvferry::ipc {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::uint64_t kPiece = PoolFiller::kPieceBytes;
+constexpr std::uint64_t kBytes = 5 * kPiece + kPiece / 2;
+
+std::uint64_t allocated_bytes(const UniqueFd& fd) {
+  struct stat info {};
+  EXPECT_EQ(::fstat(fd.get(), &info), 0);
+  constexpr std::uint64_t kBlock = 512;
+  return static_cast<std::uint64_t>(info.st_blocks) * kBlock;
+}
+
+UniqueFd make_pool(std::uint64_t bytes) {
+  bool of_huge_pages = false;
+  return SharedMemory::create_large_pool("filler-test", bytes, false, of_huge_pages).value();
+}
+
+TEST(PoolFillerTest, PoolIsThereFromTheStartOnUntilAllOfItIs) {
+  const UniqueFd fd = make_pool(kBytes);
+  EXPECT_EQ(allocated_bytes(fd), 0U);
+  std::vector<std::uint64_t> filled;  // called under the filler's lock
+  PoolFiller filler(
+      fd, {"filler-test", kBytes, 3, {}}, [&](std::uint64_t bytes) { filled.push_back(bytes); },
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(1, {}).has_value());
+  EXPECT_GE(allocated_bytes(fd), kPiece);
+  ASSERT_TRUE(filler.wait_filled(2 * kBytes, {}).has_value());  // more than it has: all
+  EXPECT_EQ(allocated_bytes(fd), kBytes);
+  ASSERT_FALSE(filled.empty());
+  EXPECT_TRUE(std::is_sorted(filled.begin(), filled.end()));
+  EXPECT_EQ(std::set<std::uint64_t>(filled.begin(), filled.end()).size(), filled.size());
+  EXPECT_EQ(filled.back(), kBytes);
+}
+
+TEST(PoolFillerTest, WhoeverWaitsMayGiveUpAndItsEndLeavesTheRestEmpty) {
+  constexpr std::uint64_t kLarge = 64 * kPiece;
+  const UniqueFd fd = make_pool(kLarge);
+  {
+    PoolFiller filler(
+        fd, {"filler-test", kLarge, 1, {}}, [](std::uint64_t) {},
+        [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+    const Status waited = filler.wait_filled(kLarge, [] { return true; });
+    ASSERT_FALSE(waited.has_value());
+    EXPECT_EQ(waited.error().code, ErrorCode::kCancelled);
+  }
+  EXPECT_LT(allocated_bytes(fd), kLarge);
+}
+
+TEST(PoolFillerTest, PoolThatTheMachineHasNoRoomForIsRefusedAtOnce) {
+  bool of_huge_pages = true;
+  const auto refused =
+      SharedMemory::create_large_pool("p", std::uint64_t{1} << 50, true, of_huge_pages);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kNoHostMemory);
+  EXPECT_FALSE(of_huge_pages);
+}
+
+TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
+  if (free_huge_page_bytes() < kPiece) GTEST_SKIP() << "no huge pages are reserved here";
+  bool of_huge_pages = false;
+  const UniqueFd fd =
+      SharedMemory::create_large_pool("filler-test", kPiece, true, of_huge_pages).value();
+  EXPECT_TRUE(of_huge_pages);
+  PoolFiller filler(
+      fd, {"filler-test", kPiece, 1, {}}, [](std::uint64_t) {},
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  EXPECT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+  EXPECT_TRUE(SharedMemory::map_pool(fd, kPiece).has_value());
+}
+
+TEST(PoolFillerTest, PagesCanBeAskedOfAnyNodeOfTheMachine) {
+  const UniqueFd fd = make_pool(kPiece);
+  PoolFiller filler(
+      fd, {"filler-test", kPiece, 1, parse_numa_nodes("0").value()}, [](std::uint64_t) {},
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  EXPECT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+}
+
+class NumaNodesTest : public testing::Test {
+ protected:
+  void add(const std::string& name, const char* vendor, const char* kind, const char* node) {
+    const auto dir = temp_.path() / name;
+    std::filesystem::create_directory(dir);
+    std::ofstream(dir / "vendor") << vendor << '\n';
+    std::ofstream(dir / "class") << kind << '\n';
+    std::ofstream(dir / "numa_node") << node << '\n';
+  }
+  const test::ShortTempDir temp_;
+};
+
+TEST_F(NumaNodesTest, GpusAreFoundAndNothingElse) {
+  add("0000:00:01.0", "0x8086", "0x030000", "5");  // another vendor's display
+  add("0000:3b:00.0", "0x10de", "0x030200", "1");
+  add("0000:3b:00.1", "0x10de", "0x040300", "7");  // its sound
+  add("0000:86:00.0", "0x10de", "0x030200", "0");
+  add("0000:87:00.0", "0x10de", "0x030000", "1");
+  add("0000:90:00.0", "0x10de", "0x030200", "-1");  // does not tell
+  add("0000:91:00.0", "0x10de", "0x030200", "many");
+  EXPECT_THAT(gpu_numa_nodes_of(temp_.path()), ElementsAre(0, 1));
+  EXPECT_THAT(gpu_numa_nodes_of(temp_.path() / "missing"), IsEmpty());
+}
+
+TEST_F(NumaNodesTest, NodesThatThereAreNotAreRefusedByName) {
+  EXPECT_THAT(parse_numa_nodes("0").value(), ElementsAre(0));
+  EXPECT_THAT(parse_numa_nodes("0,0").value(), ElementsAre(0));
+  for (const char* wrong : {"x", "0,999", "-1", "0,,1", "1048576"}) {
+    const auto nodes = parse_numa_nodes(wrong);
+    ASSERT_FALSE(nodes.has_value()) << wrong;
+    EXPECT_EQ(nodes.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(nodes.error().message, HasSubstr("none of this machine"));
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::ipc

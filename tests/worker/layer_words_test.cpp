@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/worker/layer_words.hpp"
+
+#include "worker/host_device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace kvferry::worker {
+namespace {
+
+using ipc::Deadline;
+using ipc::ErrorCode;
+using std::chrono_literals::operator""s;
+
+class LayerWordsTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<ipc::Device> device_ = test::open_host_device(1U << 20);
+  LayerWords words_{*device_};
+};
+
+ipc::Error error() { return KVFERRY_ERROR(kPeerDied, "its mover died"); }
+
+TEST_F(LayerWordsTest, UseBeginsAtZeroWhoeverComesFirst) {
+  ASSERT_TRUE(words_.begin({4, 1}, Deadline::after(60s)).has_value());
+  words_.word(4).store(9);
+  ASSERT_TRUE(words_.enter({4, 1}).has_value());
+  EXPECT_EQ(words_.word(4).load(), 9U);  // the same use
+  ASSERT_TRUE(words_.leave({4, 1}, true).has_value());
+  ASSERT_TRUE(words_.end({4, 1}).has_value());
+  ASSERT_TRUE(words_.enter({4, 2}).has_value());
+  EXPECT_EQ(words_.word(4).load(), 0U);
+  words_.word(4).store(5);
+  ASSERT_TRUE(words_.begin({4, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(4).load(), 5U);
+}
+
+TEST_F(LayerWordsTest, FailedUseLetsWaitersGoAndTellsItsEngine) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  words_.fail({0, 1}, error());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.enter({0, 1}).error().code, ErrorCode::kPeerDied);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kPeerDied);
+  EXPECT_EQ(words_.next_look(), std::nullopt);
+}
+
+TEST_F(LayerWordsTest, FailureThatComesBeforeTheStepIsKeptForIt) {
+  words_.fail({0, 1}, error());
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kPeerDied);
+}
+
+TEST_F(LayerWordsTest, WhatATransferWritesAfterTheFailureHoldsNobody) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  words_.fail({0, 1}, error());
+  words_.word(0).store(3);  // as the staging stream does
+  ASSERT_TRUE(words_.next_look().has_value());
+  words_.expire(ipc::MonotonicClock::now());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  words_.word(0).store(4);
+  EXPECT_EQ(words_.leave({0, 1}, true).error().code, ErrorCode::kPeerDied);
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.next_look(), std::nullopt);
+}
+
+TEST_F(LayerWordsTest, UseFailsAtItsDeadlineUnlessItsTransferHasEnded) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.enter({1, 1}).has_value());
+  ASSERT_TRUE(words_.leave({1, 1}, true).has_value());
+  const auto look = words_.next_look();
+  ASSERT_TRUE(look.has_value());
+  words_.expire(*look - 1s);
+  EXPECT_EQ(words_.word(0).load(), 0U);
+  words_.expire(*look);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kTimeout);
+  EXPECT_TRUE(words_.end({1, 1}).has_value());
+}
+
+TEST_F(LayerWordsTest, StepThatBeginsAfterItsTransferHasNoDeadline) {
+  ASSERT_TRUE(words_.enter({2, 1}).has_value());
+  ASSERT_TRUE(words_.leave({2, 1}, true).has_value());
+  ASSERT_TRUE(words_.begin({2, 1}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.next_look(), std::nullopt);
+  EXPECT_TRUE(words_.end({2, 1}).has_value());
+}
+
+TEST_F(LayerWordsTest, UseThatOnlyATransferBeganHasADeadline) {
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  const auto look = words_.next_look();
+  ASSERT_TRUE(look.has_value());
+  words_.expire(*look);
+  EXPECT_EQ(words_.leave({0, 1}, false).error().code, ErrorCode::kTimeout);
+}
+
+TEST_F(LayerWordsTest, SlotIsNotUsedAgainWhileATransferOfItRuns) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  ASSERT_TRUE(words_.end({0, 1}).has_value());
+  EXPECT_EQ(words_.begin({0, 2}, Deadline::after(60s)).error().code, ErrorCode::kBusy);
+  // A store goes on after the step that computed its blocks.
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  ASSERT_TRUE(words_.leave({0, 1}, false).has_value());
+  ASSERT_TRUE(words_.leave({0, 1}, true).has_value());
+  EXPECT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+}
+
+TEST_F(LayerWordsTest, UsesThatAreOverAndSlotsThatThereAreNotAreRefused) {
+  ASSERT_TRUE(words_.begin({0, 5}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.begin({0, 4}, Deadline::after(60s)).error().code, ErrorCode::kStaleEpoch);
+  EXPECT_EQ(words_.enter({0, 4}).error().code, ErrorCode::kStaleEpoch);
+  words_.fail({0, 4}, error());
+  ASSERT_TRUE(words_.end({0, 5}).has_value());
+  EXPECT_EQ(words_.end({0, 5}).error().code, ErrorCode::kStaleEpoch);
+  EXPECT_EQ(words_.begin({0, 5}, Deadline::after(60s)).error().code, ErrorCode::kStaleEpoch);
+  EXPECT_EQ(words_.begin({ipc::kLayerSlots, 1}, Deadline::after(60s)).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(words_.enter({ipc::kLayerSlots, 1}).error().code, ErrorCode::kInvalidArgument);
+  words_.fail({ipc::kLayerSlots, 1}, error());
+}
+
+TEST_F(LayerWordsTest, RevocationFailsWhatRunsAndNothingElse) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.end({1, 1}).has_value());
+  words_.fail_all(KVFERRY_ERROR(kRevoked, "the epoch is being revoked"));
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kRevoked);
+  EXPECT_TRUE(words_.begin({1, 2}, Deadline::after(60s)).has_value());
+  EXPECT_TRUE(words_.end({1, 2}).has_value());
+}
+
+}  // namespace
+}  // namespace kvferry::worker

@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/worker/layer_words.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+#include "make_stream.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::worker {
+
+using ipc::Status;
+
+namespace {
+
+/// Each in a line of its own: a stream of the device looks at it all the time.
+constexpr std::uint64_t kWordDistance = 64;
+/// Work of a failed use that is still under way may write over what lets its waiters go.
+constexpr std::chrono::milliseconds kLookAgain{20};
+/// A use that its transfer began fails when no step begins it for so long.
+constexpr std::chrono::seconds kUnbegun{30};
+
+Status check_slot(std::uint32_t slot) {
+  if (slot < ipc::kLayerSlots) return ipc::ok();
+  return KVFERRY_ERROR(kInvalidArgument, "layer slot {} of {}", slot, ipc::kLayerSlots);
+}
+
+ipc::Error is_over(const LayerTicket& ticket, std::uint64_t last) {
+  return KVFERRY_ERROR(kStaleEpoch, "use {} of layer slot {} is over; its last one was {}",
+                       ticket.use, ticket.slot, last);
+}
+
+}  // namespace
+
+LayerWords::LayerWords(ipc::Device& device)
+    : words_(make_pinned(device, ipc::kLayerSlots * kWordDistance)) {}
+
+ipc::StreamWord LayerWords::word(std::uint32_t slot) const noexcept {
+  return ipc::StreamWord(
+      reinterpret_cast<std::uint32_t*>(words_->data() + std::size_t{slot} * kWordDistance));
+}
+
+// The caller holds the mutex.
+Status LayerWords::open(const LayerTicket& ticket) {
+  KVFERRY_TRY(check_slot(ticket.slot));
+  Slot& slot = slots_[ticket.slot];
+  if (ticket.use < slot.use) return is_over(ticket, slot.use);
+  if (ticket.use == slot.use) return ipc::ok();
+  if (slot.transfers > 0) {
+    return KVFERRY_ERROR(kBusy,
+                         "layer slot {}: {} transfers of use {} still run; begin use {} in another "
+                         "slot",
+                         ticket.slot, slot.transfers, slot.use, ticket.use);
+  }
+  slot = {};
+  slot.use = ticket.use;
+  slot.over = false;
+  slot.deadline = ipc::MonotonicClock::now() + kUnbegun;
+  word(ticket.slot).store(0);
+  return ipc::ok();
+}
+
+Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    KVFERRY_TRY(open(ticket));
+    if (slots_[ticket.slot].over) return is_over(ticket, ticket.use);
+    Slot& slot = slots_[ticket.slot];
+    if (!slot.failure && !slot.complete) slot.deadline = deadline.when();
+  }
+  if (sooner_) sooner_();
+  return ipc::ok();
+}
+
+Status LayerWords::await_layer(ipc::Stream& stream, std::uint32_t slot, std::uint32_t layer) const {
+  KVFERRY_TRY(check_slot(slot));
+  return stream.wait_word(word(slot), layer + 1);
+}
+
+Status LayerWords::mark_layer(ipc::Stream& stream, std::uint32_t slot, std::uint32_t layer) const {
+  KVFERRY_TRY(check_slot(slot));
+  return stream.write_word(word(slot), layer + 1);
+}
+
+Status LayerWords::end(const LayerTicket& ticket) {
+  const std::lock_guard lock(mutex_);
+  KVFERRY_TRY(open(ticket));
+  Slot& slot = slots_[ticket.slot];
+  if (slot.over) return is_over(ticket, ticket.use);
+  slot.over = true;
+  slot.deadline.reset();
+  if (slot.failure) return *slot.failure;
+  return ipc::ok();
+}
+
+void LayerWords::fail_slot(std::uint32_t number, const ipc::Error& error) {
+  Slot& slot = slots_[number];
+  if (slot.failure) return;
+  slot.failure = error;
+  slot.deadline.reset();
+  word(number).store(kReleased);
+  ipc::log_warn("layers: use {} of slot {} failed: {}", slot.use, number, error.to_string());
+}
+
+void LayerWords::fail(const LayerTicket& ticket, const ipc::Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    // Begun by its failure, when that comes first.
+    if (!open(ticket)) return;
+    fail_slot(ticket.slot, error);
+  }
+  if (sooner_) sooner_();
+}
+
+void LayerWords::fail_all(const ipc::Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+      if (!slots_[slot].over || slots_[slot].transfers > 0) fail_slot(slot, error);
+    }
+  }
+  if (sooner_) sooner_();
+}
+
+Status LayerWords::enter(const LayerTicket& ticket) {
+  const std::lock_guard lock(mutex_);
+  KVFERRY_TRY(open(ticket));
+  Slot& slot = slots_[ticket.slot];
+  if (slot.failure) return *slot.failure;
+  ++slot.transfers;
+  return ipc::ok();
+}
+
+Status LayerWords::leave(const LayerTicket& ticket, bool is_last) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[ticket.slot];
+  --slot.transfers;
+  if (is_last) {
+    slot.complete = true;
+    slot.deadline.reset();
+  }
+  if (!slot.failure) return ipc::ok();
+  // What the stream wrote when it got there came after the failure.
+  word(ticket.slot).store(kReleased);
+  return *slot.failure;
+}
+
+void LayerWords::expire(ipc::TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  for (std::uint32_t number = 0; number < slots_.size(); ++number) {
+    Slot& slot = slots_[number];
+    if (slot.deadline && *slot.deadline <= now) {
+      fail_slot(number, KVFERRY_ERROR(kTimeout,
+                                      "use {} of layer slot {} has not ended at its deadline, at "
+                                      "layer {}",
+                                      slot.use, number, word(number).load()));
+    } else if (slot.failure && slot.transfers > 0) {
+      word(number).store(kReleased);
+    }
+  }
+}
+
+std::optional<ipc::TimePoint> LayerWords::next_look() const {
+  const std::lock_guard lock(mutex_);
+  std::optional<ipc::TimePoint> next;
+  const auto at = [&next](ipc::TimePoint when) { next = next ? std::min(*next, when) : when; };
+  for (const Slot& slot : slots_) {
+    if (slot.deadline) at(*slot.deadline);
+    if (slot.failure && slot.transfers > 0) at(ipc::MonotonicClock::now() + kLookAgain);
+  }
+  return next;
+}
+
+}  // namespace kvferry::worker
