@@ -135,10 +135,12 @@ run_sanitized() {
 
 # Not for them: tests that leave a process without descriptors (the sanitizers open pipes to look at
 # memory, and report what they cannot look at), memory's growth (they keep what is freed), what is
-# preloaded (they have to come first), files without a size (their reports), and threads of a forked
-# child (not supported by the one for threads).
+# preloaded (they have to come first), files without a size (their reports), threads of a forked
+# child (not supported by the one for threads), what is measured over gigabytes of copies, and who
+# counts allocations by operators of its own (theirs are replaced).
 not_sanitized='^ScriptsTest|WithoutDescriptors|^(Mover|Lender)DescriptorsTest|SoakTest\.AFewCycles'
 not_sanitized+='|SoakLeakTest.*/memory|Odd(Replay|Soak)Test|ALimitOnTheSizeOfFiles|ForkedChildTest\.ConnectsA'
+not_sanitized+='|^SharedLinkTest|PlanAllocationsTest'
 readonly not_sanitized
 
 # Reports go to files, since many processes end by a test's SIGKILL or with an exit code that no test

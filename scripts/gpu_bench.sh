@@ -13,13 +13,15 @@ usage: gpu_bench.sh --bin DIR [--out DIR] [--repeats N] [--only REGEX]
   --bin DIR     holds kvferry
   --out DIR     tables and JSON (default: a new folder under /tmp)
   --repeats N   of each measurement (default 5)
-  --only REGEX  only the runs whose name matches: chunks, small-chunks, block-first, models, interference, engine
+  --only REGEX  only the runs whose name matches: chunks, small-chunks, block-first, small-jobs, models,
+                tensor-parallel, interference, interference-kernels, layers, ablation, pool, engine
 
 Example, after a build with the preset "cuda":
   scripts/gpu_bench.sh --bin build/cuda/cli
 TXT
 }
 
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin="" out="" repeats=5 only=.
 while (($#)); do
   case $1 in
@@ -51,9 +53,20 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 bench chunks transfer latency --chunk-size 16KiB,32KiB,64KiB
 bench small-chunks transfer --chunk-size 4KiB,8KiB --blocks 64
 bench block-first transfer latency --arena block-first --chunk-size 32KiB --no-bare
-bench models transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,4,16,64,512 --no-bare --strategy auto
-bench interference interference --load decode,gemm,skinny,hbm --pairs 10 --direction d2h,h2d --strategy staged
-bench engine submit lookup clear pool --entries 1000000
+bench small-jobs latency --geometry llama-3-8b --blocks 1,4,16 --strategy auto,staged,strided,kernel,agent
+# The example has fp8 keys and values with scales, a window and a draft layer.
+bench models transfer --geometry "llama-3-8b,deepseek-v3,$root/docs/geometry.example.toml" --blocks 1,4,16,64,512 \
+  --locality random,sequential --no-bare --strategy auto
+bench tensor-parallel transfer --geometry llama-3-70b --ranks 4 --blocks 1,4,16,64,512 --no-bare --strategy auto
+bench interference interference --load decode,gemm,skinny,hbm --pairs 10 --direction d2h,h2d --strategy auto,staged --no-bare
+bench interference-kernels interference --load decode,gemm --pairs 10 --direction d2h,h2d --blocks 1,16 \
+  --strategy kernel,agent --no-bare
+bench layers layers --geometry llama-3-8b,deepseek-v3 --blocks 16,64,256 --samples 30
+bench layers-block-first layers --geometry llama-3-8b --arena block-first --blocks 16,64,256 --samples 30
+bench ablation ablation interference --geometry llama-3-8b --blocks 1,16,64 --direction d2h,h2d \
+  --strategy staged,strided,batch --load decode --pairs 10 --no-bare
+bench pool pool --pool-size 64GiB
+bench engine submit lookup clear --entries 1000000
 "${PYTHON:-python3}" - "$out" <<'END'
 import glob
 import json
@@ -80,6 +93,14 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
             if r["slowdown"] is not None:
                 figure += "  slowdown %.3f, p50 %.3f, p99 %.3f" % (
                     r["slowdown"], r["itl_p50_ratio"], r["itl_p99_ratio"])
+                if r["slowdown_beyond_copy"] is not None:
+                    figure += ", beyond one copy %.3f, p99 %.3f" % (
+                        r["slowdown_beyond_copy"], r["itl_p99_beyond_copy"])
+            if r["us"] is not None:
+                figure += "  %.1f us, p99 %.1f" % (r["us"], r["us_p99"])
+            if r["recovery_us"] is not None:
+                figure += "  back after %.1f ms, blocks %s" % (
+                    r["recovery_us"] / 1000, "kept" if r["arena_kept"] else "lost")
         else:
             figure = "%8.1f us, p99 %.1f" % (r["us"], r["us_p99"])
             if r["per_second"]:

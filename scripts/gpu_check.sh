@@ -60,6 +60,10 @@ export KVFERRY_REQUIRE_GPU=1
 run conformance "$bin/device_cuda_conformance_test"
 run borrowed "$bin/device_cuda_borrow_test"
 run model "$bin/device_cuda_model_test"
+export KVFERRY_PROGRAM=$bin/kvferry
+for test in layers engine_shares; do
+  run "$test" "$bin/multiproc_${test}_cuda_test"
+done
 
 # The toolkit's own checker, where there is one: out-of-bounds and misaligned accesses, and reads of memory
 # that nobody wrote. Errors of calls are what some tests are about. Of a peer's reads it cannot say
@@ -94,6 +98,8 @@ for owner in worker mover; do
 done
 replay replay-block-first --arena block-first
 replay replay-batch --copy-strategy batch
+replay replay-kernel --copy-strategy kernel
+replay replay-agent --copy-strategy agent
 replay replay-strided --copy-strategy strided
 replay replay-strided-many-allocations --copy-strategy strided --arena layer-first-many
 replay replay-many-allocations --arena layer-first-many
