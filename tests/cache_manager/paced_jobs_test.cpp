@@ -53,7 +53,7 @@ class PacedJobsTest : public FaultyEngineFixture, public testing::WithParamInter
       put_source(direction, moves.back(), contents(i));
     }
     ipc::MoverJob made = job(id, direction, moves);
-    made.priority = priority;
+    made.urgency.priority = priority;
     engine_->submit(std::move(made));
   }
   void expect_moved(std::uint64_t id,

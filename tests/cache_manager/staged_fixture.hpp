@@ -145,7 +145,7 @@ class StagedFixture : public testing::Test {
     job.session = session_;
     job.epoch = ipc::Epoch{1};
     job.direction = direction;
-    job.priority = priority;
+    job.urgency.priority = priority;
     for (std::uint32_t i = 0; i < chunks; ++i) {
       const std::uint64_t place = (id * 8 + i) * kSlotBytes;
       job.items.push_back({ipc::GroupId{0}, ipc::BlockId{i}, place, place, true});

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "support/child_process.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 
 namespace kvferry::cache_manager {
@@ -283,6 +285,24 @@ TEST_P(TransferEngineTest, QuiesceAnswersEveryJobAndAdmitsNoMore) {
             std::vector<std::uint8_t>{static_cast<std::uint8_t>(ErrorCode::kNotReady)});
 }
 
+TEST_P(TransferEngineTest, OfJobsOfOnePriorityWhatIsDueFirstGoesFirst) {
+  map();
+  answers_.hold(1);
+  engine_->submit(job(1, CopyDirection::kHostToDevice, {item(0, 1, 0)}));
+  ASSERT_TRUE(answers_.wait_held());
+  const auto submit = [this](std::uint64_t id, std::optional<std::uint64_t> due_ns) {
+    MoverJob next = job(id, CopyDirection::kHostToDevice, {item(0, 3, 2)});
+    if (due_ns) next.urgency.due_ns = *due_ns;
+    engine_->submit(std::move(next));
+  };
+  submit(2, std::nullopt);
+  submit(3, 900);
+  submit(4, 500);
+  answers_.release();
+  (void)answers_.wait(2);
+  EXPECT_THAT(answers_.order(), testing::ElementsAre(1, 4, 3, 2));
+}
+
 TEST_P(TransferEngineTest, BetterJobsDoNotHoldOneBackForEver) {
   map();
   answers_.hold(1);
@@ -292,7 +312,7 @@ TEST_P(TransferEngineTest, BetterJobsDoNotHoldOneBackForEver) {
   constexpr std::uint64_t kBetter = 20;
   for (std::uint64_t i = 0; i < kBetter; ++i) {
     MoverJob better = job(10 + i, CopyDirection::kHostToDevice, {item(0, 3, 2)});
-    better.priority = 9;
+    better.urgency.priority = 9;
     engine_->submit(std::move(better));
   }
   answers_.release();

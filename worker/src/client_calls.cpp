@@ -163,13 +163,14 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
 
 Result<JobId> Client::submit_load(std::span<const LoadItem> items,
                                   std::uint8_t priority,
-                                  std::optional<LayerTicket> layers) {
+                                  std::optional<LayerTicket> layers,
+                                  std::optional<ipc::TimePoint> due) {
   KVFERRY_TRY(check_count(items.size(), "blocks to load"));
   ClientLink& link = impl_->link;
   ipc::SubmitLoad message;
   message.job = link.jobs().next_id();
   message.generation = link.acknowledged_generation();
-  message.priority = priority;
+  message.urgency = {priority, ipc::Urgency::ns_of(due)};
   message.layers = layers;
   message.items.reserve(items.size());
   for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});

@@ -15,6 +15,18 @@ void JobTable::set_deadline(Entry& entry, ipc::TimePoint when) {
   deadlines_.emplace(when, entry.job.id);
 }
 
+ipc::Error JobTable::not_started(const Entry& entry) const {
+  if (const auto due = entry.job.urgency.due(); due && *due <= ports_.now()) {
+    return KVFERRY_ERROR(kTimeout,
+                         "not started by its deadline, other jobs were before it: nothing of it "
+                         "was done");
+  }
+  return KVFERRY_ERROR(kTimeout,
+                       "not started in {} ms, other jobs were before it: nothing of it was done, "
+                       "submit it again",
+                       limits_.queue_deadline.count());
+}
+
 std::optional<ipc::TimePoint> JobTable::next_deadline() const {
   std::optional<ipc::TimePoint> next = watch_.next();
   if (!deadlines_.empty()) {
@@ -35,10 +47,7 @@ std::vector<ipc::IncarnationId> JobTable::expire() {
     Entry& entry = entries_.at(deadlines_.begin()->second);
     deadlines_.erase(deadlines_.begin());
     if (entry.state != State::kRunning) {
-      end_unsent(entry, KVFERRY_ERROR(kTimeout,
-                                      "not started in {} ms, other jobs were before it: nothing of "
-                                      "it was done, submit it again",
-                                      limits_.queue_deadline.count()));
+      end_unsent(entry, not_started(entry));
       continue;
     }
     const auto patience = kPatience * limits_.job_deadline;

@@ -3,49 +3,59 @@
 #pragma once
 
 #include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/model/urgency.hpp"
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 
 namespace kvferry::cache_manager {
 
-/// Jobs that may be sent, by priority: but every kFairShare-th that is taken is the oldest, so that
+/// Jobs that may be sent, by urgency: but every kFairShare-th that is taken is the oldest, so that
 /// a job with n older ones in the queue waits for at most kFairShare * (n + 1) others, whatever
-/// their priorities. @threading one thread.
+/// their urgency. @threading one thread.
 class JobQueue {
  public:
   static constexpr std::uint32_t kFairShare = 8;
 
-  void add(ipc::JobId job, std::uint8_t priority) {
-    by_priority_.emplace(-static_cast<int>(priority), job.value);
-    by_age_.emplace(job.value, priority);
+  void add(ipc::JobId job, const ipc::Urgency& urgency) {
+    by_urgency_.emplace(urgency, job.value);
+    by_age_.emplace(job.value, urgency);
   }
-  void remove(ipc::JobId job, std::uint8_t priority) {
-    by_priority_.erase({-static_cast<int>(priority), job.value});
-    by_age_.erase({job.value, priority});
+  void remove(ipc::JobId job) {
+    const auto found = by_age_.find(job.value);
+    if (found == by_age_.end()) return;
+    by_urgency_.erase({found->second, job.value});
+    by_age_.erase(found);
   }
   [[nodiscard]] bool empty() const noexcept { return by_age_.empty(); }
   /// @pre not empty, as for all below
   [[nodiscard]] std::uint8_t highest_priority() const {
-    return static_cast<std::uint8_t>(-by_priority_.begin()->first);
+    return by_urgency_.begin()->first.priority;
   }
   [[nodiscard]] ipc::JobId take() {
     const bool is_oldests_turn = ++taken_ % kFairShare == 0;
-    return is_oldests_turn ? take(by_age_.begin()->first) : take_highest();
+    return is_oldests_turn ? take(by_age_.begin()->first) : take_most_urgent();
   }
   /// Whoever's turn it is.
-  [[nodiscard]] ipc::JobId take_highest() { return take(by_priority_.begin()->second); }
+  [[nodiscard]] ipc::JobId take_most_urgent() { return take(by_urgency_.begin()->second); }
 
  private:
+  using Place = std::pair<ipc::Urgency, std::uint64_t>;
+  struct Before {
+    bool operator()(const Place& a, const Place& b) const noexcept {
+      if (a.first.goes_before(b.first)) return true;
+      return !b.first.goes_before(a.first) && a.second < b.second;
+    }
+  };
   ipc::JobId take(std::uint64_t job) {
-    const auto aged = by_age_.lower_bound({job, 0});
-    remove(ipc::JobId{job}, aged->second);
+    remove(ipc::JobId{job});
     return ipc::JobId{job};
   }
 
-  std::set<std::pair<int, std::uint64_t>> by_priority_;      ///< Highest first, then the oldest.
-  std::set<std::pair<std::uint64_t, std::uint8_t>> by_age_;  ///< Job ids grow with time.
+  std::set<Place, Before> by_urgency_;            ///< Of equal ones the oldest first.
+  std::map<std::uint64_t, ipc::Urgency> by_age_;  ///< Job ids grow with time.
   std::uint32_t taken_ = 0;
 };
 

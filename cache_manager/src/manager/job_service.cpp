@@ -247,7 +247,8 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
   Job job = begin(client, load->job, load->generation, JobKind::kLoad);
   job.layers = load->layers;
   // Above every store, whatever the client says.
-  job.priority = std::max<std::uint8_t>(load->priority, 1);
+  job.urgency = load->urgency;
+  job.urgency.priority = std::max<std::uint8_t>(job.urgency.priority, 1);
   job.items.resize(load->items.size());
   // Last to first: of one prefix, the first block becomes the most recently used.
   for (std::size_t i = load->items.size(); i-- > 0;) {
@@ -339,7 +340,7 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     return;
   }
   Job job = begin(client, swap->job, swap->generation, JobKind::kSwapIn);
-  job.priority = kResumePriority;
+  job.urgency.priority = kResumePriority;
   job.sequence = swap->sequence;
   for (const ipc::SequenceBlock& item : swap->items) {
     JobItem taken;

@@ -88,7 +88,8 @@ void JobTable::submit(Job job) {
   by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
   ++unfinished_[entry.job.engine];
   ++counters_[entry.job.engine].queued;
-  set_deadline(entry, ports_.now() + limits_.queue_deadline);
+  const ipc::TimePoint patience = ports_.now() + limits_.queue_deadline;
+  set_deadline(entry, std::min(entry.job.urgency.due().value_or(patience), patience));
 
   std::vector<Claim> claims;
   claims.reserve(entry.job.items.size() * 2);
@@ -110,7 +111,7 @@ void JobTable::submit(Job job) {
 
 void JobTable::make_runnable(Entry& entry) {
   entry.state = State::kRunnable;
-  runnable_[{entry.job.engine, entry.job.to_host()}].add(entry.job.id, entry.job.priority);
+  runnable_[{entry.job.engine, entry.job.to_host()}].add(entry.job.id, entry.job.urgency);
 }
 
 void JobTable::set_share(std::uint32_t engine, const LinkShares::Member& member) {
@@ -149,7 +150,7 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
     }
     const Queue key{choice->engine, lane.to_host};
     const auto at = runnable_.find(key);
-    const ipc::JobId id = choice->urgent ? at->second.take_highest() : at->second.take();
+    const ipc::JobId id = choice->urgent ? at->second.take_most_urgent() : at->second.take();
     if (at->second.empty()) {
       runnable_.erase(at);
     }
@@ -179,7 +180,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
       entry.bytes += pool_.shape(item.host->slot()).block_bytes() / ranks;
     }
   }
-  shares_.sent(entry.lane, job.engine, entry.bytes, job.priority, entry.sent);
+  shares_.sent(entry.lane, job.engine, entry.bytes, job.urgency.priority, entry.sent);
   entry.parts.resize(ranks);
   bool any_open = false;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
@@ -191,7 +192,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     message.epoch = part.target.epoch;
     message.direction =
         job.to_host() ? ipc::CopyDirection::kDeviceToHost : ipc::CopyDirection::kHostToDevice;
-    message.priority = job.priority;
+    message.urgency = job.urgency;
     message.brief = job.brief;
     message.layers = job.layers;
     for (std::uint32_t i = 0; i < job.items.size(); ++i) {
@@ -397,7 +398,7 @@ void JobTable::end_unsent(Entry& entry, const ipc::Error& error) {
   }
   if (const auto at = runnable_.find({entry.job.engine, entry.job.to_host()});
       at != runnable_.end()) {
-    at->second.remove(entry.job.id, entry.job.priority);
+    at->second.remove(entry.job.id);
     if (at->second.empty()) {
       runnable_.erase(at);
     }
@@ -453,7 +454,7 @@ void JobTable::settle() {
     if (entry.state == State::kRunning) {
       --counters.running;
       --running_[{engine, job.to_host()}];
-      shares_.ended(entry.lane, engine, entry.bytes, job.priority, ports_.now());
+      shares_.ended(entry.lane, engine, entry.bytes, job.urgency.priority, ports_.now());
       touched.insert(entry.lane);
     } else {
       --counters.queued;

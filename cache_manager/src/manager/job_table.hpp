@@ -47,8 +47,8 @@ struct Job {
   std::uint32_t engine = 0;
   JobKind kind = JobKind::kStore;
   std::uint64_t generation = 0;
-  std::uint8_t priority = 0;  ///< 0: stores; loads are above them.
-  bool brief = false;         ///< MoverJob::brief.
+  ipc::Urgency urgency;  ///< Priority 0: stores; loads are above them.
+  bool brief = false;    ///< MoverJob::brief.
   std::optional<ipc::LayerTicket> layers;
   std::uint64_t sequence = 0;
   std::uint64_t sequence_life = 0;
@@ -228,6 +228,7 @@ class JobTable {
   void send_over(const LinkShares::Lane& lane);
   void settle();
   void set_deadline(Entry& entry, ipc::TimePoint when);
+  [[nodiscard]] ipc::Error not_started(const Entry& entry) const;
   void ask_to_cancel(const Entry& entry) const;
   /// Ends deadlines that only a stopped worker has let pass.
   [[nodiscard]] bool spare(const ipc::IncarnationId& mover, ipc::TimePoint now);

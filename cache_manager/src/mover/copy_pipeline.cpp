@@ -73,7 +73,7 @@ std::uint64_t CopyPipeline::most_bytes() const noexcept {
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
-  if (const RunningJob* worse = best(); worse != nullptr && worse->priority() < job.job.priority) {
+  if (const RunningJob* worse = best(); worse != nullptr && job.job.urgency.goes_before(worse->urgency())) {
     better_came_ = ipc::MonotonicClock::now();
   }
   job.strategy = choose(job, jobs_.empty(), !context_.staging.refuses_pools());
@@ -95,7 +95,7 @@ CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
 RunningJob* CopyPipeline::best() noexcept {
   RunningJob* best = nullptr;
   for (const auto& job : jobs_) {
-    if (may_start(*job) && (best == nullptr || job->priority() > best->priority())) {
+    if (may_start(*job) && (best == nullptr || job->urgency().goes_before(best->urgency()))) {
       best = job.get();
     }
   }

@@ -33,7 +33,7 @@ class RunningJob {
   explicit RunningJob(LaneJob job);
 
   [[nodiscard]] ipc::JobId id() const noexcept { return job_.job.job; }
-  [[nodiscard]] std::uint8_t priority() const noexcept { return job_.job.priority; }
+  [[nodiscard]] const ipc::Urgency& urgency() const noexcept { return job_.job.urgency; }
   [[nodiscard]] const LaneJob& job() const noexcept { return job_; }
   [[nodiscard]] CopyStrategy strategy() const noexcept { return job_.strategy; }
   [[nodiscard]] bool is_staged() const noexcept { return strategy() == CopyStrategy::kStaged; }

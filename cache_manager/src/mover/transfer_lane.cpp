@@ -67,7 +67,7 @@ void TransferLane::submit(LaneJob job) {
   {
     const std::lock_guard lock(mutex_);
     const auto place = std::find_if(queue_.begin(), queue_.end(), [&job](const LaneJob& queued) {
-      return queued.job.priority < job.job.priority;
+      return job.job.urgency.goes_before(queued.job.urgency);
     });
     queue_.insert(place, std::move(job));
   }
@@ -193,7 +193,7 @@ void TransferLane::apply_stops() {
 }
 
 std::optional<ipc::TimePoint> TransferLane::paced_until(const RunningJob& job) {
-  if (!budget_.is_limited() || job.priority() > kPacedPriority ||
+  if (!budget_.is_limited() || job.urgency().priority > kPacedPriority ||
       budget_.allows(ipc::MonotonicClock::now())) {
     return std::nullopt;
   }
@@ -207,7 +207,7 @@ void TransferLane::start_chunks() {
     if (next != nullptr && paced_until(*next)) next = choose(false);
     if (next == nullptr) return;
     paced_ = paced_until(*next);
-    const bool is_urgent = next->priority() > kPacedPriority;
+    const bool is_urgent = next->urgency().priority > kPacedPriority;
     const std::uint64_t before = pipeline_->started_bytes();
     if (paced_ || !pipeline_->start_chunk(*next)) return;
     const std::uint64_t started = pipeline_->started_bytes() - before;
@@ -256,7 +256,7 @@ std::deque<LaneJob>::iterator TransferLane::better_queued(const RunningJob* runn
   }
   if (found == queue_.end() || running == nullptr) return found;
   const bool better = fair ? found->submitted < running->job().submitted
-                           : found->job.priority > running->priority();
+                           : found->job.urgency.goes_before(running->urgency());
   return better ? found : queue_.end();
 }
 

@@ -43,6 +43,35 @@ TEST_F(JobDeadlinesTest, JobThatCannotBeSentInTimeEndsTyped) {
   EXPECT_EQ(table.counters(kEngine).queued, 0U);
 }
 
+TEST_F(JobDeadlinesTest, JobThatIsDueBeforeItIsSentEndsThenAndOneThatWasSentGoesOn) {
+  JobTable table = make_table(1000);
+  const auto submit = [&](std::uint32_t number, ipc::TimePoint due) {
+    Job job = make_job(number, JobKind::kLoad, {number});
+    job.urgency.due_ns = ipc::Urgency::ns_of(due);
+    table.submit(std::move(job));
+  };
+  const ipc::TimePoint due = now_ + kQueueDeadline / 4;
+  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) submit(i, due);
+  submit(500, due);
+  submit(501, now_ + 10 * kQueueDeadline);  // not before the table's own limit
+  const std::size_t sent = sent_.size();
+  EXPECT_EQ(sent, 2U * JobTable::kWindow);
+  now_ = due - std::chrono::milliseconds(1);
+  (void)table.expire();
+  EXPECT_THAT(finished_, testing::IsEmpty());
+  now_ = due;
+  (void)table.expire();
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_EQ(finished_[0].client_job, 500U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kTimeout)));
+  EXPECT_THAT(finished_[0].message, testing::HasSubstr("deadline"));
+  EXPECT_EQ(table.unfinished(), JobTable::kWindow + 1U);
+  submit(502, now_ - std::chrono::seconds(1));
+  (void)table.expire();
+  EXPECT_EQ(finished_.back().client_job, 502U) << "due before it came";
+  EXPECT_EQ(sent_.size(), sent);
+}
+
 TEST_F(JobDeadlinesTest, MoverThatGetsOnIsLeftAloneHoweverLongAJobWaits) {
   JobTable table = make_table(1000);
   table.submit(make_job(1, JobKind::kLoad, {4}));  // The mover prefers all others.

@@ -90,7 +90,7 @@ class JobTableTest : public testing::Test {
     job.engine = kEngine;
     job.kind = kind;
     job.generation = generation_;
-    job.priority = job.to_host() ? 0 : 1;
+    job.urgency.priority = job.to_host() ? 0 : 1;
     for (const std::uint32_t block : blocks) {
       JobItem item;
       item.block = ipc::BlockId{block};

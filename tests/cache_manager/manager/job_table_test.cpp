@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -374,6 +375,37 @@ TEST_F(JobTableTest, LoadsAndStoresDoNotWaitForEachOther) {
   EXPECT_EQ(sent_.size(), 4U * JobTable::kWindow) << "one store waits for room";
 }
 
+TEST_F(JobTableTest, OfLoadsOfOnePriorityWhatIsDueFirstGoesFirst) {
+  JobTable table = make_table(1000);
+  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
+    table.submit(make_job(i, JobKind::kLoad, {i}));
+  }
+  const std::size_t before = sent_.size();
+  const auto submit = [&](std::uint32_t block, std::uint8_t priority,
+                          std::optional<std::chrono::seconds> due) {
+    Job job = make_job(100 + block, JobKind::kLoad, {block});
+    job.urgency.priority = priority;
+    if (due) job.urgency.due_ns = ipc::Urgency::ns_of(now_ + *due);
+    table.submit(std::move(job));
+  };
+  using std::chrono_literals::operator""s;
+  submit(200, 1, std::nullopt);
+  submit(201, 1, 9s);
+  submit(202, 1, 5s);
+  submit(203, 2, std::nullopt);
+  submit(204, 2, 20s);
+  for (std::size_t i = 0; i < 5; ++i) {
+    answer(table, sent_[2 * i]);
+    answer(table, sent_[2 * i + 1]);
+  }
+  std::vector<std::uint32_t> order;
+  for (std::size_t i = before; i < sent_.size(); i += 2) {
+    order.push_back(sent_[i].job.items.at(0).block.value);
+  }
+  EXPECT_THAT(order, ElementsAre(204, 203, 202, 201, 200));
+  EXPECT_EQ(sent_[before].job.urgency.due_ns, ipc::Urgency::ns_of(now_ + 20s)) << "movers know";
+}
+
 // However many better loads keep coming, the worst one is sent.
 TEST_F(JobTableTest, EveryEighthLoadIsTheOldestWhateverItsPriority) {
   JobTable table = make_table(1000);
@@ -386,7 +418,7 @@ TEST_F(JobTableTest, EveryEighthLoadIsTheOldestWhateverItsPriority) {
   for (std::uint32_t i = 0; i < 2 * JobQueue::kFairShare; ++i) {
     for (std::uint32_t n = 0; n < 2; ++n) {
       Job better = make_job(600 + 2 * i + n, JobKind::kLoad, {300 + 2 * i + n});
-      better.priority = 9;
+      better.urgency.priority = 9;
       table.submit(std::move(better));
     }
     answer(table, sent_[answered++]);

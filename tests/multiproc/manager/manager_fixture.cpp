@@ -157,7 +157,7 @@ void ManagerTest::submit_store(std::uint64_t job, const std::vector<ipc::StoreIt
 
 void ManagerTest::submit_load(std::uint64_t job, const std::vector<ipc::LoadItem>& items) {
   client_->notify(ipc::MessageKind::kSubmitLoad,
-                  ipc::SubmitLoad{ipc::JobId{job}, state_.generation, 1, std::nullopt, items});
+                  ipc::SubmitLoad{ipc::JobId{job}, state_.generation, {1}, std::nullopt, items});
 }
 
 ipc::JobDone ManagerTest::wait_done() {

@@ -115,7 +115,7 @@ TEST_F(ManagerJobsTest, AnIdIsTakenOnceAlsoWhenItWasRefusedOrStillRuns) {
     const auto answer = client_->call<ipc::Empty>(
         MessageKind::kSubmitLoad,
         ipc::SubmitLoad{
-            JobId{job}, generation, 1, std::nullopt, {{GroupId{0}, BlockId{5}, key(1)}}});
+            JobId{job}, generation, {1}, std::nullopt, {{GroupId{0}, BlockId{5}, key(1)}}});
     return answer ? std::nullopt : std::optional(answer.error().code);
   };
   --state_.generation;
@@ -431,7 +431,7 @@ TEST_F(ManagerJobsTest, UnreadCompletionsAreBoundedAndComeWhenTheyAreRead) {
       ipc::Envelope envelope;
       envelope.kind = MessageKind::kSubmitLoad;
       envelope.body = ipc::encode(ipc::SubmitLoad{
-          JobId{next}, generation, 1, std::nullopt, {{GroupId{0}, BlockId{1}, key(404)}}});
+          JobId{next}, generation, {1}, std::nullopt, {{GroupId{0}, BlockId{1}, key(404)}}});
       while (!client_->link().send(envelope)) {
         (void)status();  // The manager reads on.
       }

@@ -366,12 +366,18 @@ class Client {
   /// Higher priority goes first among loads; loads go before stores. Per block: kNotFound when the
   /// host tier does not have it (any more).
   ///
+  /// due: when it is of no more use unless it has begun by then, such as a prefetch for a step that
+  /// recomputes what is missing. Of loads of one priority what is due first goes first, before all
+  /// that are never due; one that no mover has been given by then ends with kTimeout, and nothing
+  /// of it is done. One that was begun goes on to its end.
+  ///
   /// With layers the load goes layer by layer, and says so on every rank (LayerWords), so that
   /// compute may start before the completion is here: all blocks are loaded, or the use has failed,
   /// kNotFound included.
   [[nodiscard]] Result<JobId> submit_load(std::span<const LoadItem> items,
                                           std::uint8_t priority,
-                                          std::optional<LayerTicket> layers = std::nullopt);
+                                          std::optional<LayerTicket> layers = std::nullopt,
+                                          std::optional<ipc::TimePoint> due = std::nullopt);
   /// A running sequence by its owner's handle: survives a weights update, is never indexed.
   /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
   /// or none: kNoHostMemory when eviction cannot make room for them, kBusy while the host pool is

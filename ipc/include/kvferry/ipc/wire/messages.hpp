@@ -8,6 +8,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
+#include "kvferry/ipc/model/urgency.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 
@@ -274,12 +275,12 @@ struct MoverJob {
   SessionId session;
   Epoch epoch;
   CopyDirection direction = CopyDirection::kDeviceToHost;
-  std::uint8_t priority = 0;          ///< Higher first.
+  Urgency urgency;
   bool brief = false;                 ///< Over so soon that the mover does not sleep meanwhile.
   std::optional<LayerTicket> layers;  ///< Goes layer by layer, in step with the worker's compute.
   std::vector<MoverItem> items;
   template <typename V> void visit(V& v) {
-    v(job, session, epoch, direction, priority, brief, layers, items);
+    v(job, session, epoch, direction, urgency, brief, layers, items);
   }
 };
 struct MoverCancel {
@@ -426,10 +427,10 @@ struct LoadItem {
 struct SubmitLoad {
   JobId job;
   std::uint64_t generation = 0;
-  std::uint8_t priority = 1;
+  Urgency urgency{1};
   std::optional<LayerTicket> layers;  ///< Then all blocks are loaded, or none counts.
   std::vector<LoadItem> items;
-  template <typename V> void visit(V& v) { v(job, generation, priority, layers, items); }
+  template <typename V> void visit(V& v) { v(job, generation, urgency, layers, items); }
 };
 struct CancelJob {
   JobId job;
