@@ -58,6 +58,7 @@ class LayersTest : public testing::TestWithParam<Case> {
     connect();
   }
   void TearDown() override {
+    if (HasFailure() && manager_) std::fputs(manager_->stderr_text().c_str(), stderr);
     if (client_ != nullptr) loop_.unwatch(client_->fd());
     channel_.reset();
     client_.reset();
@@ -346,11 +347,15 @@ TEST_P(LayersTest, KilledMoverFailsTheStepThatWaitsAndTheNextOneServes) {
   mover_->kill();
   expect_job_failed(load, ErrorCode::kPeerDied);
   expect_failed(answer, ErrorCode::kPeerDied);
+  const auto sees_offload = [&](bool ready) {
+    return run_until([&] {
+      (void)client_->poll(0);
+      return client_->state().offload_ready == ready;
+    });
+  };
+  ASSERT_TRUE(sees_offload(false)) << "the answers came before the news";
   start_mover();
-  ASSERT_TRUE(run_until([&] {
-    (void)client_->poll(0);
-    return client_->state().offload_ready;
-  }));
+  ASSERT_TRUE(sees_offload(true));
   const LayerTicket again{11, 2};
   const auto second = send(awaiting(again, 20, kCount));
   expect_done(submit_load(20, kCount, again));

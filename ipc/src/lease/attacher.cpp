@@ -318,6 +318,7 @@ void LeaseAttacher::Impl::changed() {
       last_revoked_ = std::max(last_revoked_, draft.epoch);
     }
     if (lease::same_view(view_, draft)) return;
+    draft.number = view_.number + 1;
     view_ = draft;
   }
   view_changed_.notify_all();

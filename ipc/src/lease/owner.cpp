@@ -380,6 +380,7 @@ void LeaseOwner::Impl::changed() {
   {
     const std::lock_guard lock(view_mutex_);
     if (lease::same_view(view_, now)) return;
+    now.number = view_.number + 1;
     view_ = now;
   }
   if (on_change_) on_change_(now);

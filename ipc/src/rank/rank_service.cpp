@@ -112,6 +112,7 @@ class RankService::Impl {
     hooks.on_connected = [this](const RegistryWelcome& welcome, UniqueFd pool) {
       if (hooks_.on_manager) hooks_.on_manager(welcome, std::move(pool));
       report_.forget_memory();
+      told_ = 0;
       send_state(view());
     };
     hooks.on_lost = [this] {
@@ -169,8 +170,12 @@ class RankService::Impl {
     send_logged(answer.reply);
   }
 
+  // What a reply or a greeting has told may be later than what is on its way here from the lease: a
+  // manager that heard the earlier one after it would take a mapped rank for one that is not, for a
+  // moment, and fail its engine's jobs.
   void send_state(const LeaseView& view) {
-    if (!connection_.is_connected()) return;
+    if (!connection_.is_connected() || view.number < told_) return;
+    told_ = view.number;
     Envelope envelope;
     envelope.kind = MessageKind::kRankState;
     envelope.body = encode(report_.make(view, weights_.id(), memory_.released(), weights_.lost()));
@@ -202,6 +207,7 @@ class RankService::Impl {
   /// Apart from clears, which nothing may keep waiting: neither a disk nor a device that hangs.
   std::unique_ptr<LifecycleThread> upkeep_ = std::make_unique<LifecycleThread>("kvf-upkeep");
   RankLease lease_;
+  std::uint64_t told_ = 0;  ///< The view that the manager was told last.
   LifecycleCommands commands_;
   WeightsCommands weights_;
   EmptyCommand empty_;

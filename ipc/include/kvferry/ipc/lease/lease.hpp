@@ -94,8 +94,9 @@ struct LeaseOptions {
 
 /// A consistent picture for status and for the manager.
 struct LeaseView {
-  SessionId session;  ///< Zero: attacher without an owner.
-  Epoch epoch;        ///< Last epoch seen or made.
+  std::uint64_t number = 0;  ///< Grows with every change: of two views the later one has more.
+  SessionId session;         ///< Zero: attacher without an owner.
+  Epoch epoch;               ///< Last epoch seen or made.
   LeasePhase phase = LeasePhase::kVacant;
   bool mapped = false;  ///< This process has the epoch mapped and its user accepted it.
   /// Lease under which the epoch's memory was zeroed. 0: by its owner (a worker that owns), or not
