@@ -72,7 +72,8 @@ std::vector<MoverItem> random_items(Random& random, const BlockParts& parts, std
     const BlockId block{static_cast<std::uint32_t>(random.pick(0, kBlocks - 1))};
     if (!taken.emplace(group.value, block.value).second) continue;
     MoverItem item{group, block, at, at + parts.replicated_bytes(group), random.pick(0, 3) != 0};
-    at += parts.replicated_bytes(group) + parts.sharded_bytes(group) + random.pick(0, 1) * 100;
+    const std::uint64_t gap = random.pick(0, 3) == 0 ? 100 : 0;  // else neighbours, which make rows
+    at += parts.replicated_bytes(group) + parts.sharded_bytes(group) + gap;
     items.push_back(item);
   }
   std::shuffle(items.begin(), items.end(), random.engine);
@@ -109,7 +110,16 @@ void add_staged(Bytes& bytes, const PlannedChunk& chunk, const BlockParts& parts
   }
   EXPECT_EQ(device.size(), chunk.size_bytes);
   EXPECT_EQ(stride * chunk.blocks.size(), chunk.size_bytes);
-  for (const CopyRun& run : chunk.runs) {
+  std::vector<CopyRun> runs = chunk.runs;
+  for (const CopyRows& rows : chunk.rows) {
+    EXPECT_EQ(rows.pool_offset / kPieceBytes,
+              (rows.pool_offset + rows.pool_bytes() - 1) / kPieceBytes);
+    for (std::uint64_t row = 0; row < rows.rows; ++row) {
+      runs.push_back({rows.segment, rows.device_offset + row * rows.device_pitch,
+                      rows.pool_offset + row * rows.pool_pitch, rows.row_bytes});
+    }
+  }
+  for (const CopyRun& run : runs) {
     for (std::uint64_t i = 0; i < run.size_bytes; ++i) {
       add(bytes, run.pool_offset + i, device.at(run.device_offset + i), 1);
     }
@@ -220,6 +230,38 @@ TEST_P(LayeredPlanTest, FirstLayerComesByItselfAndOthersInStepsOfSomeSize) {
     ends.push_back(chunk.through);
   }
   EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 4, 7, 9}));
+}
+
+TEST(LayeredRowsTest, LayersOfNeighboursAreRowsAndThoseOfOthersAreNot) {
+  ArenaLayout layout;
+  layout.groups = {{kBlocks}};
+  for (std::uint32_t layer = 0; layer < 4; ++layer) {
+    Region region;
+    region.layer = layer;
+    region.block_bytes = region.block_stride = 100;
+    region.offset = layer * 1'000'000ULL;
+    layout.regions.push_back(region);
+  }
+  const BlockParts parts(layout);
+  std::vector<MoverItem> items;
+  for (const std::uint64_t place : {0ULL, 1ULL, 2ULL, 3ULL, 4ULL, 6ULL, 9ULL}) {
+    const BlockId block{static_cast<std::uint32_t>(items.size())};
+    items.push_back({GroupId{0}, block, 400 * place, 400 * place, true});
+  }
+  const std::vector<std::uint8_t> results(items.size(), 0);
+  PlanLimits limits;
+  limits.layered = true;
+  limits.step_bytes = 100;
+  limits.slot_bytes = 10'000;
+  CopyPlanner planner;
+  PlannedChunk chunk;
+  planner.start(parts, items, results, limits);
+  planner.plan_next(chunk);
+  ASSERT_EQ(chunk.rows.size(), 1U);
+  EXPECT_EQ(chunk.rows[0], (CopyRows{0, 0, 100, 0, 400, 100, 5}));
+  ASSERT_EQ(chunk.runs.size(), 2U);
+  EXPECT_EQ(chunk.runs[0], (CopyRun{0, 500, 2400, 100}));
+  EXPECT_EQ(chunk.runs[1], (CopyRun{0, 600, 3600, 100}));
 }
 
 TEST_P(LayeredPlanTest, WhatIsGivenUpIsEveryBlockOnceAStepIsLeft) {

@@ -41,6 +41,9 @@ constexpr std::ptrdiff_t kMostWaiting = 4;
 /// MiB block takes 45.
 constexpr std::uint64_t kWatchedBytes = std::uint64_t{4} << 20;
 constexpr std::chrono::microseconds kWatch{150};
+/// Of a load that is alone: for so many chunks their ends are looked at, one by one. Those of a
+/// long one would take a processor all the time for what notices tell soon enough.
+constexpr std::uint64_t kMarkedChunks = 8;
 
 // An eventfd's count since the last read; 0 when it was not signalled.
 std::uint64_t take_count(int event_fd) noexcept {
@@ -73,7 +76,8 @@ std::uint64_t CopyPipeline::most_bytes() const noexcept {
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
-  if (const RunningJob* worse = best(); worse != nullptr && job.job.urgency.goes_before(worse->urgency())) {
+  if (const RunningJob* worse = best();
+      worse != nullptr && job.job.urgency.goes_before(worse->urgency())) {
     better_came_ = ipc::MonotonicClock::now();
   }
   job.strategy = choose(job, jobs_.empty(), !context_.staging.refuses_pools());
@@ -201,9 +205,9 @@ Status CopyPipeline::enqueue(const Chunk& chunk) {
   row_ops_.clear();
   for (const CopyRows& rows : chunk.plan.rows) {
     KVFERRY_ASSIGN(void* host, job.pool->pinned(rows.pool_offset, rows.pool_bytes()));
-    row_ops_.push_back({host, rows.pool_pitch,
-                        job.arena->arena->segment(rows.segment) + rows.device_offset,
-                        rows.device_pitch, rows.row_bytes, rows.rows});
+    const ipc::DevicePtr base = staged ? slot : job.arena->arena->segment(rows.segment);
+    row_ops_.push_back({host, rows.pool_pitch, base + rows.device_offset, rows.device_pitch,
+                        rows.row_bytes, rows.rows});
   }
   for (const PackedRun& run : chunk.plan.packed) KVFERRY_TRY(launch(chunk, run));
   if (!row_ops_.empty()) KVFERRY_TRY(context_.stream.copy_rows(context_.direction, row_ops_));
@@ -359,7 +363,8 @@ bool CopyPipeline::take_ended() {
 // by compute, or by the worker, which scatters one while the next one is copied.
 bool CopyPipeline::is_to_be_marked(const Chunk& chunk) const noexcept {
   if (chunk.job->is_layered()) return true;
-  return !stores() && chunk.job->is_staged() && jobs_.size() == 1 && chunk.job->has_next();
+  return !stores() && chunk.job->is_staged() && jobs_.size() == 1 && chunk.job->has_next() &&
+         chunk.number <= kMarkedChunks;
 }
 
 bool CopyPipeline::watch_copies() {

@@ -57,6 +57,46 @@ void append_rows(PlannedChunk& chunk, CopyRows left, std::uint64_t pool_piece_by
   }
 }
 
+// Runs of one size at one distance on either side become rows: of each block in a row of neighbours
+// the same layers, which as copies of their own are too small for the link. None crosses a piece.
+void join_into_rows(PlannedChunk& chunk, std::uint64_t pool_piece_bytes) {
+  constexpr std::size_t kLeast = 4;
+  std::vector<CopyRun>& runs = chunk.runs;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < runs.size();) {
+    const CopyRun first = runs[i];
+    const std::uint64_t bytes = first.size_bytes;
+    CopyRows rows{first.segment, first.device_offset, 0, first.pool_offset, 0, bytes, 1};
+    while (i + rows.rows < runs.size()) {
+      const CopyRun& last = runs[i + rows.rows - 1];
+      const CopyRun& next = runs[i + rows.rows];
+      const bool is_alike =
+          next.segment == first.segment && next.size_bytes == bytes &&
+          next.device_offset >= last.device_offset + bytes &&
+          next.pool_offset >= last.pool_offset + bytes &&
+          next.pool_offset / pool_piece_bytes == first.pool_offset / pool_piece_bytes;
+      if (!is_alike) break;
+      if (rows.rows == 1) {
+        rows.device_pitch = next.device_offset - last.device_offset;
+        rows.pool_pitch = next.pool_offset - last.pool_offset;
+      }
+      if (next.device_offset - last.device_offset != rows.device_pitch ||
+          next.pool_offset - last.pool_offset != rows.pool_pitch) {
+        break;
+      }
+      ++rows.rows;
+    }
+    if (rows.rows >= kLeast) {
+      chunk.rows.push_back(rows);
+      i += rows.rows;
+    } else {
+      runs[kept++] = first;
+      ++i;
+    }
+  }
+  runs.resize(kept);
+}
+
 // Appends a part of the chunk's last block, joined to that of the one before where the pool allows.
 void append_part(PlannedChunk& chunk, RegionSet set, std::uint64_t offset, std::uint64_t bytes) {
   const std::size_t block = chunk.blocks.size() - 1;
@@ -240,6 +280,7 @@ void CopyPlanner::plan_next(PlannedChunk& chunk) {
     plan_direct(chunk);
   }
   if (!limits_.layered) return;
+  if (limits_.slot_bytes > 0) join_into_rows(chunk, limits_.pool_piece_bytes);
   const ipc::LayerRange& step = steps_[step_];
   const bool ends = next_ == order_.size();
   chunk.range = step;

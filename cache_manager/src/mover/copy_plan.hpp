@@ -27,7 +27,7 @@ struct CopyRun {
 /// The same for rows of equal size at a constant distance on either side: one strided copy.
 struct CopyRows {
   std::uint32_t segment = 0;
-  std::uint64_t device_offset = 0;  ///< Of the first row.
+  std::uint64_t device_offset = 0;  ///< Of the first row; as of a run.
   std::uint64_t device_pitch = 0;
   std::uint64_t pool_offset = 0;  ///< Likewise.
   std::uint64_t pool_pitch = 0;
@@ -55,7 +55,7 @@ struct PlannedChunk {
   std::vector<std::size_t> items;  ///< Of the job.
   std::uint64_t size_bytes = 0;
   std::vector<CopyRun> runs;
-  std::vector<CopyRows> rows;     ///< Strided only, beside runs of what makes no rows.
+  std::vector<CopyRows> rows;     ///< Strided, or staged layer by layer; runs: what makes none.
   std::vector<PackedRun> packed;  ///< By kernel only, instead of runs.
   // Staged: blocks of one group and one region set, in slot order. By kernel: of one group.
   ipc::GroupId group;
