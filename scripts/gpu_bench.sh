@@ -87,7 +87,8 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
         if r["load"]:
             what += " beside " + r["load"]
         if r["gbps"] is not None:
-            figure = "%6.2f GB/s %5.1f %%" % (r["gbps"], 100 * (r["share"] or 0))
+            share = "%5.1f %%" % (100 * r["share"]) if r["share"] is not None else "      -"
+            figure = "%6.2f GB/s %s" % (r["gbps"], share)
             if r["cpu_ms_per_gib"] is not None:
                 figure += "  %6.1f CPU ms/GiB" % r["cpu_ms_per_gib"]
             if r["slowdown"] is not None:

@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_instance.hpp"
 
+#include "kvferry/ipc/base/size.hpp"
+
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <utility>
 
@@ -14,6 +18,8 @@ using std::chrono_literals::operator""s;
 constexpr ipc::Duration kConnectTry = 200ms;
 constexpr ipc::Duration kConnectRetry = 20ms;
 constexpr ipc::Duration kDropped = 5s;
+constexpr ipc::Duration kStatus = 5s;
+constexpr ipc::Duration kPoolLook = 100ms;
 constexpr std::size_t kCompletions = 64;
 
 BenchTarget::Options with_plan(BenchTarget::Options options, const InstancePlan& plan) {
@@ -82,8 +88,30 @@ ipc::Status BenchInstance::start() {
     }
     loop_.run_once(deadline);
   }
+  KVFERRY_TRY(wait_for_pool(deadline));
   processes_->observe();
   return ipc::ok();
+}
+
+// The threads that fill it would be measured with the copies, and jobs find no room before.
+ipc::Status BenchInstance::wait_for_pool(ipc::Deadline deadline) {
+  for (;;) {
+    KVFERRY_ASSIGN(const std::string text, client_->status(ipc::Deadline::after(kStatus)));
+    const auto status = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!status.is_object() || !status.contains("pool")) {
+      return KVFERRY_ERROR(kProtocol, "the manager's status tells nothing of its pool");
+    }
+    const std::uint64_t ready = status["pool"].value("ready_bytes", std::uint64_t{0});
+    const std::uint64_t all = status["pool"].value("bytes", std::uint64_t{0});
+    if (ready == all) return ipc::ok();
+    if (over_) return *over_;
+    if (deadline.expired()) {
+      return KVFERRY_ERROR(kTimeout, "{} of the host pool's {} are there so far",
+                           ipc::format_size(ready), ipc::format_size(all));
+    }
+    (void)client_->poll(1);
+    loop_.run_once(ipc::Deadline::after(kPoolLook).earlier(deadline));
+  }
 }
 
 ipc::Result<std::uint64_t> BenchInstance::submit(std::uint64_t handle,

@@ -51,6 +51,7 @@ class BenchInstance final : public BenchTarget {
 
  private:
   [[nodiscard]] bool try_connect();
+  [[nodiscard]] ipc::Status wait_for_pool(ipc::Deadline deadline);
 
   const InstancePlan plan_;
   const ipc::Geometry geometry_;

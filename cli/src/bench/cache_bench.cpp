@@ -27,11 +27,7 @@ constexpr std::uint64_t kOrderSeed = 1;
 /// Within them an interruption waits, too.
 constexpr ipc::Duration kAnswer = 5s;
 constexpr ipc::Duration kCacheAnswer = 20s;
-constexpr std::size_t kCompletions = 256;
-
-double us_since(ipc::TimePoint start) {
-  return std::chrono::duration<double, std::micro>(ipc::MonotonicClock::now() - start).count();
-}
+constexpr std::size_t kAtATime = 256;
 
 BenchFigure figure_of(BenchKind kind, std::string strategy, BenchPoint point) {
   BenchFigure figure;
@@ -78,7 +74,7 @@ class SmallJobs {
     }
     must(instance_.run_until(
         [&] {
-          for (const worker::Completion& completion : instance_.client().poll(kCompletions)) {
+          for (const worker::Completion& completion : instance_.client().poll(kAtATime)) {
             const auto found = under_way_.find(completion.job.value);
             if (found == under_way_.end()) continue;
             must_be_ok(completion);

@@ -35,6 +35,15 @@ BenchContext::~BenchContext() {
   loop_.unwatch(signals_.fd());
 }
 
+bool BenchContext::has_one_device() const {
+  if (config_.ranks == 1) return true;
+  if (!cuda()) return false;
+  const auto devices = cuda_devices(config_.devices, config_.ranks);
+  return std::all_of(devices.begin(), devices.end(), [&](const ipc::DeviceSpec& device) {
+    return device.ordinal == devices.front().ordinal;
+  });
+}
+
 bool BenchContext::wants(BenchKind kind) const noexcept {
   return std::find(config_.kinds.begin(), config_.kinds.end(), kind) != config_.kinds.end();
 }

@@ -35,6 +35,8 @@ class BenchContext {
     return config_.devices.kind == ipc::DeviceKind::kCuda;
   }
   [[nodiscard]] bool wants(BenchKind kind) const noexcept;
+  /// All ranks copy over one link.
+  [[nodiscard]] bool has_one_device() const;
 
   /// Shows what is done now. Throws when the run was interrupted.
   void doing(const std::string& what);

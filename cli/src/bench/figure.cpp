@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/check.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 namespace kvferry::cli {
@@ -30,6 +31,10 @@ std::string_view to_string(BenchPath path) noexcept {
     case BenchPath::kOwn: return "own";
   }
   return "invalid";
+}
+
+double us_since(ipc::TimePoint start) noexcept {
+  return std::chrono::duration<double, std::micro>(ipc::MonotonicClock::now() - start).count();
 }
 
 double Samples::quantile(double share) const {

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/clock.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -31,6 +33,8 @@ enum class Locality : std::uint8_t { kSequential = 1, kRandom };
 /// what kEngine is of others, and kOwn a worker that copies by itself.
 enum class BenchPath : std::uint8_t { kEngine = 1, kBare, kMover, kOwn };
 [[nodiscard]] std::string_view to_string(BenchPath path) noexcept;
+
+[[nodiscard]] double us_since(ipc::TimePoint start) noexcept;
 
 /// What several runs of one measurement gave.
 class Samples {

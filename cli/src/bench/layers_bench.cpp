@@ -29,10 +29,6 @@ constexpr std::size_t kTaken = 64;
 constexpr ipc::Duration kAwakeFor = std::chrono::milliseconds(5);
 constexpr ipc::Duration kCallTime = std::chrono::seconds(30);
 
-double us_since(ipc::TimePoint start) {
-  return std::chrono::duration<double, std::micro>(ipc::MonotonicClock::now() - start).count();
-}
-
 /// One instance and jobs of so many blocks: those stored lie at the start of the arena, loads go to
 /// the blocks behind them.
 class LayersRun {

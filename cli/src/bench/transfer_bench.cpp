@@ -124,7 +124,7 @@ std::vector<cache_manager::CopyStrategy> TransferBench::strategies_for(
 
 // The link is one device's, the figures are of all ranks.
 void TransferBench::compare_with_link() {
-  if (config_.ranks != 1) return;
+  if (!context_.has_one_device()) return;
   auto& figures = context_.report.figures;
   for (std::size_t i = first_figure_; i < figures.size(); ++i) {
     BenchFigure& figure = figures[i];
