@@ -20,6 +20,7 @@ endif()
 # Sources in batches take half the time to build. Off but in the preset of releases: elsewhere a file that
 # forgets an include is found, and one that changed is compiled alone.
 option(KVFERRY_UNITY "Compile sources in batches" OFF)
+set(KVFERRY_UNITY_BATCH 6 CACHE STRING "Sources in a batch")
 if(KVFERRY_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # An eighth of gcc's time goes into collecting garbage, for a fifth less memory.
   target_compile_options(kvferry_options INTERFACE
@@ -32,7 +33,7 @@ function(kvferry_use_unity target)
   if(NOT KVFERRY_UNITY)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${KVFERRY_UNITY_BATCH})
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   # In a batch gcc takes every class for one of a header.
   target_compile_options(${target} PRIVATE

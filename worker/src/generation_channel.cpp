@@ -12,7 +12,7 @@ using std::chrono_literals::operator""ms;
 
 namespace {
 
-constexpr ipc::Duration kLookAgain = 25ms;
+constexpr ipc::Duration kConnectAgain = 25ms;
 /// Connecting happens on the user's only thread.
 constexpr ipc::Duration kGreetTime = 250ms;
 
@@ -37,7 +37,7 @@ GenerationChannel::~GenerationChannel() {
 }
 
 void GenerationChannel::connect_later() {
-  timer_ = loop_.after(kLookAgain, [this] { connect(); });
+  timer_ = loop_.after(kConnectAgain, [this] { connect(); });
 }
 
 void GenerationChannel::connect() {

@@ -14,7 +14,7 @@ namespace {
 
 /// A rank ends a release at the deadline that it was told, and says why: that is worth waiting for.
 /// Less than clients wait beyond what they tell the manager.
-constexpr std::chrono::milliseconds kAnswerMargin{2000};
+constexpr std::chrono::milliseconds kReleaseMargin{2000};
 
 /// What one rank's answer came to: its own error, or the first of its components.
 std::optional<ipc::Error> first_error(const ipc::RankComponentsOutcome& rank) {
@@ -65,7 +65,7 @@ void ComponentCalls::ask(const ipc::Peer& peer,
                       : fmt::format("components {}", fmt::join(message.release.names, ", ")));
   }
   const ipc::Deadline deadline = ipc::Deadline::after(
-      message.deadline + (releases ? kAnswerMargin : std::chrono::milliseconds(0)));
+      message.deadline + (releases ? kReleaseMargin : std::chrono::milliseconds(0)));
   const ipc::RankComponents order{.release = message.release, .deadline = message.deadline};
   round->pending = 1;  // Held until everything is sent.
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {

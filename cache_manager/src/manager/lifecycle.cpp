@@ -9,7 +9,7 @@
 namespace kvferry::cache_manager {
 namespace {
 
-constexpr std::chrono::milliseconds kAnswerMargin{5000};
+constexpr std::chrono::milliseconds kClearMargin{5000};
 constexpr std::chrono::milliseconds kLongestDeadline{600'000};
 
 ipc::Status check_time(std::chrono::milliseconds time, std::string_view what, int least_ms) {
@@ -26,7 +26,7 @@ std::chrono::milliseconds clear_margin(std::uint64_t pool_bytes) {
   const ipc::LeaseTimeouts timeouts;
   const std::uint64_t pinned_gib = (pool_bytes >> 30U) + 1;
   return timeouts.kill + pinned_gib * timeouts.kill_per_pinned_gib + 2 * timeouts.settle +
-         kAnswerMargin;
+         kClearMargin;
 }
 
 ipc::Result<ClearScope> Lifecycle::idle_scope(const ipc::Peer& peer, const std::string& name) {

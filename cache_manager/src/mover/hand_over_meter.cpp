@@ -19,7 +19,7 @@ constexpr double kHalfLifeSeconds = 10;
 constexpr double kBaseTrust = 0.25;
 constexpr double kSlopeTrust = 50;
 /// A stall of the worker, not a cost: a second would keep staging away for long.
-constexpr double kMostUs = 50'000;
+constexpr double kMostCounted = 50'000;
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint 
   const HandOverCost first;
   const double x = static_cast<double>(bytes) / kBytesPerMiB;
   const double us = std::chrono::duration<double, std::micro>(took).count();
-  const double y = std::clamp(us, 0.0, kMostUs) - first.base_us - x * first.us_per_mib;
+  const double y = std::clamp(us, 0.0, kMostCounted) - first.base_us - x * first.us_per_mib;
   const double kept = kKeptByEach * (weight_ > 0 ? faded(now) : 0);
   weight_ = kept * weight_ + 1;
   x_ = kept * x_ + x;

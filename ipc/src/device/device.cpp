@@ -61,9 +61,9 @@ Result<DeviceSpec> parse_host(std::string_view text, std::string_view rest) {
 
 /// In the largest unit that divides it, so that parsing gives the same number again.
 std::string exact_size(std::uint64_t size_bytes) {
-  constexpr std::array<std::pair<unsigned, std::string_view>, 4> kUnits = {
+  constexpr std::array<std::pair<unsigned, std::string_view>, 4> kBinary = {
       {{40, "TiB"}, {30, "GiB"}, {20, "MiB"}, {10, "KiB"}}};
-  for (const auto& [shift, name] : kUnits) {
+  for (const auto& [shift, name] : kBinary) {
     const std::uint64_t unit = 1ULL << shift;
     if (size_bytes != 0 && size_bytes % unit == 0) {
       return fmt::format("{}{}", size_bytes >> shift, name);
