@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,9 @@ using std::chrono_literals::operator""ms;
 using worker::Completion;
 
 constexpr std::uint32_t kInFlight = 48;
-constexpr std::uint32_t kBlocksOfJob = 2;
+constexpr bool kIsCuda = std::string_view(KVFERRY_TEST_DEVICE) != "host";
+// So much that the link is what jobs wait for, and not this process, which is both engines.
+constexpr std::uint32_t kBlocksOfJob = kIsCuda ? 16 : 2;
 
 std::uint8_t code(ErrorCode error) { return static_cast<std::uint8_t>(error); }
 
@@ -119,19 +122,18 @@ class EngineSharesTest : public testing::Test {
         left_("left", geometry, temp_.path().string()),
         right_("right", geometry, temp_.path().string()) {}
   void SetUp() override {
-    if (!is_cuda() || ipc::cuda_device_count() > 0) return;
+    if (!kIsCuda || ipc::cuda_device_count() > 0) return;
     if (ipc::environment("KVFERRY_REQUIRE_GPU") == "1") {
       FAIL() << "KVFERRY_REQUIRE_GPU=1, but no CUDA device is usable here";
     }
     GTEST_SKIP() << "no CUDA device";
   }
-  static bool is_cuda() { return std::string(KVFERRY_TEST_DEVICE) != "host"; }
   void start(std::vector<std::string> manager_arguments = {}) {
     manager_arguments.insert(manager_arguments.begin(), {"manager", "--host-memory=" + memory_});
     processes_.push_back(run(std::move(manager_arguments)));
     const std::string device =
-        is_cuda() ? KVFERRY_TEST_DEVICE
-                  : fmt::format("host:{}:{}", temp_.path().filename().string(), memory_);
+        kIsCuda ? KVFERRY_TEST_DEVICE
+                : fmt::format("host:{}:{}", temp_.path().filename().string(), memory_);
     for (Engine* engine : {&left_, &right_}) {
       engine->start(
           [this](std::vector<std::string> arguments) { return run(std::move(arguments)); }, device);
@@ -190,7 +192,8 @@ class EngineSharesTest : public testing::Test {
 // turns could fall into step, and would keep one of its two lanes idle.
 class SharedLinkTest : public EngineSharesTest {
  protected:
-  SharedLinkTest() : EngineSharesTest("llama-3-8b", "640MiB") {}  // Blocks of 2 MiB.
+  SharedLinkTest()
+      : EngineSharesTest("llama-3-8b", kIsCuda ? "8GiB" : "640MiB") {}  // Blocks of 2 MiB.
   struct Traffic {
     Engine& engine;
     std::array<std::uint64_t, 2> bytes{};  ///< Loads, stores.
