@@ -60,7 +60,7 @@ if [[ $scope != build ]]; then
 fi
 if [[ $scope == all ]]; then
   packages+=(shellcheck spin strace "$(clang_package clang-format)" "$(clang_package clang-tidy)")
-  packages+=(clang "$(clang_runtime_package)")
+  packages+=(clang "$(clang_runtime_package)" lld)
 fi
 
 missing=()
