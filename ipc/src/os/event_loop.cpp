@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/os/event_loop.hpp"
 
+#include "base/descriptor_order.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/look.hpp"
 #include "kvferry/ipc/base/result.hpp"
@@ -155,6 +156,7 @@ EventLoop::~EventLoop() = default;
 void EventLoop::watch(int fd, Callback on_readable) {
   KVFERRY_CHECK(!state_->tokens.contains(fd), fmt::format("descriptor {} is watched twice", fd));
   const std::uint64_t token = state_->next_token++;
+  DescriptorOrder::after_open();
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = token;
