@@ -20,6 +20,9 @@ if(KVFERRY_TEST_PCH)
   target_compile_options(kvferry_test_pch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
+# Labels of tests that are built; empty: all.
+set(KVFERRY_TEST_LABELS "" CACHE STRING "Labels of the tests to build")
+
 # What kvferry_add_test and kvferry_add_test_library have in common.
 function(kvferry_compile_as_test target)
   target_link_libraries(${target} PRIVATE kvferry_options)
@@ -61,6 +64,10 @@ function(kvferry_add_test)
   add_executable(${arg_NAME} ${arg_SOURCES} ${arg_ALONE})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LINK} GTest::gmock GTest::gtest_main)
   kvferry_compile_as_test(${arg_NAME})
+  if(KVFERRY_TEST_LABELS AND NOT arg_LABEL IN_LIST KVFERRY_TEST_LABELS)
+    set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   list(LENGTH arg_SOURCES source_count)
   if(source_count GREATER 1)
     kvferry_use_unity(${arg_NAME} ${arg_ALONE})
