@@ -155,6 +155,10 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
       runnable_.erase(at);
     }
     Entry& entry = entries_.at(id);
+    if (const auto due = entry.job.urgency.due(); due && *due <= ports_.now()) {
+      end_unsent(entry, not_started(entry));
+      continue;
+    }
     ipc::Result<std::vector<RankTarget>> targets =
         ports_.targets(choice->engine, entry.job.generation);
     if (!targets) {

@@ -72,6 +72,18 @@ TEST_F(JobDeadlinesTest, JobThatIsDueBeforeItIsSentEndsThenAndOneThatWasSentGoes
   EXPECT_EQ(sent_.size(), sent);
 }
 
+TEST_F(JobDeadlinesTest, JobThatIsDueAlreadyIsNotSentAlthoughThereIsRoom) {
+  JobTable table = make_table();
+  Job job = make_job(1, JobKind::kLoad, {4});
+  job.urgency.due_ns = ipc::Urgency::ns_of(now_);
+  table.submit(std::move(job));
+  EXPECT_THAT(sent_, testing::IsEmpty());
+  ASSERT_EQ(finished_.size(), 1U);
+  EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kTimeout)));
+  EXPECT_EQ(table.unfinished(), 0U);
+  EXPECT_EQ(pool_.stats().blocks, 0U);
+}
+
 TEST_F(JobDeadlinesTest, MoverThatGetsOnIsLeftAloneHoweverLongAJobWaits) {
   JobTable table = make_table(1000);
   table.submit(make_job(1, JobKind::kLoad, {4}));  // The mover prefers all others.
