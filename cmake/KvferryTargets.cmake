@@ -22,7 +22,7 @@ if(KVFERRY_SANITIZER)
   endif()
 endif()
 
-# Sources in batches take half the time to build. Off but in the preset of releases: elsewhere a file that
+# Sources in batches take half the time to build. Off in the presets dev and cuda: there a file that
 # forgets an include is found, and one that changed is compiled alone.
 option(KVFERRY_UNITY "Compile sources in batches" OFF)
 set(KVFERRY_UNITY_BATCH 6 CACHE STRING "Sources in a batch")

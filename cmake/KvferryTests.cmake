@@ -4,8 +4,7 @@ include(GoogleTest)
 find_package(GTest 1.12 CONFIG REQUIRED)
 
 # What every test includes, compiled once: a third of each one's time. The preset dev goes without, so
-# that files that forget an include are found, and tsan: gcc 12 reports an overlong copy in std::string
-# when it instruments it from a precompiled header.
+# that files that forget an include are found.
 option(KVFERRY_TEST_PCH "Precompile the headers that tests share" ON)
 if(KVFERRY_TEST_PCH)
   file(WRITE "${PROJECT_BINARY_DIR}/test_pch.cpp" "")
