@@ -73,11 +73,14 @@ sanitizer=$(command -v compute-sanitizer || true)
 if [[ -n $sanitizer ]]; then
   # It takes device memory for itself, so that tests which compare the driver's counts are left out.
   filter='-*KilledImporterPinsNothing*:*ReleaseGivesTheMemoryBack*:*ImporterKeepsReferenceCounted*'
+  # initcheck looks at a copy's source before the call returns, so that a copy behind a word never gets that
+  # word from the thread that makes both; and of 3D copies it does not see what they have written.
+  written="$filter:*StreamWords*:*RowsMayLieFurtherApart*"
   for test in conformance borrow model; do
     run "memcheck-$test" "$sanitizer" --tool memcheck --target-processes all --report-api-errors no --error-exitcode 9 \
       "$bin/device_cuda_${test}_test" --gtest_filter="$filter"
     run "initcheck-$test" "$sanitizer" --tool initcheck --target-processes application-only --report-api-errors no \
-      --error-exitcode 9 "$bin/device_cuda_${test}_test" --gtest_filter="$filter"
+      --error-exitcode 9 "$bin/device_cuda_${test}_test" --gtest_filter="$written"
   done
 elif [[ $wants_sanitizer == true && memcheck-conformance =~ $only ]]; then
   rows+=("compute-sanitizer                  is not installed here: see --without-sanitizer")
