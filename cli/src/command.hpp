@@ -30,9 +30,10 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay", "rl-loop", "bench", "calibrate", "manager", "mover", "worker", "status", "pause",
-     "continue", "flush", "update-weights", "export-weights", "release", "resume", "components",
-     "clear", "reinit", "trace"});
+    {"replay",   "rl-loop",    "simulate",       "bench",          "calibrate",
+     "manager",  "mover",      "worker",         "status",         "pause",
+     "continue", "flush",      "update-weights", "export-weights", "release",
+     "resume",   "components", "clear",          "reinit",         "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -54,6 +55,7 @@ int reinit_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int rl_loop_command(const Arguments& arguments);
+int simulate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 int bench_copier_command(const Arguments& arguments);
 int calibrate_command(const Arguments& arguments);

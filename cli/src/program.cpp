@@ -16,6 +16,8 @@ constexpr std::array kCommands = {
             replay_command},
     Command{"rl-loop", "run rollouts, pauses and weight updates in a loop, and check every answer",
             rl_loop_command},
+    Command{"simulate", "play a trace through caches without data: hits by policy and capacity",
+            simulate_command},
     Command{"bench", "measure transfers against the link and against others' ways to copy",
             bench_command},
     Command{"calibrate", "measure what copies cost on this machine, and show what is chosen",

@@ -3,26 +3,18 @@
 #include "command.hpp"
 #include "options.hpp"
 #include "rank_options.hpp"
-#include "replay/generator.hpp"
 #include "replay/replay.hpp"
-#include "replay/trace.hpp"
+#include "replay/workload.hpp"
 #include "run_options.hpp"
-
-#include <fmt/format.h>
-#include <unistd.h>
 
 #include <charconv>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 
 namespace kvferry::cli {
 namespace {
 
 using ipc::Result;
-
-constexpr std::uint64_t kDefaultRequests = 2'000;
-constexpr std::uint64_t kMaxRequests = 100'000'000;
 
 constexpr const char* kDescription =
     "Plays requests through a manager and one mover and one worker per rank, all real processes: "
@@ -47,26 +39,12 @@ constexpr const char* kExample =
 struct ReplayOptions {
   CommonOptions common;
   ReplayConfig config;
-  std::string trace;
-  std::string workload = "conversation";
-  std::uint64_t requests = 0;
+  WorkloadOptions workload;
   std::uint32_t ranks = 1;
   std::string device = "auto";
   std::string geometry;
   std::uint32_t gpu_blocks = 0;
-  bool skip_bad = false;
-  std::uint64_t seed = 0;
 };
-
-/// A slip in the name is told before anything starts.
-Result<std::string> parse_trace_name(std::string_view text) {
-  const std::string name(text);
-  if (std::filesystem::is_directory(name)) {
-    return KVFERRY_ERROR(kInvalidArgument, "'{}' is a directory, not a trace", text);
-  }
-  if (::access(name.c_str(), R_OK) != 0) return KVFERRY_ERRNO("'{}' cannot be read", text);
-  return name;
-}
 
 Result<double> parse_speed(std::string_view text) {
   if (text == "max") return 0.0;
@@ -77,27 +55,6 @@ Result<double> parse_speed(std::string_view text) {
   }
   return KVFERRY_ERROR(kInvalidArgument, "'{}' is neither max nor a factor from 0.001 to 1000000",
                        text);
-}
-
-void add_workload_options(CLI::App& app, ReplayOptions& options) {
-  auto* trace =
-      add_parsed<std::string>(app, "--trace", options.trace, parse_trace_name, "Play this trace")
-          ->type_name("FILE");
-  app.add_option("--workload", options.workload, "Without a trace: what to make up")
-      ->type_name("conversation")
-      ->check(CLI::IsMember({"conversation"}))
-      ->default_str(options.workload)
-      ->excludes(trace);
-  app.add_option("--requests", options.requests,
-                 fmt::format("How many [the whole trace; made-up ones: {}]", kDefaultRequests))
-      ->type_name("N")
-      ->check(CLI::Range(std::uint64_t{1}, kMaxRequests));
-  add_seed(app, options.seed, "Made-up requests repeat exactly from it");
-  app.add_flag("--skip-bad", options.skip_bad, "Count malformed trace lines and go on");
-  add_parsed<double>(app, "--speed", options.config.speed, parse_speed,
-                     "Times the trace's own pace, or max: as fast as it goes")
-      ->type_name("max|X")
-      ->default_str("max");
 }
 
 void add_system_options(CLI::App& app, ReplayOptions& options) {
@@ -119,6 +76,10 @@ void add_system_options(CLI::App& app, ReplayOptions& options) {
 
 void add_play_options(CLI::App& app, ReplayOptions& options) {
   ReplayConfig& config = options.config;
+  add_parsed<double>(app, "--speed", config.speed, parse_speed,
+                     "Times the trace's own pace, or max: as fast as it goes")
+      ->type_name("max|X")
+      ->default_str("max");
   app.add_option("--clear-every", config.clear_every,
                  "Clear and re-initialise the caches every so many requests, under traffic")
       ->type_name("REQUESTS")
@@ -148,19 +109,6 @@ void add_play_options(CLI::App& app, ReplayOptions& options) {
                    "so long");
 }
 
-Result<Trace> get_trace(const ReplayOptions& options) {
-  if (!options.trace.empty()) {
-    return read_trace(std::filesystem::path(options.trace),
-                      {.max_requests = options.requests, .skip_bad = options.skip_bad});
-  }
-  Trace trace;
-  KVFERRY_ASSIGN(
-      trace.requests,
-      generate_workload(options.workload,
-                        options.requests == 0 ? kDefaultRequests : options.requests, options.seed));
-  return trace;
-}
-
 }  // namespace
 
 int replay_command(const Arguments& arguments) {
@@ -168,7 +116,7 @@ int replay_command(const Arguments& arguments) {
   options.common.instance = "replay";
   options.common.log_level = ipc::LogLevel::kWarn;
   auto app = make_app("replay", kDescription, kExample, options.common);
-  add_workload_options(*app, options);
+  add_workload_options(*app, options.workload);
   add_system_options(*app, options);
   add_play_options(*app, options);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
@@ -196,10 +144,8 @@ int replay_command(const Arguments& arguments) {
   if (const auto fits = check_strategy(config.strategy, config.geometry, arena); !fits) {
     return usage_error(*app, fits.error());
   }
-  config.workload_text = options.trace.empty()
-                             ? fmt::format("{}, seed {}", options.workload, options.seed)
-                             : options.trace;
-  const auto trace = get_trace(options);
+  config.workload_text = describe(options.workload);
+  const auto trace = get_trace(options.workload);
   if (!trace) return failure("replay", trace.error());
   return run_replay(config, *trace);
 }

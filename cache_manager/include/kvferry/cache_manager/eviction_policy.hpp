@@ -1,0 +1,118 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/result.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+/// Which block of a cache of prefixes goes when another one needs its place.
+namespace kvferry::cache_manager {
+
+/// A block that is cached, by its place in the index. Places are used again once they are free.
+using EntryId = std::uint32_t;
+inline constexpr EntryId kNoEntry = std::numeric_limits<EntryId>::max();
+
+/// One block of a request.
+struct BlockUse {
+  EntryId id = kNoEntry;
+  std::uint64_t key = 0;  ///< The same for the same block when it comes back later.
+};
+
+/// Chooses what to evict. Blocks form trees, as prefixes do: a block is of use only where all those
+/// before it are there. So a block goes only after those that continue it: no prefix ever gets a
+/// gap. What a policy remembers of blocks that are gone is bounded by its capacity.
+/// @threading one thread.
+class EvictionPolicy {
+ public:
+  /// Whether a block may go now.
+  using MayEvict = std::function<bool(EntryId)>;
+
+  EvictionPolicy(const EvictionPolicy&) = delete;
+  EvictionPolicy& operator=(const EvictionPolicy&) = delete;
+  virtual ~EvictionPolicy() = default;
+
+  /// One request uses the blocks of one prefix, first to last. Those that are not cached yet are
+  /// from now on. Time is counted in blocks used.
+  /// @param above what path continues: cached, or kNoEntry
+  void use(std::span<const BlockUse> path, EntryId above = kNoEntry);
+  /// The block cannot go until it has been let go as often as it was held. @pre cached
+  void hold(EntryId id);
+  /// @pre held
+  void let_go(EntryId id);
+  /// It is gone for another reason than eviction, with its holds. What continued it stays, and
+  /// continues nothing. @pre cached
+  void erase(EntryId id);
+  /// Chooses a block, and forgets that it is cached; nothing where none may go.
+  [[nodiscard]] std::optional<EntryId> evict(const MayEvict& may_evict);
+
+  [[nodiscard]] bool has(EntryId id) const noexcept {
+    return id < blocks_.size() && blocks_[id].cached;
+  }
+  /// Blocks.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ protected:
+  EvictionPolicy() = default;
+
+  [[nodiscard]] std::uint64_t key_of(EntryId id) const { return blocks_[id].key; }
+  [[nodiscard]] EntryId parent_of(EntryId id) const;
+  /// Nothing continues it, and nobody holds it.
+  [[nodiscard]] bool is_free(EntryId id) const { return blocks_[id].blockers == 0; }
+
+ private:
+  struct Block {
+    std::uint64_t key = 0;
+    EntryId parent = kNoEntry;
+    std::uint32_t parent_life = 0;  ///< Of the parent's place, which may be another block's now.
+    std::uint32_t life = 0;
+    std::uint32_t blockers = 0;  ///< Blocks that continue it, and holds.
+    bool cached = false;
+  };
+
+  /// A request's blocks, all cached now and none a candidate; fresh: not cached before.
+  virtual void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) = 0;
+  /// From now on it may be chosen, and not any more.
+  virtual void on_free(EntryId id) = 0;
+  virtual void on_blocked(EntryId id) = 0;
+  /// No longer cached; it is free when it is evicted, and may be whatever it is otherwise.
+  virtual void on_gone(EntryId id, bool evicted) = 0;
+  /// The best of the free blocks that may go.
+  [[nodiscard]] virtual std::optional<EntryId> choose(const MayEvict& may_evict) = 0;
+
+  void enter(const BlockUse& use, EntryId parent);
+  void block(EntryId id);
+  void unblock(EntryId id);
+  void remove(EntryId id, bool evicted);
+
+  std::vector<Block> blocks_;
+  std::vector<bool> fresh_;  ///< Of use(), kept for its memory.
+  std::size_t size_ = 0;
+};
+
+/// What policies are called, in the order of help texts:
+/// - reuse: ours, and the default; docs/adr/0009-eviction-by-learned-reuse.md
+/// - lru: least recently used
+/// - arc: Megiddo, Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003
+/// - s3fifo: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023
+/// - sieve: Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024
+/// - lfu: least frequently used, with ageing (LFU-DA: Arlitt et al., "Evaluating Content Management
+///   Techniques for Web Proxy Caches", 2000)
+/// Of all but ours the candidates are restricted to blocks that nothing continues.
+[[nodiscard]] std::span<const std::string_view> eviction_policies();
+inline constexpr std::string_view kDefaultEvictionPolicy = "reuse";
+
+/// @param capacity blocks that the cache holds, at least 1: what policies size themselves by
+/// @return kInvalidArgument: no such policy
+[[nodiscard]] ipc::Result<std::unique_ptr<EvictionPolicy>> make_eviction_policy(
+    std::string_view name, std::size_t capacity);
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/cache_manager/eviction_policy.hpp"
+
+#include "eviction/policies.hpp"
+#include "kvferry/ipc/base/check.hpp"
+
+#include <fmt/ranges.h>
+
+#include <array>
+
+namespace kvferry::cache_manager {
+
+void EvictionPolicy::use(std::span<const BlockUse> path, EntryId above) {
+  if (path.empty()) return;
+  fresh_.assign(path.size(), false);
+  EntryId parent = above;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    fresh_[i] = !has(path[i].id);
+    if (fresh_[i]) {
+      enter(path[i], parent);
+    } else {
+      block(path[i].id);
+    }
+    parent = path[i].id;
+  }
+  on_use(path, fresh_);
+  for (const BlockUse& use : path) unblock(use.id);
+}
+
+void EvictionPolicy::enter(const BlockUse& use, EntryId parent) {
+  KVFERRY_CHECK(use.id != kNoEntry, "a block without a place");
+  if (use.id >= blocks_.size()) blocks_.resize(use.id + 1);
+  Block& entered = blocks_[use.id];
+  entered.key = use.key;
+  entered.parent = kNoEntry;
+  entered.blockers = 1;  // until the request's end
+  if (has(parent)) {
+    entered.parent = parent;
+    entered.parent_life = blocks_[parent].life;
+    block(parent);
+  }
+  entered.cached = true;
+  ++size_;
+}
+
+EntryId EvictionPolicy::parent_of(EntryId id) const {
+  const Block& block = blocks_[id];
+  if (block.parent == kNoEntry) return kNoEntry;
+  const Block& parent = blocks_[block.parent];
+  return parent.cached && parent.life == block.parent_life ? block.parent : kNoEntry;
+}
+
+void EvictionPolicy::block(EntryId id) {
+  if (blocks_[id].blockers++ == 0) on_blocked(id);
+}
+
+void EvictionPolicy::unblock(EntryId id) {
+  KVFERRY_CHECK(blocks_[id].blockers > 0, "a block is let go that nobody holds");
+  if (--blocks_[id].blockers == 0) on_free(id);
+}
+
+void EvictionPolicy::hold(EntryId id) {
+  KVFERRY_CHECK(has(id), "a block is held that is not cached");
+  block(id);
+}
+
+void EvictionPolicy::let_go(EntryId id) {
+  KVFERRY_CHECK(has(id), "a block is let go that is not cached");
+  unblock(id);
+}
+
+void EvictionPolicy::erase(EntryId id) {
+  KVFERRY_CHECK(has(id), "a block is erased that is not cached");
+  if (is_free(id)) on_blocked(id);
+  remove(id, /*evicted=*/false);
+}
+
+void EvictionPolicy::remove(EntryId id, bool evicted) {
+  const EntryId parent = parent_of(id);
+  on_gone(id, evicted);
+  Block& block = blocks_[id];
+  block.cached = false;
+  ++block.life;
+  --size_;
+  if (parent != kNoEntry) unblock(parent);
+}
+
+std::optional<EntryId> EvictionPolicy::evict(const MayEvict& may_evict) {
+  const std::optional<EntryId> chosen = choose(may_evict);
+  if (chosen) {
+    on_blocked(*chosen);
+    remove(*chosen, /*evicted=*/true);
+  }
+  return chosen;
+}
+
+namespace {
+constexpr std::array<std::string_view, 6> kNames = {"reuse",  "lru",   "arc",
+                                                    "s3fifo", "sieve", "lfu"};
+}  // namespace
+
+std::span<const std::string_view> eviction_policies() { return kNames; }
+
+ipc::Result<std::unique_ptr<EvictionPolicy>> make_eviction_policy(std::string_view name,
+                                                                  std::size_t capacity) {
+  KVFERRY_CHECK(capacity > 0, "a cache of no blocks");
+  if (name == "reuse") return make_reuse_policy(capacity);
+  if (name == "lru") return make_lru_policy();
+  if (name == "arc") return make_arc_policy(capacity);
+  if (name == "s3fifo") return make_s3fifo_policy(capacity);
+  if (name == "sieve") return make_sieve_policy();
+  if (name == "lfu") return make_lfu_policy();
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of {}", name, fmt::join(kNames, "|"));
+}
+
+}  // namespace kvferry::cache_manager

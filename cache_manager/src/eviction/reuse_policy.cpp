@@ -1,0 +1,264 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "eviction/policies.hpp"
+#include "eviction/ranked_blocks.hpp"
+#include "eviction/reuse_model.hpp"
+#include "kvferry/ipc/base/check.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using Cell = ReuseModel::Cell;
+using NodeId = std::uint32_t;
+constexpr NodeId kNoNode = std::numeric_limits<NodeId>::max();
+
+/// Blocks that are gone are watched for so many times what the cache holds; of a large cache only
+/// a sample is, by key, and counted.
+constexpr std::size_t kWatchedByCapacity = 8;
+constexpr std::size_t kMostWatched = std::size_t{1} << 20U;
+/// The model learns anew after so many blocks used: a part of the capacity.
+constexpr double kLearnEvery = 0.05;
+constexpr double kLearnEveryAtLeast = 400;
+
+std::uint64_t mixed(std::uint64_t key) {  // the finalizer of splitmix64
+  key = (key ^ (key >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+  key = (key ^ (key >> 27U)) * 0x94D049BB133111EBULL;
+  return key ^ (key >> 31U);
+}
+
+/// What is worth least by ReuseModel goes. Blocks of one class and step of age lie in one cell, in
+/// the order of their last use, so that a choice looks at cells, not at blocks.
+class ReusePolicy final : public EvictionPolicy {
+ public:
+  explicit ReusePolicy(std::size_t capacity) : model_(capacity) {
+    most_watched_ = capacity * kWatchedByCapacity;
+    while (most_watched_ > kMostWatched) {
+      most_watched_ /= 2;
+      sample_mask_ = sample_mask_ * 2 + 1;
+    }
+    learn_every_ = std::max(kLearnEveryAtLeast, kLearnEvery * static_cast<double>(capacity));
+  }
+
+ private:
+  /// A block that is cached, or one that was and is watched.
+  struct Node {
+    std::uint64_t key = 0;
+    std::uint64_t last = 0;  ///< When it was used.
+    EntryId id = kNoEntry;
+    Cell cell = 0;
+    std::uint32_t uses = 0;
+    std::uint32_t turn =
+        0;  ///< How many times its prefix was continued after having been used again.
+    bool counted = false;
+    NodeId before = kNoNode;  ///< In its cell.
+    NodeId after = kNoNode;
+    NodeId gone_before = kNoNode;  ///< Among those that are gone.
+    NodeId gone_after = kNoNode;
+  };
+  struct CellBlocks {
+    NodeId first = kNoNode;
+    NodeId last = kNoNode;
+    RankedBlocks<std::uint64_t> free;
+    std::uint64_t counted = 0;
+    double counted_last = 0;  ///< Sum of Node::last of those.
+  };
+
+  void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) override {
+    grow_older();
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const NodeId node = fresh[i] ? enter(path[i]) : nodes_of_.at(path[i].id);
+      Node& block = nodes_[node];
+      if (block.uses > 0 && block.last == now_) continue;  // twice in one request
+      if (block.uses > 0) {
+        count_time(block);
+        if (block.counted) model_.add_use(block.cell);
+        leave_cell(node);
+      } else {
+        block.turn = turn_of(path[i].id);
+      }
+      ++block.uses;
+      block.last = now_;
+      enter_cell(node, ReuseModel::first_cell(block.uses, block.turn));
+    }
+    model_.end_request();
+    now_ += path.size();
+    learn();
+  }
+  void on_free(EntryId id) override {
+    const Node& node = nodes_[nodes_of_.at(id)];
+    cells_[node.cell].free.insert(node.last, id);
+  }
+  void on_blocked(EntryId id) override {
+    const Node& node = nodes_[nodes_of_.at(id)];
+    cells_[node.cell].free.erase(node.last, id);
+  }
+  void on_gone(EntryId id, bool evicted) override {
+    const NodeId node = nodes_of_.at(id);
+    if (!evicted || !nodes_[node].counted) {
+      forget(node);
+      return;
+    }
+    nodes_[node].id = kNoEntry;
+    watch(node);
+    while (watched_.size() > most_watched_) {
+      const NodeId oldest = first_gone_;
+      unwatch(oldest);
+      forget(oldest);
+    }
+  }
+  [[nodiscard]] std::optional<EntryId> choose(const MayEvict& may_evict) override {
+    for (const Cell cell : model_.by_worth()) {
+      if (cells_[cell].free.empty()) continue;
+      if (const auto chosen = cells_[cell].free.first(may_evict)) return chosen;
+    }
+    return std::nullopt;
+  }
+
+  NodeId enter(const BlockUse& use) {
+    NodeId node = kNoNode;
+    if (const auto at = watched_.find(use.key); at != watched_.end()) {
+      node = at->second;
+      unwatch(node);
+    } else if (!unused_.empty()) {
+      node = unused_.back();
+      unused_.pop_back();
+    } else {
+      node = static_cast<NodeId>(nodes_.size());
+      nodes_.emplace_back();
+    }
+    nodes_[node].key = use.key;
+    nodes_[node].id = use.id;
+    nodes_[node].counted = (mixed(use.key) & sample_mask_) == 0;
+    nodes_of_.make(use.id) = node;
+    return node;
+  }
+
+  [[nodiscard]] std::uint32_t turn_of(EntryId id) const {
+    const EntryId parent = parent_of(id);
+    if (parent == kNoEntry) return 1;
+    const Node& node = nodes_[nodes_of_.at(parent)];
+    return node.uses > 1 ? node.turn + 1 : node.turn;
+  }
+
+  /// Blocks whose step of age is over are in the next one.
+  void grow_older() {
+    for (std::size_t bin = 0; bin + 1 < ReuseModel::kBins; ++bin) {
+      for (std::size_t cell = bin; cell < ReuseModel::kCells; cell += ReuseModel::kBins) {
+        const auto here = static_cast<Cell>(cell);
+        while (cells_[here].first != kNoNode) {
+          const NodeId node = cells_[here].first;
+          const Node& block = nodes_[node];
+          if (now_ - block.last < model_.end(here)) break;
+          if (block.counted) {
+            model_.add_time(here, static_cast<double>(model_.end(here) - model_.begin(here)));
+          }
+          const bool was_free = block.id != kNoEntry && is_free(block.id);
+          if (was_free) cells_[here].free.erase(block.last, block.id);
+          leave_cell(node);
+          enter_cell(node, here + 1);
+          if (was_free) cells_[here + 1].free.insert(block.last, block.id);
+        }
+      }
+    }
+  }
+
+  /// The time since it entered its cell.
+  void count_time(const Node& block) {
+    if (!block.counted) return;
+    const std::uint64_t age = now_ - block.last;
+    model_.add_time(block.cell, static_cast<double>(age - std::min(age, model_.begin(block.cell))));
+  }
+
+  void learn() {
+    if (static_cast<double>(now_ - learned_) < learn_every_) return;
+    for (std::size_t cell = 0; cell < ReuseModel::kCells; ++cell) {
+      const CellBlocks& blocks = cells_[cell];
+      const auto count = static_cast<double>(blocks.counted);
+      const auto begin = static_cast<double>(model_.begin(static_cast<Cell>(cell)));
+      pending_[cell] =
+          std::max(0.0, count * (static_cast<double>(now_) - begin) - blocks.counted_last);
+    }
+    model_.learn(pending_, static_cast<double>(now_ - learned_));
+    learned_ = now_;
+  }
+
+  void enter_cell(NodeId node, Cell cell) {
+    Node& block = nodes_[node];
+    CellBlocks& blocks = cells_[cell];
+    block.cell = cell;
+    block.before = blocks.last;
+    block.after = kNoNode;
+    (blocks.last == kNoNode ? blocks.first : nodes_[blocks.last].after) = node;
+    blocks.last = node;
+    if (block.counted) {
+      ++blocks.counted;
+      blocks.counted_last += static_cast<double>(block.last);
+    }
+  }
+  void leave_cell(NodeId node) {
+    const Node& block = nodes_[node];
+    CellBlocks& blocks = cells_[block.cell];
+    (block.before == kNoNode ? blocks.first : nodes_[block.before].after) = block.after;
+    (block.after == kNoNode ? blocks.last : nodes_[block.after].before) = block.before;
+    if (block.counted) {
+      --blocks.counted;
+      blocks.counted_last -= static_cast<double>(block.last);
+    }
+  }
+
+  void watch(NodeId node) {
+    Node& block = nodes_[node];
+    if (const auto at = watched_.find(block.key); at != watched_.end()) {
+      const NodeId other = at->second;  // of the same key
+      unwatch(other);
+      forget(other);
+    }
+    watched_.emplace(block.key, node);
+    block.gone_before = last_gone_;
+    block.gone_after = kNoNode;
+    (last_gone_ == kNoNode ? first_gone_ : nodes_[last_gone_].gone_after) = node;
+    last_gone_ = node;
+  }
+  void unwatch(NodeId node) {
+    const Node& block = nodes_[node];
+    (block.gone_before == kNoNode ? first_gone_ : nodes_[block.gone_before].gone_after) =
+        block.gone_after;
+    (block.gone_after == kNoNode ? last_gone_ : nodes_[block.gone_after].gone_before) =
+        block.gone_before;
+    watched_.erase(block.key);
+  }
+  void forget(NodeId node) {
+    count_time(nodes_[node]);
+    leave_cell(node);
+    nodes_[node] = Node();
+    unused_.push_back(node);
+  }
+
+  ReuseModel model_;
+  std::size_t most_watched_ = 0;
+  std::uint64_t sample_mask_ = 0;
+  double learn_every_ = 0;
+  std::uint64_t now_ = 1;  ///< Blocks used.
+  std::uint64_t learned_ = 1;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> unused_;
+  PerBlock<NodeId> nodes_of_;
+  std::array<CellBlocks, ReuseModel::kCells> cells_;
+  std::vector<double> pending_ = std::vector<double>(ReuseModel::kCells, 0);
+  std::unordered_map<std::uint64_t, NodeId> watched_;  ///< Gone, by key.
+  NodeId first_gone_ = kNoNode;
+  NodeId last_gone_ = kNoNode;
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_reuse_policy(std::size_t capacity) {
+  return std::make_unique<ReusePolicy>(capacity);
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// kvferry simulate, as it is run.
+#include "cli/replay_fixture.hpp"
+#include "cli/svg_checks.hpp"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace kvferry::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class SimulateTest : public ReplayTest {
+ protected:
+  Finished simulate(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "simulate");
+    return run_kvferry(arguments);
+  }
+  std::string trace(const std::string& text) {
+    std::ofstream(path("trace.jsonl")) << text;
+    return "--trace=" + path("trace.jsonl");
+  }
+};
+
+std::string request(const std::string& ids) {
+  return R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [)" + ids + "]}\n";
+}
+
+TEST_F(SimulateTest, TellsHitRatesOfATraceAsJson) {
+  const Finished finished = simulate({trace(request("1, 2") + request("3") + request("1, 2")),
+                                      "--capacity=2,3", "--policy=lru,optimal,reuse", "--json"});
+  ASSERT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  const json told = json::parse(finished.output);
+  EXPECT_EQ(told["requests"], 3);
+  EXPECT_DOUBLE_EQ(told["unlimited_hit_rate"], 0.4);
+  ASSERT_EQ(told["results"].size(), 6U);
+  EXPECT_EQ(told["results"][0]["policy"], "lru");
+  EXPECT_EQ(told["results"][0]["capacity"], 2);
+  EXPECT_DOUBLE_EQ(told["results"][0]["hit_rate"], 0.2) << "the deeper block went";
+  EXPECT_DOUBLE_EQ(told["results"][1]["hit_rate"], 0.4);
+  EXPECT_EQ(told["results"][2]["policy"], "optimal");
+  EXPECT_DOUBLE_EQ(told["results"][2]["hit_rate"], 0.4);
+}
+
+TEST_F(SimulateTest, ShowsAllPoliciesAndDrawsThem) {
+  const Finished finished = simulate({"--requests=300", "--plot=" + path("hits.svg")});
+  ASSERT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  for (const char* name : {"reuse", "lru", "arc", "s3fifo", "sieve", "lfu", "optimal", "gain"}) {
+    EXPECT_THAT(finished.output, HasSubstr(name));
+  }
+  std::stringstream drawn;
+  drawn << std::ifstream(path("hits.svg")).rdbuf();
+  EXPECT_THAT(drawn.str(), HasSubstr("<svg"));
+  EXPECT_EQ(flaw_of(drawn.str()), "");
+}
+
+TEST_F(SimulateTest, RefusesWhatItCannotPlay) {
+  const Finished broken = simulate({trace(request("1") + "{}\n")});
+  EXPECT_EQ(broken.exit, ChildExit::exited(1));
+  EXPECT_THAT(broken.complaints, HasSubstr("trace.jsonl:2"));
+  const Finished skipped = simulate({trace(request("1") + "{}\n"), "--skip-bad", "--json"});
+  EXPECT_EQ(skipped.exit, ChildExit::exited(0));
+  EXPECT_EQ(json::parse(skipped.output)["skipped_lines"], 1);
+  EXPECT_EQ(simulate({"--policy=best"}).exit, ChildExit::exited(2));
+  EXPECT_EQ(simulate({"--capacity=0"}).exit, ChildExit::exited(2));
+  EXPECT_EQ(simulate({"--capacity=1e3"}).exit, ChildExit::exited(2));
+}
+
+TEST_F(SimulateTest, RefusesATraceOfNothing) {
+  const Finished finished = simulate({trace("")});
+  EXPECT_EQ(finished.exit, ChildExit::exited(1));
+  EXPECT_THAT(finished.complaints, HasSubstr("trace.jsonl"));
+}
+
+}  // namespace
+}  // namespace kvferry::test
