@@ -42,10 +42,11 @@ function(kvferry_add_test_library)
   kvferry_compile_as_test(${arg_NAME})
 endfunction()
 
-# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p])
+# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL pure|unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p])
 # ALONE: sources, too; see kvferry_use_unity.
 # PREFIX goes before the names of the cases: two binaries of one source need it, since CTest would take
 # equal names for one test.
+# pure: one thread, no other process: nothing for the thread sanitizer.
 # One label per binary: lists in gtest_discover_tests drop the properties after them on CMake 3.25.
 # NO_PRETTY_VALUES: a parameter without a printer would put addresses into the names.
 function(kvferry_add_test)

@@ -85,7 +85,7 @@ stage_labels() {
 import json
 import sys
 
-KNOWN = {"unit", "multiproc", "gpu", "cli"}
+KNOWN = {"pure", "unit", "multiproc", "gpu", "cli"}
 tests = json.load(open(sys.argv[1], encoding="utf-8"))["tests"]
 wrong = 0
 names = set()
@@ -175,12 +175,13 @@ readonly long_runs
 stage_asan() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 TSAN_OPTIONS=
   export UBSAN_OPTIONS=print_stacktrace=1
-  sanitized_suites asan 'unit|multiproc|cli' "$long_runs"
+  sanitized_suites asan 'pure|unit|multiproc|cli' "$long_runs"
 }
 
 stage_tsan() {
   export TSAN_OPTIONS="suppressions=$root/tests/tsan.supp:second_deadlock_stack=1" ASAN_OPTIONS=
-  # The command's suites are other processes of the same code, five to fifteen times slower here.
+  # The command's suites are other processes of the same code, five to fifteen times slower here; pure
+  # tests have one thread.
   sanitized_suites tsan 'unit|multiproc'
 }
 
