@@ -92,7 +92,9 @@ Status store(Client& client,
              const std::vector<BlockId>& blocks,
              std::size_t first) {
   std::vector<StoreTarget> targets;
-  for (std::size_t i = first; i < hashes.size(); ++i) targets.push_back({kMain, hashes[i]});
+  for (std::size_t i = first; i < hashes.size(); ++i) {
+    targets.push_back({kMain, hashes[i], i == 0 ? Digest{} : hashes[i - 1]});
+  }
   KVFERRY_ASSIGN(const auto slots, client.reserve_store(targets, Deadline::after(1s)));
   std::vector<StoreItem> items;
   for (std::size_t i = 0; i < slots.size(); ++i) {

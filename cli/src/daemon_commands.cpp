@@ -9,6 +9,7 @@
 #include "kvferry/worker/worker.hpp"
 #include "options.hpp"
 #include "rank_options.hpp"
+#include "run_options.hpp"
 
 #include <fmt/format.h>
 
@@ -78,6 +79,7 @@ int manager_command(const Arguments& arguments) {
                   "the GPUs are on")
       ->type_name("auto|any|N,...")
       ->default_str("auto");
+  add_eviction_policy(*app, config.eviction_policy);
   add_milliseconds(*app, "--queue-deadline", config.queue_deadline,
                    "A copy job that could not be started for so long ends as timeout");
   add_milliseconds(*app, "--job-deadline", config.job_deadline,

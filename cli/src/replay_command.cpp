@@ -64,6 +64,7 @@ void add_system_options(CLI::App& app, ReplayOptions& options) {
   add_gpu_blocks(app, options.gpu_blocks, "Blocks on each device [about 1 % of the distinct ones]");
   add_size(app, "--host-memory", options.config.host_memory,
            "Host memory for blocks [a fifth of the distinct ones, at least 10,000]");
+  add_eviction_policy(app, options.config.eviction_policy);
   add_arena_options(app, options.config.arena);
   add_arena_memory(app, options.config.arena_memory);
   add_parsed<cache_manager::CopyStrategy>(app, "--copy-strategy", options.config.strategy,

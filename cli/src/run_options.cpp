@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_options.hpp"
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
 #include "rank_options.hpp"
 #include "run/report_file.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -151,6 +153,22 @@ CLI::Option* add_geometry(CLI::App& app, std::string& target) {
 
 std::string default_geometry(ipc::DeviceKind device) {
   return device == ipc::DeviceKind::kCuda ? "llama-3-8b" : "tiny";
+}
+
+CLI::Option* add_eviction_policy(CLI::App& app, std::string& target) {
+  const auto known = cache_manager::eviction_policies();
+  return add_parsed<std::string>(
+             app, "--eviction-policy", target,
+             [known](std::string_view text) -> Result<std::string> {
+               if (std::find(known.begin(), known.end(), text) != known.end()) {
+                 return std::string(text);
+               }
+               return KVFERRY_ERROR(kInvalidArgument, "'{}' is none of {}", text,
+                                    fmt::join(known, "|"));
+             },
+             "Which blocks of host memory go for others")
+      ->type_name(fmt::format("{}", fmt::join(known, "|")))
+      ->default_str(target);
 }
 
 CLI::Option* add_seed(CLI::App& app, std::uint64_t& target, const std::string& help) {

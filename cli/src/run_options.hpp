@@ -43,6 +43,8 @@ CLI::Option* add_ranks(CLI::App& app, std::uint32_t& target);
 /// "--geometry": empty means find the one that suits the device, see default_geometry().
 CLI::Option* add_geometry(CLI::App& app, std::string& target);
 [[nodiscard]] std::string default_geometry(ipc::DeviceKind device);
+/// "--eviction-policy".
+CLI::Option* add_eviction_policy(CLI::App& app, std::string& target);
 /// "--seed".
 CLI::Option* add_seed(CLI::App& app, std::uint64_t& target, const std::string& help);
 /// A file that is written at the end, and that can be: a slip is told before anything starts.

@@ -124,7 +124,9 @@ Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget
   KVFERRY_TRY(check_count(targets.size(), "blocks to store"));
   ipc::ReserveStore request;
   request.keys.reserve(targets.size());
-  for (const StoreTarget& target : targets) request.keys.push_back({target.group, target.block});
+  for (const StoreTarget& target : targets) {
+    request.keys.push_back({target.group, target.block, target.before});
+  }
   request.weights = impl_->link.acknowledged_weights();
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(
                                        MessageKind::kReserveStore, request, deadline));

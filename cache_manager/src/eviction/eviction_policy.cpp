@@ -18,30 +18,37 @@ void EvictionPolicy::use(std::span<const BlockUse> path, EntryId above) {
   for (std::size_t i = 0; i < path.size(); ++i) {
     fresh_[i] = !has(path[i].id);
     if (fresh_[i]) {
-      enter(path[i], parent);
+      enter(path[i]);
     } else {
       block(path[i].id);
     }
+    if (parent_of(path[i].id) == kNoEntry) link(path[i].id, parent);
     parent = path[i].id;
   }
   on_use(path, fresh_);
   for (const BlockUse& use : path) unblock(use.id);
 }
 
-void EvictionPolicy::enter(const BlockUse& use, EntryId parent) {
+void EvictionPolicy::enter(const BlockUse& use) {
   KVFERRY_CHECK(use.id != kNoEntry, "a block without a place");
   if (use.id >= blocks_.size()) blocks_.resize(use.id + 1);
   Block& entered = blocks_[use.id];
   entered.key = use.key;
   entered.parent = kNoEntry;
   entered.blockers = 1;  // until the request's end
-  if (has(parent)) {
-    entered.parent = parent;
-    entered.parent_life = blocks_[parent].life;
-    block(parent);
-  }
   entered.cached = true;
   ++size_;
+}
+
+// A request may name a block twice, or in another order than the one before: never a circle.
+void EvictionPolicy::link(EntryId id, EntryId parent) {
+  if (!has(parent)) return;
+  for (EntryId above = parent; above != kNoEntry; above = parent_of(above)) {
+    if (above == id) return;
+  }
+  blocks_[id].parent = parent;
+  blocks_[id].parent_life = blocks_[parent].life;
+  block(parent);
 }
 
 EntryId EvictionPolicy::parent_of(EntryId id) const {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_set>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -296,13 +297,15 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
   reply.slots.reserve(message.keys.size());
   const auto& shapes = client.engine->config()->shapes;
   std::vector<Extent> extents(shapes.size(), Extent{.after = std::nullopt, .left = 0});
+  std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
   for (const ipc::StoreKey& key : message.keys) {
-    const bool missing = !context_.index.has({client.root, key.block, key.group});
+    const ipc::BlockKey whole{client.root, key.block, key.group};
+    const bool missing = !context_.index.has(whole) && named.insert(whole).second;
     extents[key.group.value].left += missing ? 1U : 0U;
   }
   for (const ipc::StoreKey& key : message.keys) {
     reply.slots.push_back(
-        context_.index.reserve(client.peer.id, {client.root, key.block, key.group},
+        context_.index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
                                shapes[key.group.value], extents[key.group.value]));
   }
   if (request.request.value == 0) {

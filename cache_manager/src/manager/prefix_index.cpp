@@ -5,7 +5,9 @@
 #include "kvferry/ipc/base/check.hpp"
 
 #include <algorithm>
-#include <iterator>
+#include <functional>
+#include <optional>
+#include <utility>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -23,8 +25,12 @@ std::uint32_t needed_tail(const ipc::GroupSpec& group, std::uint32_t n) {
 }  // namespace
 
 // Tokens start at random, so that one of an earlier manager life is not taken for one of this.
-PrefixIndex::PrefixIndex(HostPool& pool)
-    : pool_(pool), next_token_((ipc::Digest::random().low() >> 1U) | 1U) {}
+PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy)
+    : pool_(pool), policy_name_(policy), next_token_((ipc::Digest::random().low() >> 1U) | 1U) {
+  if (const auto known = make_eviction_policy(policy_name_, 1); !known) {
+    throw ipc::Exception(known.error());
+  }
+}
 
 PrefixIndex::~PrefixIndex() = default;
 
@@ -37,23 +43,55 @@ PrefixIndex::Entry* PrefixIndex::find(const ipc::BlockKey& key) const {
   return at == root->second.end() ? nullptr : at->second.get();
 }
 
-void PrefixIndex::make_recent(Entry& entry) {
-  if (entry.in_lru) {
-    lru_.splice(lru_.end(), lru_, entry.lru);
-    return;
+// Blocks of several shapes share the pool; of the first one it is told how many that holds.
+EvictionPolicy& PrefixIndex::policy(const SlabShape& shape) {
+  if (policy_ == nullptr) {
+    const std::uint64_t capacity =
+        std::max<std::uint64_t>(1, pool_.stats().bytes / shape.block_bytes());
+    auto made = make_eviction_policy(policy_name_, capacity);
+    if (!made) throw ipc::Exception(made.error());
+    policy_ = std::move(made).value();
   }
-  if (entry.state == State::kVisible && entry.pins.empty()) {
-    lru_.push_back(&entry);
-    entry.lru = std::prev(lru_.end());
-    entry.in_lru = true;
-  }
+  return *policy_;
 }
 
-void PrefixIndex::leave_lru(Entry& entry) {
-  if (entry.in_lru) {
-    lru_.erase(entry.lru);
-    entry.in_lru = false;
+BlockUse PrefixIndex::use_of(const Entry& entry) {
+  return {entry.id, std::hash<ipc::BlockKey>{}(entry.key)};
+}
+
+void PrefixIndex::make_evictable(Entry& entry) {
+  if (free_ids_.empty()) {
+    entry.id = static_cast<EntryId>(entries_.size());
+    entries_.push_back(&entry);
+  } else {
+    entry.id = free_ids_.back();
+    free_ids_.pop_back();
+    entries_[entry.id] = &entry;
   }
+  const Entry* above =
+      entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
+  const BlockUse use = use_of(entry);
+  EvictionPolicy& chosen = policy(pool_.shape(entry.block->slot()));
+  chosen.use({&use, 1}, above == nullptr ? kNoEntry : above->id);
+  if (entry.awaited_by > 0) chosen.hold(entry.id);
+}
+
+void PrefixIndex::hold_before(Entry& entry) {
+  Entry* above =
+      entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
+  if (above == nullptr) return;
+  entry.before_token = above->token;
+  if (++above->awaited_by == 1 && above->id != kNoEntry) policy_->hold(above->id);
+}
+
+void PrefixIndex::let_go_before(Entry& entry) {
+  if (entry.before_token == 0) return;
+  Entry* above = find({entry.key.root, entry.before, entry.key.group});
+  if (above != nullptr && above->token == entry.before_token && --above->awaited_by == 0 &&
+      above->id != kNoEntry) {
+    policy_->let_go(above->id);
+  }
+  entry.before_token = 0;
 }
 
 ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
@@ -91,16 +129,16 @@ ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
   return reply;
 }
 
-// Last to first: of one prefix, the last block is the first to be evicted.
 void PrefixIndex::touch(const ipc::Digest& root,
                         std::span<const ipc::Digest> blocks,
                         std::uint32_t groups) {
-  for (std::size_t i = blocks.size(); i-- > 0;) {
-    for (std::uint32_t group = 0; group < groups; ++group) {
-      if (Entry* entry = find({root, blocks[i], ipc::GroupId{group}})) {
-        make_recent(*entry);
-      }
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    path_.clear();
+    for (const ipc::Digest& block : blocks) {
+      const Entry* entry = find({root, block, ipc::GroupId{group}});
+      if (entry != nullptr && entry->id != kNoEntry) path_.push_back(use_of(*entry));
     }
+    if (!path_.empty()) policy_->use(path_);
   }
 }
 
@@ -116,10 +154,12 @@ std::uint32_t PrefixIndex::pin(const ipc::IncarnationId& client,
       if (entry == nullptr || entry->state != State::kVisible) {
         continue;
       }
-      stats_.pinned += entry->pins.empty() ? 1U : 0U;
+      if (entry->pins.empty()) {
+        ++stats_.pinned;
+        policy_->hold(entry->id);
+      }
       ++entry->pins[client];
       pinned_by_[client].insert(entry);
-      leave_lru(*entry);
       any = true;
     }
     pinned += any ? 1U : 0U;
@@ -161,23 +201,27 @@ void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bo
   }
   if (entry.pins.empty()) {
     --stats_.pinned;
-    make_recent(entry);
+    policy_->let_go(entry.id);
   }
 }
 
 ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
                                        const ipc::BlockKey& key,
+                                       const ipc::Digest& before,
                                        const SlabShape& shape,
                                        Extent& extent) {
   if (find(key) != nullptr) {
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
-  HostBlockRef block = allocate(shape, extent);
-  if (block == nullptr) {
-    return {.outcome = ipc::ReserveOutcome::kFull, .slot = 0};
-  }
   auto entry = std::make_unique<Entry>();
   entry->key = key;
+  entry->before = before;
+  hold_before(*entry);
+  HostBlockRef block = allocate(shape, extent);
+  if (block == nullptr) {
+    let_go_before(*entry);
+    return {.outcome = ipc::ReserveOutcome::kFull, .slot = 0};
+  }
   entry->token = next_token_++;
   entry->owner = client;
   by_slab_[block->slot().slab].insert(entry.get());
@@ -215,7 +259,8 @@ bool PrefixIndex::commit(Token token) {
   entry.state = State::kVisible;
   --stats_.reserved;
   ++stats_.visible;
-  make_recent(entry);
+  make_evictable(entry);
+  let_go_before(entry);
   return true;
 }
 
@@ -230,7 +275,6 @@ HostBlockRef PrefixIndex::acquire(const ipc::BlockKey& key) {
   if (entry == nullptr || entry->state != State::kVisible) {
     return nullptr;
   }
-  make_recent(*entry);
   return entry->block;
 }
 
@@ -249,47 +293,55 @@ HostBlockRef PrefixIndex::allocate(const SlabShape& shape, Extent& extent) {
   return std::make_shared<const HostBlock>(pool_, *slot);
 }
 
-// The least recently used block if it has the wanted shape; else the whole slab that it lies in,
-// because only whole slabs change their shape.
+// The policy's choice if it has the wanted shape; else the whole slab that it lies in, because only
+// whole slabs change their shape. Some other slab may then hold what a block of that one continued:
+// nothing finds that any more, and it goes in its turn.
 bool PrefixIndex::evict_for(const SlabShape& shape) {
-  std::unordered_set<std::uint32_t> stuck;
-  for (Entry* oldest : lru_) {
-    Entry& entry = *oldest;
-    if (!is_evictable(entry)) {
-      continue;
-    }
-    if (pool_.shape(entry.block->slot()) == shape) {
-      ++stats_.evicted;
-      erase(entry);
-      return true;
-    }
+  if (policy_ == nullptr) return false;
+  std::unordered_map<std::uint32_t, bool> slabs;  // Of other shapes: whether they can go.
+  const auto may_evict = [&](EntryId id) {
+    const Entry& entry = *entries_[id];
+    if (!is_evictable(entry)) return false;
+    if (pool_.shape(entry.block->slot()) == shape) return true;
     const std::uint32_t slab = entry.block->slot().slab;
-    if (!stuck.contains(slab)) {
-      if (evict_slab(slab)) {
-        return true;
-      }
-      stuck.insert(slab);
-    }
-  }
-  return false;
+    const auto [known, is_new] = slabs.try_emplace(slab, false);
+    if (is_new) known->second = can_evict_slab(slab);
+    return known->second;
+  };
+  const std::optional<EntryId> chosen = policy_->evict(may_evict);
+  if (!chosen) return false;
+  Entry& victim = *entries_[*chosen];
+  const bool is_alone = pool_.shape(victim.block->slot()) == shape;
+  const std::uint32_t slab = victim.block->slot().slab;
+  ++stats_.evicted;
+  erase(victim);
+  if (!is_alone) evict_slab(slab);
+  return true;
 }
 
-bool PrefixIndex::evict_slab(std::uint32_t slab) {
+bool PrefixIndex::can_evict_slab(std::uint32_t slab) const {
   const auto& held = by_slab_.at(slab);
-  if (held.size() != pool_.used_in_slab(slab) ||
-      !std::all_of(held.begin(), held.end(), [](const Entry* e) { return is_evictable(*e); })) {
-    return false;
-  }
-  const std::vector<Entry*> victims(held.begin(), held.end());
+  return held.size() == pool_.used_in_slab(slab) &&
+         std::all_of(held.begin(), held.end(), [](const Entry* e) { return is_evictable(*e); });
+}
+
+void PrefixIndex::evict_slab(std::uint32_t slab) {
+  const auto at = by_slab_.find(slab);
+  if (at == by_slab_.end()) return;
+  const std::vector<Entry*> victims(at->second.begin(), at->second.end());
   for (Entry* victim : victims) {
     ++stats_.evicted;
     erase(*victim);
   }
-  return true;
 }
 
 void PrefixIndex::erase(Entry& entry) {
-  leave_lru(entry);
+  let_go_before(entry);
+  if (entry.id != kNoEntry) {
+    if (policy_->has(entry.id)) policy_->erase(entry.id);  // else it chose the block itself
+    entries_[entry.id] = nullptr;
+    free_ids_.push_back(entry.id);
+  }
   if (entry.state == State::kVisible) {
     --stats_.visible;
   } else {

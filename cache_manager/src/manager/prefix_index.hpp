@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
@@ -11,9 +12,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -21,8 +23,9 @@
 namespace kvferry::cache_manager {
 
 /// The prefix-addressed blocks of the host pool. A block goes Reserved -> Filling -> Visible, or is
-/// gone; nothing finds it before every rank has stored it. Visible blocks that nobody pins or reads
-/// are evicted in LRU order when room is wanted; of one prefix the last block goes first.
+/// gone; nothing finds it before every rank has stored it. When room is wanted, of the visible
+/// blocks that nobody pins or reads those go that an EvictionPolicy chooses; of one prefix the last
+/// block goes first.
 /// @threading one thread. @lifetime the pool outlives it.
 class PrefixIndex {
  public:
@@ -37,13 +40,14 @@ class PrefixIndex {
     std::uint64_t evicted = 0;
   };
 
-  explicit PrefixIndex(HostPool& pool);
+  /// @param policy one of eviction_policies(); else throws Exception (kInvalidArgument)
+  PrefixIndex(HostPool& pool, std::string_view policy);
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
   ~PrefixIndex();
 
   /// Presence of every block in every group, and the longest prefix that each group's rule allows,
-  /// whose blocks become the most recently used.
+  /// whose blocks are used by that.
   [[nodiscard]] ipc::LookupReply lookup(const ipc::Digest& root,
                                         std::span<const ipc::Digest> blocks,
                                         std::span<const ipc::GroupSpec> groups);
@@ -61,9 +65,10 @@ class PrefixIndex {
   /// Visible, or on its way there.
   [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
   /// Reserves a slot for the key, evicting if it must; extent: as the pool's allocate(), and
-  /// advanced.
+  /// advanced. @param before the block that it continues; zero: none, or that is not known
   [[nodiscard]] ipc::ReservedSlot reserve(const ipc::IncarnationId& client,
                                           const ipc::BlockKey& key,
+                                          const ipc::Digest& before,
                                           const SlabShape& shape,
                                           Extent& extent);
   /// The key of a reservation of this client that no job has taken yet; null otherwise.
@@ -76,7 +81,8 @@ class PrefixIndex {
   /// Reserved or Filling -> gone. Unknown tokens are ignored: the block was dropped before.
   void discard(Token token);
 
-  /// The slot of a visible block for a load, made the most recently used; null on a miss.
+  /// The slot of a visible block for a load; null on a miss. What a load takes was looked up: it is
+  /// no use of its own.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key);
   /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use.
   /// extent: as the pool's allocate(), and advanced.
@@ -99,29 +105,43 @@ class PrefixIndex {
     HostBlockRef block;
     ipc::IncarnationId owner;  ///< Until visible.
     std::unordered_map<ipc::IncarnationId, std::uint32_t> pins;
-    std::list<Entry*>::iterator lru;
-    bool in_lru = false;
+    ipc::Digest before;      ///< Zero: none.
+    Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
+    /// Reservations that continue it: until they are visible, or gone, it stays.
+    std::uint32_t awaited_by = 0;
+    EntryId id = kNoEntry;  ///< In entries_, while it is visible.
   };
   using Table = std::unordered_map<ipc::BlockKey, std::unique_ptr<Entry>>;
 
   [[nodiscard]] Entry* find(const ipc::BlockKey& key) const;
   [[nodiscard]] static bool is_evictable(const Entry& entry) {
-    return entry.in_lru && entry.block.use_count() == 1;
+    return entry.id != kNoEntry && entry.pins.empty() && entry.awaited_by == 0 &&
+           entry.block.use_count() == 1;
   }
   void touch(const ipc::Digest& root, std::span<const ipc::Digest> blocks, std::uint32_t groups);
-  void make_recent(Entry& entry);
-  void leave_lru(Entry& entry);
+  /// Made at the first reservation, when it is known how many blocks the pool holds.
+  [[nodiscard]] EvictionPolicy& policy(const SlabShape& shape);
+  [[nodiscard]] static BlockUse use_of(const Entry& entry);
+  void make_evictable(Entry& entry);
+  /// What a reservation continues stays until that is over.
+  void hold_before(Entry& entry);
+  void let_go_before(Entry& entry);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);
   [[nodiscard]] bool evict_for(const SlabShape& shape);
-  [[nodiscard]] bool evict_slab(std::uint32_t slab);
+  [[nodiscard]] bool can_evict_slab(std::uint32_t slab) const;
+  void evict_slab(std::uint32_t slab);
 
   HostPool& pool_;
   std::unordered_map<ipc::Digest, Table> roots_;
   std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
   std::unordered_map<std::uint32_t, std::unordered_set<Entry*>> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
-  std::list<Entry*> lru_;  ///< Visible and unpinned; the least recently used first.
+  std::string policy_name_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<Entry*> entries_;  ///< Visible, by EntryId.
+  std::vector<EntryId> free_ids_;
+  std::vector<BlockUse> path_;  ///< Of touch(), kept for its memory.
   Token next_token_;
   Stats stats_;
 };

@@ -89,6 +89,7 @@ class Engine final : private worker::SchedulerControl {
     ipc::BlockId block;
     std::uint32_t position = 0;
     ipc::Digest hash;
+    ipc::Digest before{};  ///< Hash of the block that it continues.
     BlockSource source = BlockSource::kNowhere;
     bool announced = false;  ///< In the index under its hash, by us.
     bool survived = false;   ///< On the device since before the death of a worker.

@@ -192,8 +192,12 @@ void Engine::take_blocks(Attempt& attempt,
   attempt.hit_from_host = plan.hit_from_host;
   // What is there is held first, so that making room for the rest does not evict it.
   for (const worker::PlannedBlock& planned : plan.blocks) {
-    HeldBlock held{planned.group, {},   planned.position, hashes[planned.position], planned.source,
-                   false,         false};
+    HeldBlock held;
+    held.group = planned.group;
+    held.position = planned.position;
+    held.hash = hashes[planned.position];
+    if (planned.position > 0) held.before = hashes[planned.position - 1];
+    held.source = planned.source;
     if (planned.source == BlockSource::kDevice) {
       const auto found = index_of(planned.group).find(held.hash);
       KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");

@@ -175,7 +175,7 @@ void Engine::store_blocks(const Attempt& attempt) {
     const GroupIndex& group = index_of(held.group);
     if (!group.is_indexed(held.block) || group.is_stored(held.block)) continue;
     if (!held.announced && held.source != BlockSource::kDevice) continue;
-    targets.push_back(worker::StoreTarget{held.group, held.hash});
+    targets.push_back(worker::StoreTarget{held.group, held.hash, held.before});
     sources.push_back(&held);
   }
   if (targets.empty()) return;

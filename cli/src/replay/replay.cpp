@@ -102,6 +102,7 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   plan_.geometry_name = config_.geometry_name;
   plan_.gpu_blocks = sizing.gpu_blocks;
   plan_.host_bytes = sizing.host_bytes;
+  plan_.eviction_policy = config_.eviction_policy;
   plan_.choice = config_.arena;
   plan_.arena_memory = config_.arena_memory;
   plan_.strategy = config_.strategy;

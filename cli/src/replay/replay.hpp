@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
@@ -28,6 +29,7 @@ struct ReplayConfig {
   ArenaChoice arena;
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
   std::optional<std::uint64_t> host_memory;
+  std::string eviction_policy{cache_manager::kDefaultEvictionPolicy};
   std::optional<std::uint32_t> gpu_blocks;
   std::string workload_text;      ///< "conversation, seed 0" or the trace's path.
   std::string report_file;        ///< Empty: none.

@@ -71,6 +71,7 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
   manager.name = "manager";
   manager.arguments = common_arguments(plan, runtime_dir, "manager");
   manager.arguments.push_back(fmt::format("--host-memory={}", plan.host_bytes));
+  manager.arguments.push_back(fmt::format("--eviction-policy={}", plan.eviction_policy));
   manager.ends_last = true;
   children.push_back(std::move(manager));
   for (std::size_t r = 0; r < plan.devices.size(); ++r) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/device/device.hpp"
@@ -33,6 +34,7 @@ struct InstancePlan {
   std::string geometry_name;
   std::uint32_t gpu_blocks = 0;
   std::uint64_t host_bytes = 0;
+  std::string eviction_policy{cache_manager::kDefaultEvictionPolicy};
   ArenaChoice choice;
   ipc::ArenaOptions arena;
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;

@@ -34,9 +34,9 @@ ipc::GroupSpec group_with(ipc::HitRule rule, std::uint32_t window = 0) {
 
 class PrefixIndexTest : public testing::Test {
  protected:
-  PrefixIndex::Token reserve(std::uint64_t block, std::uint32_t group = 0) {
+  PrefixIndex::Token reserve(std::uint64_t block, std::uint32_t group = 0, Digest before = {}) {
     const ipc::ReservedSlot slot = index_.reserve(
-        client_, {root_, digest(block), ipc::GroupId{group}}, shape_of(group), alone());
+        client_, {root_, digest(block), ipc::GroupId{group}}, before, shape_of(group), alone());
     EXPECT_EQ(slot.outcome, ReserveOutcome::kReserved);
     return slot.slot;
   }
@@ -68,7 +68,7 @@ class PrefixIndexTest : public testing::Test {
   ipc::IncarnationId client_ = digest(2000);
   ipc::IncarnationId other_ = digest(2001);
   HostPool pool_{kPool};
-  PrefixIndex index_{pool_};
+  PrefixIndex index_{pool_, "lru"};
   std::vector<ipc::GroupSpec> full_{group_with(ipc::HitRule::kFull)};
 };
 
@@ -77,7 +77,7 @@ TEST_F(PrefixIndexTest, ABatchEvictsWhatItNeedsAtOnceAndLiesTogether) {
   std::uint64_t stored = 0;
   while (index_.stats().evicted == 0) {
     const auto slot =
-        index_.reserve(client_, {root_, digest(stored++), ipc::GroupId{0}}, small, alone());
+        index_.reserve(client_, {root_, digest(stored++), ipc::GroupId{0}}, {}, small, alone());
     ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
     (void)index_.begin_fill(client_, slot.slot);
     ASSERT_TRUE(index_.commit(slot.slot));
@@ -131,7 +131,7 @@ TEST_F(PrefixIndexTest, DiscardedStoreLeavesNothing) {
 TEST_F(PrefixIndexTest, SecondReservationOfAKeyIsAlreadyThere) {
   (void)reserve(0);
   EXPECT_EQ(
-      index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, shape_of(), alone()).outcome,
+      index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, {}, shape_of(), alone()).outcome,
       ReserveOutcome::kAlreadyThere);
 }
 
@@ -182,15 +182,103 @@ TEST_F(PrefixIndexTest, FullPoolEvictsTheLeafOfTheOldestPrefix) {
   EXPECT_EQ(index_.stats().evicted, 1U);
 }
 
+// A parent that is used again last would go before its child by recency alone.
+TEST_F(PrefixIndexTest, WhatContinuesABlockGoesBeforeIt) {
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    const PrefixIndex::Token token = reserve(i, 0, i == 0 ? Digest{} : digest(i - 1));
+    (void)index_.begin_fill(client_, token);
+    ASSERT_TRUE(index_.commit(token));
+  }
+  // Stored first to last: the first one is the oldest. What is stored now goes after it.
+  for (std::uint32_t newer = 1; newer <= 5; ++newer) {
+    store(100 + newer);
+    EXPECT_EQ(index_.stats().evicted, newer);
+    ASSERT_EQ(usable(blocks(16), full_), 16 - newer) << "from its end";
+    for (std::uint32_t i = 1; i <= newer; ++i) ASSERT_EQ(usable({digest(100 + i)}, full_), 1U);
+  }
+}
+
+TEST_F(PrefixIndexTest, WhatAReservationContinuesStaysUntilThatIsOver) {
+  store(0);
+  const PrefixIndex::Token next = reserve(1, 0, digest(0));
+  for (std::uint64_t i = 0; i < 30; ++i) store(100 + i);
+  EXPECT_EQ(usable(blocks(1), full_), 1U);
+  for (std::uint64_t i = 0; i < 30; ++i) store(200 + i);
+  EXPECT_EQ(usable(blocks(1), full_), 1U);
+  index_.discard(next);
+  for (std::uint64_t i = 0; i < 30; ++i) store(300 + i);
+  EXPECT_EQ(usable(blocks(1), full_), 0U);
+  // The same of one that became visible meanwhile.
+  const PrefixIndex::Token first = reserve(0);
+  const PrefixIndex::Token second = reserve(1, 0, digest(0));
+  (void)index_.begin_fill(client_, first);
+  ASSERT_TRUE(index_.commit(first));
+  for (std::uint64_t i = 0; i < 30; ++i) store(400 + i);
+  (void)index_.begin_fill(client_, second);
+  ASSERT_TRUE(index_.commit(second));
+  EXPECT_EQ(usable(blocks(2), full_), 2U);
+  for (std::uint64_t i = 0; i < 30; ++i) store(500 + i);
+  EXPECT_EQ(index_.stats().visible, 16U);
+  EXPECT_EQ(usable(blocks(2), full_), 0U);
+}
+
+// Jobs end in any order: what was committed before the block that it continues learns of it when
+// both are looked up.
+TEST_F(PrefixIndexTest, WhatABlockContinuesIsLearntFromLookups) {
+  const PrefixIndex::Token first = reserve(0);
+  const PrefixIndex::Token second = reserve(1, 0, digest(0));
+  for (const PrefixIndex::Token token : {second, first}) {
+    (void)index_.begin_fill(client_, token);
+    ASSERT_TRUE(index_.commit(token));
+  }
+  EXPECT_EQ(usable(blocks(2), full_), 2U);
+  for (std::uint64_t i = 2; i < 16; ++i) store(1000 + i);
+  store(5000);
+  EXPECT_EQ(usable(blocks(2), full_), 1U);
+  store(5001);
+  EXPECT_EQ(usable(blocks(2), full_), 1U) << "used just now";
+}
+
+TEST_F(PrefixIndexTest, PoliciesAreByName) {
+  EXPECT_THROW(PrefixIndex(pool_, "mru"), ipc::Exception);
+  for (const std::string_view name : eviction_policies()) {
+    HostPool pool(kPool);
+    PrefixIndex index(pool, name);
+    Extent extent;
+    for (std::uint64_t block = 0; block < 200; ++block) {
+      extent = {};
+      const auto slot =
+          index.reserve(client_, {root_, digest(block), ipc::GroupId{0}},
+                        block % 4 == 0 ? Digest{} : digest(block - 1), shape_of(), extent);
+      ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved) << name << " " << block;
+      (void)index.begin_fill(client_, slot.slot);
+      ASSERT_TRUE(index.commit(slot.slot));
+      if (block % 4 != 3) continue;
+      std::vector<Digest> prefix;
+      for (std::uint64_t i = block - 3; i <= block; ++i) prefix.push_back(digest(i));
+      const auto found = index.lookup(root_, prefix, full_);
+      std::uint32_t visible = 0;
+      for (const auto presence : found.presence) {
+        visible += presence == static_cast<std::uint8_t>(BlockPresence::kHit) ? 1U : 0U;
+      }
+      EXPECT_EQ(found.usable_prefix, visible) << name << ": a gap";
+    }
+    EXPECT_EQ(index.stats().visible, 16U) << name;
+    EXPECT_EQ(index.stats().evicted, 184U) << name;
+    EXPECT_EQ(index.drop_root(root_, [](const auto&) { return false; }), 16U) << name;
+    EXPECT_EQ(pool.stats().blocks, 0U) << name;
+  }
+}
+
 TEST_F(PrefixIndexTest, PinnedBlocksAreNotEvicted) {
   for (std::uint64_t i = 0; i < 16; ++i) {
     store(i);
   }
   EXPECT_EQ(index_.pin(client_, root_, blocks(20), 1), 16U);
   EXPECT_EQ(index_.pin(other_, root_, blocks(1), 1), 1U);
-  EXPECT_EQ(
-      index_.reserve(client_, {root_, digest(100), ipc::GroupId{0}}, shape_of(), alone()).outcome,
-      ReserveOutcome::kFull);
+  EXPECT_EQ(index_.reserve(client_, {root_, digest(100), ipc::GroupId{0}}, {}, shape_of(), alone())
+                .outcome,
+            ReserveOutcome::kFull);
   EXPECT_EQ(index_.unpin(client_, root_, blocks(16), 1), 16U);
   EXPECT_EQ(index_.stats().pinned, 1U);
   store(100);
@@ -227,7 +315,7 @@ TEST_F(PrefixIndexTest, AnotherShapeGetsAWholeSlab) {
   const SlabShape small = shape_of(0, 1024);  // Four to a page.
   for (std::uint64_t i = 0; i < 64; ++i) {
     const ipc::ReservedSlot slot =
-        index_.reserve(client_, {root_, digest(i), ipc::GroupId{0}}, small, alone());
+        index_.reserve(client_, {root_, digest(i), ipc::GroupId{0}}, {}, small, alone());
     ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
     (void)index_.begin_fill(client_, slot.slot);
     ASSERT_TRUE(index_.commit(slot.slot));

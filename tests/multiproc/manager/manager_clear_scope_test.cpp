@@ -115,7 +115,7 @@ TEST_F(ManagerClearScopeTest, PrefixesOfEnginesThatHaveLeftAreDropped) {
       ASSERT_TRUE(seen.has_value()) << seen.error().to_string();
       state_ = *seen;
       ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
-      const ipc::StoreKey stored{ipc::GroupId{0}, key(1)};
+      const ipc::StoreKey stored{ipc::GroupId{0}, key(1), {}};
       const std::uint64_t reservation = reserve({stored}).at(0);
       submit_store(1, {{ipc::GroupId{0}, ipc::BlockId{1}, reservation}});
       ASSERT_THAT(wait_done().results, ElementsAre(0));

@@ -197,7 +197,8 @@ std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence)
       if (!held.indexed || !index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) {
         continue;
       }
-      found.push_back({{GroupId{g}, sequence.hashes[position]}, held.block});
+      const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
+      found.push_back({{GroupId{g}, sequence.hashes[position], before}, held.block});
     }
   }
   return found;

@@ -41,7 +41,8 @@ class EvictionPolicy {
   virtual ~EvictionPolicy() = default;
 
   /// One request uses the blocks of one prefix, first to last. Those that are not cached yet are
-  /// from now on. Time is counted in blocks used.
+  /// from now on; those of which it was not known what they continue continue the one before.
+  /// Time is counted in blocks used.
   /// @param above what path continues: cached, or kNoEntry
   void use(std::span<const BlockUse> path, EntryId above = kNoEntry);
   /// The block cannot go until it has been let go as often as it was held. @pre cached
@@ -88,7 +89,8 @@ class EvictionPolicy {
   /// The best of the free blocks that may go.
   [[nodiscard]] virtual std::optional<EntryId> choose(const MayEvict& may_evict) = 0;
 
-  void enter(const BlockUse& use, EntryId parent);
+  void enter(const BlockUse& use);
+  void link(EntryId id, EntryId parent);
   void block(EntryId id);
   void unblock(EntryId id);
   void remove(EntryId id, bool evicted);

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
+
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -17,6 +19,8 @@ struct ManagerConfig {
   bool huge_pages = true;                 ///< Where the machine has reserved enough of them.
   /// Where its memory is to be; empty: anywhere.
   std::vector<int> numa_nodes;
+  /// What of it goes when something else needs its place: one of eviction_policies().
+  std::string eviction_policy{kDefaultEvictionPolicy};
   std::uint32_t max_jobs_per_engine = 1024;  ///< Beyond it submits are kBusy.
   /// Of engines by name, 1 to kMaxShare; of all others 1. Engines that copy over one GPU's link get
   /// of each direction in proportion to them, while they have jobs for it.

@@ -66,6 +66,9 @@ enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 struct StoreTarget {
   GroupId group;
   Digest block;
+  /// The block of the prefix right before it, zero at its beginning: so that what continues a block
+  /// is evicted before it. Zero where that is not known costs hits, never correctness.
+  Digest before{};
 };
 struct StoreSlot {
   Reservation outcome = Reservation::kFull;

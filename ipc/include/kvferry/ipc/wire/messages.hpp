@@ -23,7 +23,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 13;
+inline constexpr std::uint32_t kWireVersion = 14;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -378,7 +378,9 @@ struct PinReply {
 struct StoreKey {
   GroupId group;
   Digest block;
-  template <typename V> void visit(V& v) { v(group, block); }
+  Digest
+      before{};  ///< The block that it continues; zero: it begins a prefix, or that is not known.
+  template <typename V> void visit(V& v) { v(group, block, before); }
 };
 enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 constexpr std::uint64_t wire_max(ReserveOutcome) {
