@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <string>
@@ -39,7 +40,7 @@ constexpr const char* kSimulateExample =
     "\"output_length\": tokens, \"hash_ids\": [one id per prefix block]}.";
 
 /// Without --capacity: such parts of the distinct blocks.
-constexpr double kDefaultParts[] = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4};
+constexpr std::array kDefaultParts = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4};
 
 struct SimulateOptions {
   CommonOptions common;

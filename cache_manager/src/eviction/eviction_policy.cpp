@@ -22,7 +22,9 @@ void EvictionPolicy::use(std::span<const BlockUse> path, EntryId above) {
     } else {
       block(path[i].id);
     }
-    if (parent_of(path[i].id) == kNoEntry) link(path[i].id, parent);
+    if (fresh_[i] || (parent_of(path[i].id) == kNoEntry && !is_before(path[i].id, parent))) {
+      link(path[i].id, parent);
+    }
     parent = path[i].id;
   }
   on_use(path, fresh_);
@@ -41,11 +43,15 @@ void EvictionPolicy::enter(const BlockUse& use) {
 }
 
 // A request may name a block twice, or in another order than the one before: never a circle.
-void EvictionPolicy::link(EntryId id, EntryId parent) {
-  if (!has(parent)) return;
-  for (EntryId above = parent; above != kNoEntry; above = parent_of(above)) {
-    if (above == id) return;
+bool EvictionPolicy::is_before(EntryId id, EntryId other) const {
+  for (; has(other); other = parent_of(other)) {
+    if (other == id) return true;
   }
+  return false;
+}
+
+void EvictionPolicy::link(EntryId id, EntryId parent) {
+  if (!has(parent) || parent == id) return;
   blocks_[id].parent = parent;
   blocks_[id].parent_life = blocks_[parent].life;
   block(parent);

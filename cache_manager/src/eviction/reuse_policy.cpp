@@ -35,13 +35,14 @@ std::uint64_t mixed(std::uint64_t key) {  // the finalizer of splitmix64
 /// the order of their last use, so that a choice looks at cells, not at blocks.
 class ReusePolicy final : public EvictionPolicy {
  public:
-  explicit ReusePolicy(std::size_t capacity) : model_(capacity) {
-    most_watched_ = capacity * kWatchedByCapacity;
+  explicit ReusePolicy(std::size_t capacity)
+      : model_(capacity),
+        most_watched_(capacity * kWatchedByCapacity),
+        learn_every_(std::max(kLearnEveryAtLeast, kLearnEvery * static_cast<double>(capacity))) {
     while (most_watched_ > kMostWatched) {
       most_watched_ /= 2;
       sample_mask_ = sample_mask_ * 2 + 1;
     }
-    learn_every_ = std::max(kLearnEveryAtLeast, kLearnEvery * static_cast<double>(capacity));
   }
 
  private:
@@ -240,9 +241,9 @@ class ReusePolicy final : public EvictionPolicy {
   }
 
   ReuseModel model_;
-  std::size_t most_watched_ = 0;
+  std::size_t most_watched_;
   std::uint64_t sample_mask_ = 0;
-  double learn_every_ = 0;
+  double learn_every_;
   std::uint64_t now_ = 1;  ///< Blocks used.
   std::uint64_t learned_ = 1;
   std::vector<Node> nodes_;

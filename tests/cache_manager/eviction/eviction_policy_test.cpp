@@ -110,6 +110,26 @@ TEST_P(AnyPolicyTest, ABlockMayComeTwiceInARequest) {
   EXPECT_EQ(policy->evict(any), 0U);
 }
 
+TEST_P(AnyPolicyTest, RequestsThatTurnAPrefixRoundMakeNoCircle) {
+  const auto policy = make(GetParam(), 4);
+  policy->use(uses({0, 1, 2}));
+  policy->use(uses({2, 1, 0}));
+  policy->use(uses({1, 0}), /*above=*/2);
+  policy->use(uses({3}), /*above=*/3);
+  std::set<EntryId> gone;
+  while (const auto evicted = policy->evict(any)) gone.insert(*evicted);
+  EXPECT_THAT(gone, ElementsAre(0U, 1U, 2U, 3U));
+}
+
+TEST_P(AnyPolicyTest, LearnsWhatABlockContinues) {
+  const auto policy = make(GetParam(), 4);
+  policy->use(uses({1}));  // before the block that it continues is there
+  policy->use(uses({0}));
+  policy->use(uses({0, 1}));
+  EXPECT_EQ(policy->evict(any), 1U);
+  EXPECT_EQ(policy->evict(any), 0U);
+}
+
 // Random trees of prefixes, holds, erasures and evictions, against what is known of them here.
 TEST_P(AnyPolicyTest, NoPrefixEverGetsAGap) {
   constexpr std::size_t kCapacity = 60;

@@ -90,6 +90,8 @@ class EvictionPolicy {
   [[nodiscard]] virtual std::optional<EntryId> choose(const MayEvict& may_evict) = 0;
 
   void enter(const BlockUse& use);
+  /// It is other, or something that other continues.
+  [[nodiscard]] bool is_before(EntryId id, EntryId other) const;
   void link(EntryId id, EntryId parent);
   void block(EntryId id);
   void unblock(EntryId id);
