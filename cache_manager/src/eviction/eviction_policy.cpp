@@ -13,22 +13,33 @@ namespace kvferry::cache_manager {
 
 void EvictionPolicy::use(std::span<const BlockUse> path, EntryId above) {
   if (path.empty()) return;
-  fresh_.assign(path.size(), false);
+  ++request_;
+  steps_left_ = kMostSteps;
+  distinct_.clear();
+  fresh_.clear();
   EntryId parent = above;
-  for (std::size_t i = 0; i < path.size(); ++i) {
-    fresh_[i] = !has(path[i].id);
-    if (fresh_[i]) {
-      enter(path[i]);
+  for (const BlockUse& use : path) {
+    const bool is_fresh = !has(use.id);
+    if (!is_fresh && blocks_[use.id].request == request_) {  // twice in one request
+      parent = use.id;
+      continue;
+    }
+    if (is_fresh) {
+      enter(use);
     } else {
-      block(path[i].id);
+      block(use.id);
     }
-    if (fresh_[i] || (parent_of(path[i].id) == kNoEntry && !is_before(path[i].id, parent))) {
-      link(path[i].id, parent);
+    blocks_[use.id].request = request_;
+    distinct_.push_back(use);
+    fresh_.push_back(is_fresh);
+    // Nothing continues a block that has just entered, so that it makes no circle.
+    if (is_fresh || (parent_of(use.id) == kNoEntry && !may_be_before(use.id, parent))) {
+      link(use.id, parent);
     }
-    parent = path[i].id;
+    parent = use.id;
   }
-  on_use(path, fresh_);
-  for (const BlockUse& use : path) unblock(use.id);
+  on_use(distinct_, fresh_);
+  for (const BlockUse& use : distinct_) unblock(use.id);
 }
 
 void EvictionPolicy::enter(const BlockUse& use) {
@@ -43,9 +54,10 @@ void EvictionPolicy::enter(const BlockUse& use) {
 }
 
 // A request may name a block twice, or in another order than the one before: never a circle.
-bool EvictionPolicy::is_before(EntryId id, EntryId other) const {
+bool EvictionPolicy::may_be_before(EntryId id, EntryId other) {
   for (; has(other); other = parent_of(other)) {
-    if (other == id) return true;
+    if (other == id || steps_left_ == 0) return true;
+    --steps_left_;
   }
   return false;
 }

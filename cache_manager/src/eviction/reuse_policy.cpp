@@ -74,7 +74,6 @@ class ReusePolicy final : public EvictionPolicy {
     for (std::size_t i = 0; i < path.size(); ++i) {
       const NodeId node = fresh[i] ? enter(path[i]) : nodes_of_.at(path[i].id);
       Node& block = nodes_[node];
-      if (block.uses > 0 && block.last == now_) continue;  // twice in one request
       if (block.uses > 0) {
         count_time(block);
         if (block.counted) model_.add_use(block.cell);

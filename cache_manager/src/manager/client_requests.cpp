@@ -303,11 +303,18 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
     const bool missing = !context_.index.has(whole) && named.insert(whole).second;
     extents[key.group.value].left += missing ? 1U : 0U;
   }
+  // The first of them makes room for all: not at the cost of what the others continue.
+  std::vector<ipc::BlockKey> continued;
+  for (const ipc::StoreKey& key : message.keys) {
+    const ipc::BlockKey before{client.root, key.before, key.group};
+    if (!key.before.is_zero() && context_.index.await(before)) continued.push_back(before);
+  }
   for (const ipc::StoreKey& key : message.keys) {
     reply.slots.push_back(
         context_.index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
                                shapes[key.group.value], extents[key.group.value]));
   }
+  for (const ipc::BlockKey& before : continued) context_.index.stop_awaiting(before);
   if (request.request.value == 0) {
     // Nobody would ever learn the slots.
     for (const ipc::ReservedSlot& slot : reply.slots) {

@@ -374,15 +374,22 @@ void JobService::cancel(const ClientRecord& client, ipc::JobId job) {
 }
 
 void JobService::commit_store(Job& job) {
-  // Last to first, so that the first block of a prefix is the most recently used.
-  for (auto item = job.items.rbegin(); item != job.items.rend(); ++item) {
-    if (item->result != 0) {
-      context_.index.discard(item->token);
-    } else if (!context_.index.commit(item->token)) {
-      item->result = code_of(ipc::ErrorCode::kRevoked);
-      if (job.message.empty()) {
-        job.message = "the host tier was cleared while the block was stored";
-      }
+  std::vector<PrefixIndex::Token> tokens;
+  std::vector<JobItem*> items;
+  for (JobItem& item : job.items) {
+    if (item.result != 0) {
+      context_.index.discard(item.token);
+    } else {
+      tokens.push_back(item.token);
+      items.push_back(&item);
+    }
+  }
+  const std::vector<bool> was_there = context_.index.commit(tokens);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (was_there[i]) continue;
+    items[i]->result = code_of(ipc::ErrorCode::kRevoked);
+    if (job.message.empty()) {
+      job.message = "the host tier was cleared while the block was stored";
     }
   }
 }

@@ -59,7 +59,7 @@ BlockUse PrefixIndex::use_of(const Entry& entry) {
   return {entry.id, std::hash<ipc::BlockKey>{}(entry.key)};
 }
 
-void PrefixIndex::make_evictable(Entry& entry) {
+void PrefixIndex::give_id(Entry& entry) {
   if (free_ids_.empty()) {
     entry.id = static_cast<EntryId>(entries_.size());
     entries_.push_back(&entry);
@@ -68,12 +68,46 @@ void PrefixIndex::make_evictable(Entry& entry) {
     free_ids_.pop_back();
     entries_[entry.id] = &entry;
   }
-  const Entry* above =
-      entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
-  const BlockUse use = use_of(entry);
-  EvictionPolicy& chosen = policy(pool_.shape(entry.block->slot()));
-  chosen.use({&use, 1}, above == nullptr ? kNoEntry : above->id);
-  if (entry.awaited_by > 0) chosen.hold(entry.id);
+}
+
+// Each run of blocks that continue each other is a request.
+void PrefixIndex::use_new(std::span<Entry* const> entries) {
+  for (std::size_t first = 0; first < entries.size();) {
+    std::size_t end = first;
+    path_.clear();
+    do {
+      path_.push_back(use_of(*entries[end]));
+      ++end;
+    } while (end < entries.size() && entries[end]->before == entries[end - 1]->key.block &&
+             entries[end]->key.group == entries[end - 1]->key.group &&
+             entries[end]->key.root == entries[end - 1]->key.root);
+    const Entry& begin = *entries[first];
+    const Entry* above =
+        begin.before.is_zero() ? nullptr : find({begin.key.root, begin.before, begin.key.group});
+    policy(pool_.shape(begin.block->slot())).use(path_, above == nullptr ? kNoEntry : above->id);
+    first = end;
+  }
+}
+
+void PrefixIndex::add_awaiting(Entry& entry) {
+  if (++entry.awaited_by == 1 && entry.id != kNoEntry) policy_->hold(entry.id);
+}
+
+void PrefixIndex::take_awaiting(Entry& entry) {
+  KVFERRY_CHECK(entry.awaited_by > 0, "a block is not awaited that nobody awaits");
+  if (--entry.awaited_by == 0 && entry.id != kNoEntry) policy_->let_go(entry.id);
+}
+
+bool PrefixIndex::await(const ipc::BlockKey& key) {
+  Entry* entry = find(key);
+  if (entry != nullptr) add_awaiting(*entry);
+  return entry != nullptr;
+}
+
+void PrefixIndex::stop_awaiting(const ipc::BlockKey& key) {
+  Entry* entry = find(key);
+  KVFERRY_CHECK(entry != nullptr, "a block is gone that was awaited");
+  take_awaiting(*entry);
 }
 
 void PrefixIndex::hold_before(Entry& entry) {
@@ -81,16 +115,13 @@ void PrefixIndex::hold_before(Entry& entry) {
       entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
   if (above == nullptr) return;
   entry.before_token = above->token;
-  if (++above->awaited_by == 1 && above->id != kNoEntry) policy_->hold(above->id);
+  add_awaiting(*above);
 }
 
 void PrefixIndex::let_go_before(Entry& entry) {
   if (entry.before_token == 0) return;
   Entry* above = find({entry.key.root, entry.before, entry.key.group});
-  if (above != nullptr && above->token == entry.before_token && --above->awaited_by == 0 &&
-      above->id != kNoEntry) {
-    policy_->let_go(above->id);
-  }
+  if (above != nullptr && above->token == entry.before_token) take_awaiting(*above);
   entry.before_token = 0;
 }
 
@@ -248,20 +279,28 @@ HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client, Token tok
   return entry.block;
 }
 
-bool PrefixIndex::commit(Token token) {
-  const auto at = tokens_.find(token);
-  if (at == tokens_.end()) {
-    return false;
+std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
+  std::vector<bool> was_there;
+  std::vector<Entry*> entries;
+  for (const Token token : tokens) {
+    const auto at = tokens_.find(token);
+    was_there.push_back(at != tokens_.end());
+    if (at == tokens_.end()) continue;
+    Entry& entry = *at->second;
+    KVFERRY_CHECK(entry.state == State::kFilling, "commit of a block that was not filled");
+    tokens_.erase(at);
+    entry.state = State::kVisible;
+    --stats_.reserved;
+    ++stats_.visible;
+    give_id(entry);
+    entries.push_back(&entry);
   }
-  Entry& entry = *at->second;
-  KVFERRY_CHECK(entry.state == State::kFilling, "commit of a block that was not filled");
-  tokens_.erase(at);
-  entry.state = State::kVisible;
-  --stats_.reserved;
-  ++stats_.visible;
-  make_evictable(entry);
-  let_go_before(entry);
-  return true;
+  use_new(entries);
+  for (Entry* entry : entries) {
+    if (entry->awaited_by > 0) policy_->hold(entry->id);
+  }
+  for (Entry* entry : entries) let_go_before(*entry);
+  return was_there;
 }
 
 void PrefixIndex::discard(Token token) {

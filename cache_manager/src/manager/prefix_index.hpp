@@ -25,7 +25,8 @@ namespace kvferry::cache_manager {
 /// The prefix-addressed blocks of the host pool. A block goes Reserved -> Filling -> Visible, or is
 /// gone; nothing finds it before every rank has stored it. When room is wanted, of the visible
 /// blocks that nobody pins or reads those go that an EvictionPolicy chooses; of one prefix the last
-/// block goes first.
+/// block goes first, once it is known which block each one continues: from its reservation where
+/// the other one was visible first, else from the first lookup that finds both.
 /// @threading one thread. @lifetime the pool outlives it.
 class PrefixIndex {
  public:
@@ -76,8 +77,14 @@ class PrefixIndex {
                                                  Token token) const;
   /// Reserved -> Filling. @pre reservation(client, token) is not null.
   [[nodiscard]] HostBlockRef begin_fill(const ipc::IncarnationId& client, Token token);
-  /// Filling -> Visible; false when the block was dropped meanwhile.
-  bool commit(Token token);
+  /// Filling -> Visible, of a job's blocks: those that continue each other in this order are used
+  /// as one request. Of each whether it was still there: else it was dropped meanwhile.
+  std::vector<bool> commit(std::span<const Token> tokens);
+  bool commit(Token token) { return commit(std::span(&token, 1)).front(); }
+  /// The block, in whatever state, stays until it is not awaited any more. False where there is
+  /// none. @pre of stop_awaiting(): await() said true, in the same call of the loop
+  [[nodiscard]] bool await(const ipc::BlockKey& key);
+  void stop_awaiting(const ipc::BlockKey& key);
   /// Reserved or Filling -> gone. Unknown tokens are ignored: the block was dropped before.
   void discard(Token token);
 
@@ -119,12 +126,15 @@ class PrefixIndex {
            entry.block.use_count() == 1;
   }
   void touch(const ipc::Digest& root, std::span<const ipc::Digest> blocks, std::uint32_t groups);
-  /// Made at the first reservation, when it is known how many blocks the pool holds.
+  /// Made when the first block becomes visible, by whose size it is known how many the pool holds.
   [[nodiscard]] EvictionPolicy& policy(const SlabShape& shape);
   [[nodiscard]] static BlockUse use_of(const Entry& entry);
-  void make_evictable(Entry& entry);
+  void give_id(Entry& entry);
+  void use_new(std::span<Entry* const> entries);
   /// What a reservation continues stays until that is over.
   void hold_before(Entry& entry);
+  void add_awaiting(Entry& entry);
+  void take_awaiting(Entry& entry);
   void let_go_before(Entry& entry);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);

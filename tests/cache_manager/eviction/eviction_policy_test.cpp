@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -119,6 +120,19 @@ TEST_P(AnyPolicyTest, RequestsThatTurnAPrefixRoundMakeNoCircle) {
   std::set<EntryId> gone;
   while (const auto evicted = policy->evict(any)) gone.insert(*evicted);
   EXPECT_THAT(gone, ElementsAre(0U, 1U, 2U, 3U));
+}
+
+// Of a million tokens; walking up for each block would take minutes.
+TEST_P(AnyPolicyTest, ALongPrefixEntersAndIsTurnedRoundInTime) {
+  constexpr EntryId kBlocks = 65'536;
+  const auto policy = make(GetParam(), kBlocks);
+  std::vector<EntryId> path(kBlocks);
+  std::iota(path.begin(), path.end(), 0U);
+  policy->use(uses(path));
+  std::reverse(path.begin(), path.end());
+  policy->use(uses(path));
+  for (EntryId id = 0; id < 100; ++id) policy->use(uses({kBlocks - 1, 0, kBlocks - 1, 0}));
+  EXPECT_EQ(policy->evict(any), kBlocks - 1);
 }
 
 TEST_P(AnyPolicyTest, LearnsWhatABlockContinues) {

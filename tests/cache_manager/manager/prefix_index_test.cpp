@@ -222,6 +222,51 @@ TEST_F(PrefixIndexTest, WhatAReservationContinuesStaysUntilThatIsOver) {
   EXPECT_EQ(usable(blocks(2), full_), 0U);
 }
 
+// As jobs end: all of a store's blocks at once.
+TEST_F(PrefixIndexTest, BlocksOfOneStoreGoFromTheirEndWhateverIsRead) {
+  for (const std::string_view name : eviction_policies()) {
+    HostPool pool(kPool);
+    PrefixIndex index(pool, name);
+    Extent extent;
+    const auto stored = [&](std::uint64_t block, Digest before) {
+      extent = {};
+      const auto slot = index.reserve(client_, {root_, digest(block), ipc::GroupId{0}}, before,
+                                      shape_of(), extent);
+      EXPECT_EQ(slot.outcome, ReserveOutcome::kReserved);
+      (void)index.begin_fill(client_, slot.slot);
+      return slot.slot;
+    };
+    std::vector<PrefixIndex::Token> job;
+    for (std::uint64_t i = 0; i < 4; ++i)
+      job.push_back(stored(i, i == 0 ? Digest{} : digest(i - 1)));
+    index.discard(stored(50, {}));
+    EXPECT_EQ(index.commit(job), std::vector<bool>(4, true));
+    const HostBlockRef third = index.acquire({root_, digest(2), ipc::GroupId{0}});
+    const HostBlockRef fourth = index.acquire({root_, digest(3), ipc::GroupId{0}});
+    for (std::uint64_t i = 0; i < 40; ++i) (void)index.commit(stored(1000 + i, {}));
+    EXPECT_EQ(index.lookup(root_, blocks(4), full_).usable_prefix, 4U) << name;
+  }
+}
+
+TEST_F(PrefixIndexTest, CommitTellsWhatWasDroppedMeanwhile) {
+  const std::vector<PrefixIndex::Token> job = {reserve(0), reserve(1, 0, digest(0)), reserve(2)};
+  for (const PrefixIndex::Token token : job) (void)index_.begin_fill(client_, token);
+  index_.discard(job[1]);
+  EXPECT_EQ(index_.commit(job), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(index_.stats().visible, 2U);
+}
+
+TEST_F(PrefixIndexTest, WhatIsAwaitedStays) {
+  store(0);
+  EXPECT_FALSE(index_.await({root_, digest(77), ipc::GroupId{0}}));
+  ASSERT_TRUE(index_.await({root_, digest(0), ipc::GroupId{0}}));
+  for (std::uint64_t i = 0; i < 30; ++i) store(100 + i);
+  EXPECT_EQ(usable(blocks(1), full_), 1U);
+  index_.stop_awaiting({root_, digest(0), ipc::GroupId{0}});
+  for (std::uint64_t i = 0; i < 30; ++i) store(200 + i);
+  EXPECT_EQ(usable(blocks(1), full_), 0U);
+}
+
 // Jobs end in any order: what was committed before the block that it continues learns of it when
 // both are looked up.
 TEST_F(PrefixIndexTest, WhatABlockContinuesIsLearntFromLookups) {

@@ -28,8 +28,9 @@ struct BlockUse {
 };
 
 /// Chooses what to evict. Blocks form trees, as prefixes do: a block is of use only where all those
-/// before it are there. So a block goes only after those that continue it: no prefix ever gets a
-/// gap. What a policy remembers of blocks that are gone is bounded by its capacity.
+/// before it are there. So of those that it knows to continue each other the last ones are evicted
+/// first, and no eviction leaves a gap. What a policy remembers of blocks that are gone is bounded
+/// by its capacity (reuse: eight times that many blocks, at most a million).
 /// @threading one thread.
 class EvictionPolicy {
  public:
@@ -76,10 +77,11 @@ class EvictionPolicy {
     std::uint32_t parent_life = 0;  ///< Of the parent's place, which may be another block's now.
     std::uint32_t life = 0;
     std::uint32_t blockers = 0;  ///< Blocks that continue it, and holds.
+    std::uint64_t request = 0;   ///< That used it last.
     bool cached = false;
   };
 
-  /// A request's blocks, all cached now and none a candidate; fresh: not cached before.
+  /// A request's blocks, each once, all cached now and none a candidate; fresh: not cached before.
   virtual void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) = 0;
   /// From now on it may be chosen, and not any more.
   virtual void on_free(EntryId id) = 0;
@@ -90,15 +92,20 @@ class EvictionPolicy {
   [[nodiscard]] virtual std::optional<EntryId> choose(const MayEvict& may_evict) = 0;
 
   void enter(const BlockUse& use);
-  /// It is other, or something that other continues.
-  [[nodiscard]] bool is_before(EntryId id, EntryId other) const;
+  /// It is other, or something that other continues, or that would take too long to tell.
+  [[nodiscard]] bool may_be_before(EntryId id, EntryId other);
   void link(EntryId id, EntryId parent);
   void block(EntryId id);
   void unblock(EntryId id);
   void remove(EntryId id, bool evicted);
 
   std::vector<Block> blocks_;
-  std::vector<bool> fresh_;  ///< Of use(), kept for its memory.
+  /// Blocks that one request is looked at for circles.
+  static constexpr std::uint32_t kMostSteps = 16'384;
+  std::uint64_t request_ = 0;
+  std::uint32_t steps_left_ = 0;
+  std::vector<BlockUse> distinct_;  ///< Of use(), as fresh_ is; kept for their memory.
+  std::vector<bool> fresh_;
   std::size_t size_ = 0;
 };
 
@@ -110,7 +117,7 @@ class EvictionPolicy {
 /// - sieve: Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024
 /// - lfu: least frequently used, with ageing (LFU-DA: Arlitt et al., "Evaluating Content Management
 ///   Techniques for Web Proxy Caches", 2000)
-/// Of all but ours the candidates are restricted to blocks that nothing continues.
+/// Whatever they say, candidates are only blocks that nothing continues.
 [[nodiscard]] std::span<const std::string_view> eviction_policies();
 inline constexpr std::string_view kDefaultEvictionPolicy = "reuse";
 
