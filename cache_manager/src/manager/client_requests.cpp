@@ -48,6 +48,34 @@ ipc::Digest root_of(ipc::ModelIdentity identity, const EngineRecord& engine) {
   return identity.root();
 }
 
+/// Slots for the keys of one request, which lie together if they can.
+std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
+                                            const ClientRecord& client,
+                                            std::span<const ipc::StoreKey> keys) {
+  std::vector<ipc::ReservedSlot> slots;
+  slots.reserve(keys.size());
+  const auto& shapes = client.engine->config()->shapes;
+  std::vector<Extent> extents(shapes.size(), Extent{.after = std::nullopt, .left = 0});
+  std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
+  for (const ipc::StoreKey& key : keys) {
+    const ipc::BlockKey whole{client.root, key.block, key.group};
+    const bool missing = !index.has(whole) && named.insert(whole).second;
+    extents[key.group.value].left += missing ? 1U : 0U;
+  }
+  // The first of them makes room for all: not at the cost of what the others continue.
+  std::vector<ipc::BlockKey> continued;
+  for (const ipc::StoreKey& key : keys) {
+    const ipc::BlockKey before{client.root, key.before, key.group};
+    if (!key.before.is_zero() && index.await(before)) continued.push_back(before);
+  }
+  for (const ipc::StoreKey& key : keys) {
+    slots.push_back(index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
+                                  shapes[key.group.value], extents[key.group.value]));
+  }
+  for (const ipc::BlockKey& before : continued) index.stop_awaiting(before);
+  return slots;
+}
+
 }  // namespace
 
 template <typename T>
@@ -294,27 +322,7 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
     return;
   }
   ipc::ReserveStoreReply reply;
-  reply.slots.reserve(message.keys.size());
-  const auto& shapes = client.engine->config()->shapes;
-  std::vector<Extent> extents(shapes.size(), Extent{.after = std::nullopt, .left = 0});
-  std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
-  for (const ipc::StoreKey& key : message.keys) {
-    const ipc::BlockKey whole{client.root, key.block, key.group};
-    const bool missing = !context_.index.has(whole) && named.insert(whole).second;
-    extents[key.group.value].left += missing ? 1U : 0U;
-  }
-  // The first of them makes room for all: not at the cost of what the others continue.
-  std::vector<ipc::BlockKey> continued;
-  for (const ipc::StoreKey& key : message.keys) {
-    const ipc::BlockKey before{client.root, key.before, key.group};
-    if (!key.before.is_zero() && context_.index.await(before)) continued.push_back(before);
-  }
-  for (const ipc::StoreKey& key : message.keys) {
-    reply.slots.push_back(
-        context_.index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
-                               shapes[key.group.value], extents[key.group.value]));
-  }
-  for (const ipc::BlockKey& before : continued) context_.index.stop_awaiting(before);
+  reply.slots = reserve_keys(context_.index, client, message.keys);
   if (request.request.value == 0) {
     // Nobody would ever learn the slots.
     for (const ipc::ReservedSlot& slot : reply.slots) {
