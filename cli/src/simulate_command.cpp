@@ -16,8 +16,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -43,6 +41,8 @@ constexpr const char* kSimulateExample =
 /// Without --capacity: such parts of the distinct blocks.
 constexpr std::array kDefaultParts = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4};
 
+constexpr std::uint32_t kMostBlocks = 1U << 31U;
+
 struct SimulateOptions {
   CommonOptions common;
   WorkloadOptions workload;
@@ -59,15 +59,6 @@ std::vector<std::string> all_policies() {
   return names;
 }
 
-ipc::Result<std::uint64_t> parse_capacity(std::string_view text) {
-  std::uint32_t blocks = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), blocks);
-  if (error == std::errc{} && end == text.data() + text.size() && blocks > 0) {
-    return std::uint64_t{blocks};
-  }
-  return KVFERRY_ERROR(kInvalidArgument, "'{}' is no number of blocks from 1 to 4294967295", text);
-}
-
 ipc::Result<std::string> parse_policy(std::string_view text) {
   const std::vector<std::string> known = all_policies();
   if (text == "all" || std::find(known.begin(), known.end(), text) != known.end()) {
@@ -78,9 +69,12 @@ ipc::Result<std::string> parse_policy(std::string_view text) {
 
 void add_simulate_options(CLI::App& app, SimulateOptions& options) {
   add_workload_options(app, options.workload);
-  add_list<std::uint64_t>(app, "--capacity", options.capacities, parse_capacity,
-                          "Blocks that the cache holds [0.5 % to 40 % of the distinct ones]")
-      ->type_name("N[,...]");
+  app.add_option("--capacity", options.capacities,
+                 "Blocks that the cache holds [0.5 % to 40 % of the distinct ones]")
+      ->type_name("N[,...]")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1U, kMostBlocks));
   add_list<std::string>(app, "--policy", options.policies, parse_policy,
                         fmt::format("all, or any of {}", fmt::join(all_policies(), ", ")))
       ->type_name("NAME[,...]")
@@ -88,14 +82,6 @@ void add_simulate_options(CLI::App& app, SimulateOptions& options) {
   add_output_file(app, "--plot", options.plot_file, "Draw hit rate over capacity as SVG")
       ->type_name("FILE.svg");
   app.add_flag("--json", options.json, "Tell as JSON, on standard output");
-}
-
-template <typename Value> void keep_first_of_each(std::vector<Value>& values) {
-  std::vector<Value> kept;
-  for (Value& value : values) {
-    if (std::find(kept.begin(), kept.end(), value) == kept.end()) kept.push_back(std::move(value));
-  }
-  values = std::move(kept);
 }
 
 std::vector<std::uint64_t> capacities_of(const SimulateOptions& options, const BlockTrace& trace) {
@@ -112,16 +98,15 @@ std::vector<std::uint64_t> capacities_of(const SimulateOptions& options, const B
 }
 
 std::vector<std::string> policies_of(const SimulateOptions& options) {
+  const std::vector<std::string> all = all_policies();
   std::vector<std::string> policies;
   for (const std::string& name : options.policies) {
-    if (name == "all") {
-      const std::vector<std::string> all = all_policies();
-      policies.insert(policies.end(), all.begin(), all.end());
-    } else {
-      policies.push_back(name);
+    for (const std::string& each : name == "all" ? all : std::vector<std::string>{name}) {
+      if (std::find(policies.begin(), policies.end(), each) == policies.end()) {
+        policies.push_back(each);
+      }
     }
   }
-  keep_first_of_each(policies);
   return policies;
 }
 
