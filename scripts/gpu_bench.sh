@@ -14,7 +14,7 @@ usage: gpu_bench.sh --bin DIR [--out DIR] [--repeats N] [--only REGEX]
   --out DIR     tables and JSON (default: a new folder under /tmp)
   --repeats N   of each measurement (default 5)
   --only REGEX  only the runs whose name matches: chunks, small-chunks, block-first, small-jobs, models,
-                tensor-parallel, interference, interference-kernels, layers, ablation, pool, engine
+                tensor-parallel, interference, interference-kernels, layers, ablation, pool, engine, idle
 
 Example, after a build with the preset "cuda":
   scripts/gpu_bench.sh --bin build/cuda/cli
@@ -55,6 +55,8 @@ bench small-chunks transfer --chunk-size 4KiB,8KiB --blocks 64
 bench block-first transfer latency --arena block-first --chunk-size 32KiB --no-bare
 bench small-jobs latency --geometry llama-3-8b --blocks 1,4,16 --strategy auto,staged,strided,kernel,agent
 # The example has fp8 keys and values with scales, a window and a draft layer.
+bench block-first-interference interference --arena block-first --chunk-size 32KiB,128KiB --blocks 16,64 \
+  --load decode --pairs 10 --direction d2h,h2d --strategy direct --no-bare
 bench models transfer --geometry "llama-3-8b,deepseek-v3,$root/docs/geometry.example.toml" --blocks 1,4,16,64,512 \
   --locality random,sequential --no-bare --strategy auto
 bench tensor-parallel transfer --geometry llama-3-70b --ranks 4 --blocks 1,4,16,64,512 --no-bare --strategy auto
@@ -66,6 +68,7 @@ bench layers-block-first layers --geometry llama-3-8b --arena block-first --bloc
 bench ablation ablation interference --geometry llama-3-8b --blocks 1,16,64 --direction d2h,h2d \
   --strategy staged,strided,batch --load decode --pairs 10 --no-bare
 bench pool pool --pool-size 64GiB
+bench idle idle --geometry llama-3-8b
 bench engine submit lookup clear --entries 1000000
 "${PYTHON:-python3}" - "$out" <<'END'
 import glob
@@ -94,6 +97,8 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
             if r["slowdown"] is not None:
                 figure += "  slowdown %.3f, p50 %.3f, p99 %.3f" % (
                     r["slowdown"], r["itl_p50_ratio"], r["itl_p99_ratio"])
+                if r["copy_gbps"] is not None:
+                    figure += ", %.1f %% of one copy's" % (100 * r["gbps"] / r["copy_gbps"])
                 if r["slowdown_beyond_copy"] is not None:
                     figure += ", beyond one copy %.3f, p99 %.3f" % (
                         r["slowdown_beyond_copy"], r["itl_p99_beyond_copy"])
@@ -102,6 +107,8 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
             if r["recovery_us"] is not None:
                 figure += "  back after %.1f ms, blocks %s" % (
                     r["recovery_us"] / 1000, "kept" if r["arena_kept"] else "lost")
+        elif r["core_share"] is not None:
+            figure = "%.3f %% of a core" % (100 * r["core_share"])
         else:
             figure = "%8.1f us, p99 %.1f" % (r["us"], r["us_p99"])
             if r["per_second"]:

@@ -3,7 +3,8 @@
 """A table of reports of `kvferry rl-loop`: python3 rl_table.py FOLDER [RUN...]
 
 One line for each run, whose report is FOLDER/RUN.json, also when it left none; without names one for each
-*.json in the folder. Sizes are MiB, spans over the iterations behind the third; times are medians in ms.
+*.json in the folder. Sizes are MiB, spans over the iterations behind the third; times are medians in ms; a
+cycle is all of them together, its p99 that of all iterations.
 The slopes are the least-squares lines through what is reserved after each continue, and through the least
 free memory of a device, over the iterations' numbers, in bytes per iteration.
 """
@@ -21,6 +22,16 @@ TIMES = ("pause", "update", "clear", "reinit", "release", "resume", "continue")
 def median(values):
     values = sorted(value for value in values if value is not None)
     return "%.1f" % values[len(values) // 2] if values else "-"
+
+
+def p99(values):
+    values = sorted(values)
+    return "%.1f" % values[min(len(values) - 1, len(values) * 99 // 100)] if values else "-"
+
+
+def cycle(iteration):
+    """From the pause to the end of the continue, with the loads of weights, without the traffic between."""
+    return sum(iteration[time + "_ms"] or 0 for time in TIMES)
 
 
 def span(values):
@@ -59,6 +70,9 @@ def row(name, report):
         span(column("free_on_device_least")),
         slope(column("iteration"), column("free_on_device_least")),
         *(median(column(time + "_ms")) for time in TIMES),
+        median(map(cycle, done)),
+        p99(map(cycle, done)),
+        p99([cycle(i) - (i["update_ms"] or 0) for i in done]),
         median([1000 * seconds for seconds in column("seconds")]),
         " ".join("%d/%d" % (graph["recordings"], graph["launches"]) for graph in report["graphs"]),
     ]
@@ -71,7 +85,7 @@ def main(folder, names):
     rows = [
         ["run", "iter", "failed", "corrupt", "leaked", "reserved", "after", "used", "slope", "free", "slope"]
         + list(TIMES)
-        + ["iteration", "graph"]
+        + ["cycle", "p99", "p99 less update", "iteration", "graph"]
     ]
     failures = []
     for name in names:

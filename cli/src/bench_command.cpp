@@ -40,7 +40,8 @@ constexpr const char* kBenchDescription =
     "beside the bare calls for its memory. pool: making, registering and giving back host memory. "
     "ablation: what a mover of its own costs and buys: the same jobs through an instance and by a "
     "worker that does its own copies, and what the death of what copies takes along; beside "
-    "interference, also what such copies cost that worker's compute.";
+    "interference, also what such copies cost that worker's compute. idle: processor time of each "
+    "process that has moved blocks and has nothing to do.";
 
 constexpr const char* kBenchExample =
     "examples:\n"
@@ -83,7 +84,7 @@ void add_what(CLI::App& app, BenchOptions& options) {
   add_list<BenchKind>(
       app, "BENCH", config.kinds, parse_kind,
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
-      "ablation [transfer, latency]")
+      "ablation, idle [transfer, latency]")
       ->allow_extra_args();
   auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
                                          "Bytes of one block in one region [16KiB,32KiB,64KiB]")

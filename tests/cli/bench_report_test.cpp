@@ -111,6 +111,29 @@ TEST(BenchReportTest, AnAblationShowsBothPathsWithWhatADeathTook) {
   EXPECT_EQ(json["results"][1]["recovery_us"], 71'400);
 }
 
+TEST(BenchReportTest, AnIdleProcessShowsItsShareOfACore) {
+  BenchReport report;
+  BenchFigure idle;
+  idle.bench = "idle";
+  idle.strategy = "mover/0";
+  idle.core_share = samples({0.0005, 0.0001, 0.002});
+  report.figures = {idle};
+  EXPECT_THAT(tables_of(report), ContainsRegex("mover/0 +0.050 +0.200"));
+  EXPECT_DOUBLE_EQ(to_json(report)["results"][0]["core_share"].get<double>(), 0.0005);
+}
+
+TEST(BenchReportTest, CopiesBesideComputeShowWhatALargeOneGetsThere) {
+  BenchReport report;
+  BenchFigure beside = figure(BenchPath::kEngine, "direct", 16);
+  beside.bench = "interference";
+  beside.load = "decode";
+  beside.slowdown = samples({1.01});
+  beside.copy_gbps = samples({12.5});
+  report.figures = {beside};
+  EXPECT_THAT(tables_of(report), HasSubstr(" 88.0 %"));
+  EXPECT_DOUBLE_EQ(to_json(report)["results"][0]["copy_gbps"].get<double>(), 12.5);
+}
+
 TEST(BenchReportTest, WhatWasLeftBehindIsAFailure) {
   BenchReport report;
   EXPECT_THAT(failures_of(report), IsEmpty());

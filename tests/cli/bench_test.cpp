@@ -242,6 +242,19 @@ TEST_F(BenchTest, MeasuresWhatAWorkersOwnCopiesCostItsComputeBesideThoseOfAMover
                                          std::tuple("ablation", "own", "staged")));
 }
 
+TEST_F(BenchTest, TellsWhatEachProcessTakesThatHasNothingToDo) {
+  const json report = bench({"idle", "--chunk-size=8KiB", "--regions=4", "--repeats=1"});
+  std::set<std::string> processes;
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["bench"], "idle");
+    processes.insert(result["strategy"]);
+    EXPECT_GE(result["core_share"], 0.0) << result;
+    // The bar is a thousandth; a machine that is shared adds its own to what it counts.
+    EXPECT_LT(result["core_share"], 0.05) << "it polls: " << result;
+  }
+  EXPECT_THAT(processes, UnorderedElementsAre("manager", "worker/0", "mover/0"));
+}
+
 TEST_F(BenchTest, ALoadThatTheDeviceHasNotIsToldOnceItsWorkerHasSaidSo) {
   const Finished finished = run_kvferry(bench_arguments(
       {"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=1", "--load=gemm"}));

@@ -5,6 +5,7 @@
 #include "bench/ablation_bench.hpp"
 #include "bench/cache_bench.hpp"
 #include "bench/context.hpp"
+#include "bench/idle_bench.hpp"
 #include "bench/interference_bench.hpp"
 #include "bench/layers_bench.hpp"
 #include "bench/plot.hpp"
@@ -62,6 +63,7 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kLookup)) bench_lookup(context);
     if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
     if (context.wants(BenchKind::kPool)) bench_pool(context, shapes.front());
+    if (context.wants(BenchKind::kIdle)) bench_idle(context, shapes.front());
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }
@@ -81,6 +83,7 @@ std::string_view to_string(BenchKind kind) noexcept {
     case BenchKind::kClear: return "clear";
     case BenchKind::kPool: return "pool";
     case BenchKind::kAblation: return "ablation";
+    case BenchKind::kIdle: return "idle";
   }
   return "invalid";
 }

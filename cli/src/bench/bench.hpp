@@ -27,12 +27,13 @@ enum class BenchKind : std::uint8_t {
   kLookup,
   kClear,
   kPool,
-  kAblation
+  kAblation,
+  kIdle
 };
 inline constexpr std::array kBenchKinds = {
-    BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference,
-    BenchKind::kLayers,   BenchKind::kSubmit,  BenchKind::kLookup,
-    BenchKind::kClear,    BenchKind::kPool,    BenchKind::kAblation};
+    BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kLayers,
+    BenchKind::kSubmit,   BenchKind::kLookup,  BenchKind::kClear,        BenchKind::kPool,
+    BenchKind::kAblation, BenchKind::kIdle};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.

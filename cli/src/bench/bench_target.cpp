@@ -62,6 +62,12 @@ double BenchTarget::cpu_seconds() const {
   return seconds;
 }
 
+std::map<std::string, double> BenchTarget::cpu_seconds_each() const {
+  std::map<std::string, double> seconds;
+  for (const auto& [name, pid] : processes_->running()) seconds[name] = cpu_seconds_of(pid);
+  return seconds;
+}
+
 Leavings BenchTarget::end_processes(const DeviceProbe& devices, bool failed) {
   processes_->observe();
   return processes_->end(devices, options_.host_bytes, failed);

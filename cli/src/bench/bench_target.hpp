@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -65,6 +66,8 @@ class BenchTarget {
   void interrupt(const ipc::Error& why);
   /// Processor time of all processes so far, and of this one, in seconds.
   [[nodiscard]] double cpu_seconds() const;
+  /// Of each process that runs, by its name.
+  [[nodiscard]] std::map<std::string, double> cpu_seconds_each() const;
   /// Of processes that nobody asked to end.
   [[nodiscard]] std::uint64_t deaths() const noexcept { return processes_->deaths(); }
 

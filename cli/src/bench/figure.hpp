@@ -103,11 +103,13 @@ struct BenchFigure {
   /// Of its rounds beside these copies to those beside one large copy of another process, in the
   /// same pairs.
   Samples slowdown_beyond_copy;
-  Samples slowdown;  ///< Of its rounds: pairs of a phase with copies and the one before without.
+  Samples copy_gbps;  ///< Of that large copy, beside the same load.
+  Samples slowdown;   ///< Of its rounds: pairs of a phase with copies and the one before without.
   std::optional<RoundTimes> round_us;
   /// From SIGKILL to what copies, under traffic, until a job that was submitted after its death has
   /// completed well.
   std::optional<double> recovery_us;
+  Samples core_share;              ///< Processor time of an idle process, of one core's.
   std::optional<bool> arena_kept;  ///< Over that death: what device blocks hold.
 };
 

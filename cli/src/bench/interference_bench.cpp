@@ -63,6 +63,11 @@ double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+double gbps_of(const Phase& phase) {
+  const double seconds = std::chrono::duration<double>(phase.to - phase.from).count();
+  return static_cast<double>(phase.bytes) / seconds / 1e9;
+}
+
 BenchFigure figure_of(worker::ComputeLoadKind load) {
   BenchFigure figure;
   figure.bench = to_string(BenchKind::kInterference);
@@ -189,8 +194,8 @@ void InterferenceBench::measure_pairs(BenchTarget& target,
     Samples rounds_with;
     times.add_within(without.from, without.to, rounds_without);
     times.add_within(with.from, with.to, rounds_with);
-    const double seconds = std::chrono::duration<double>(with.to - with.from).count();
-    figure.gbps.add(static_cast<double>(with.bytes) / seconds / 1e9);
+    figure.gbps.add(gbps_of(with));
+    if (beside_large) figure.copy_gbps.add(gbps_of(*beside_large));
     if (rounds_without.empty() || rounds_with.empty()) continue;  // rounds longer than a phase
     figure.slowdown.add(mean_of(rounds_with.values()) / mean_of(rounds_without.values()));
     all_without.add_all(rounds_without);

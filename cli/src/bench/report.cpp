@@ -37,6 +37,7 @@ void add_rounds(Json& json, const BenchFigure& figure) {
   const bool beside_copy = figure.round_us && figure.round_us->p99_beside_copy > 0;
   json["itl_p99_beyond_copy"] =
       beside_copy ? Json(figure.round_us->p99_beside / figure.round_us->p99_beside_copy) : Json();
+  json["copy_gbps"] = median_of(figure.copy_gbps);
   json["slowdown_beyond_copy"] = median_of(figure.slowdown_beyond_copy);
   const bool known = !figure.slowdown.empty();
   json["slowdown_least"] = known ? Json(figure.slowdown.least()) : Json();
@@ -65,7 +66,9 @@ Json to_json(const BenchFigure& figure) {
             {"slowdown", median_of(figure.slowdown)},
             // Of the death of what copies: of the benchmark "ablation".
             {"recovery_us", optional_of(figure.recovery_us)},
-            {"arena_kept", optional_of(figure.arena_kept)}};
+            {"arena_kept", optional_of(figure.arena_kept)},
+            // Of the benchmark "idle".
+            {"core_share", median_of(figure.core_share)}};
   add_rounds(json, figure);
   json["gbps_least"] = figure.gbps.empty() ? Json() : Json(figure.gbps.least());
   json["gbps_most"] = figure.gbps.empty() ? Json() : Json(figure.gbps.most());
@@ -163,6 +166,7 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
   Table table({{""},
                {"GB/s", Align::kRight},
                {"of the limit", Align::kRight},
+               {"of one copy's", Align::kRight},
                {"slowdown", Align::kRight},
                {tokens ? "token us" : "round us", Align::kRight},
                {"beside", Align::kRight},
@@ -175,20 +179,23 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
     const RoundTimes times = figure->round_us.value_or(RoundTimes{});
     const std::string job =
         with_jobs ? fmt::format(", {}", job_of(figure->point, /*with_locality=*/false)) : "";
-    table.add({fmt::format("{} {}{}", to_string(figure->path), figure->strategy, job),
-               fmt::format("{:.2f}", figure->gbps.median()),
-               figure->share ? fmt::format("{:.1f} %", 100 * *figure->share) : "",
-               fmt::format("{:.3f} ({:.3f} to {:.3f})", figure->slowdown.median(),
-                           figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
-               fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
-               fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
-               fmt::format("{:.3f}", times.p99_beside / times.p99),
-               figure->slowdown_beyond_copy.empty()
-                   ? ""
-                   : fmt::format("{:.3f}", figure->slowdown_beyond_copy.median()),
-               times.p99_beside_copy > 0
-                   ? fmt::format("{:.3f}", times.p99_beside / times.p99_beside_copy)
-                   : ""});
+    table.add(
+        {fmt::format("{} {}{}", to_string(figure->path), figure->strategy, job),
+         fmt::format("{:.2f}", figure->gbps.median()),
+         figure->share ? fmt::format("{:.1f} %", 100 * *figure->share) : "",
+         figure->copy_gbps.empty()
+             ? ""
+             : fmt::format("{:.1f} %", 100 * figure->gbps.median() / figure->copy_gbps.median()),
+         fmt::format("{:.3f} ({:.3f} to {:.3f})", figure->slowdown.median(),
+                     figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
+         fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
+         fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
+         fmt::format("{:.3f}", times.p99_beside / times.p99),
+         figure->slowdown_beyond_copy.empty()
+             ? ""
+             : fmt::format("{:.3f}", figure->slowdown_beyond_copy.median()),
+         times.p99_beside_copy > 0 ? fmt::format("{:.3f}", times.p99_beside / times.p99_beside_copy)
+                                   : ""});
   }
   const std::string jobs =
       with_jobs ? "" : fmt::format(", jobs of {}", job_of(first.point, /*with_locality=*/false));
@@ -198,6 +205,16 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
              to_string(first.point.way), first.load, first.slowdown.size(),
              first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
              ipc::format_size(first.point.chunk_bytes), jobs) +
+         table.render("  ");
+}
+
+std::string idle_table_of(const std::vector<const BenchFigure*>& figures) {
+  Table table({{""}, {"% of a core", Align::kRight}, {"most", Align::kRight}});
+  for (const BenchFigure* figure : figures) {
+    table.add({figure->strategy, fmt::format("{:.3f}", 100 * figure->core_share.median()),
+               fmt::format("{:.3f}", 100 * figure->core_share.most())});
+  }
+  return "idle, processor time of each process after traffic, median of its windows\n" +
          table.render("  ");
 }
 
@@ -279,7 +296,9 @@ std::string tables_of(const BenchReport& report) {
   for (const auto& group : groups) {
     const BenchFigure& first = *group.front();
     const bool ablation = first.bench == to_string(BenchKind::kAblation);
+    const bool idle = first.bench == to_string(BenchKind::kIdle);
     text += ablation             ? ablation_table_of(group)
+            : idle               ? idle_table_of(group)
             : first.load.empty() ? table_of(group)
                                  : interference_table_of(group);
     text += "\n";

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cli {
@@ -54,6 +55,10 @@ class RunProcesses {
   [[nodiscard]] ipc::Status start(std::vector<ChildSpec> children);
   /// As Supervisor's.
   [[nodiscard]] ipc::Status kill(std::string_view name) { return supervisor_->kill(name); }
+  /// As Supervisor's.
+  [[nodiscard]] std::vector<std::pair<std::string, pid_t>> running() const {
+    return supervisor_->running();
+  }
   /// Notes what they hold, now and from now on: when they have found each other, and before their
   /// end.
   void observe();

@@ -134,6 +134,14 @@ ipc::Status Supervisor::kill(std::string_view name) {
   return KVFERRY_ERROR(kNotFound, "{} does not run now", name);
 }
 
+std::vector<std::pair<std::string, pid_t>> Supervisor::running() const {
+  std::vector<std::pair<std::string, pid_t>> running;
+  for (const auto& child : children_) {
+    if (child->process.valid()) running.emplace_back(child->spec.name, child->process.pid());
+  }
+  return running;
+}
+
 void Supervisor::tell(const Child& child, const std::string& line) const {
   if (child.killed) {
     ipc::log_info("{}", line);

@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cli {
@@ -62,6 +63,8 @@ class Supervisor {
     last_ = last.earlier(last_);
   }
 
+  /// Name and process of each child that runs now.
+  [[nodiscard]] std::vector<std::pair<std::string, pid_t>> running() const;
   [[nodiscard]] std::uint64_t restarts() const noexcept { return restarts_; }
   [[nodiscard]] std::uint64_t deaths() const noexcept { return deaths_; }
   /// The run ended by on_hopeless: what it was told has the log that matters.
