@@ -4,6 +4,7 @@
 // bytes are right, and what the engine can do afterwards.
 #include "cache_manager/faulty_engine_fixture.hpp"
 #include "cache_manager/serving_agent.hpp"
+#include "mover/copy_depth.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -118,6 +119,8 @@ class CopyFaultsTest : public FaultyEngineFixture, public testing::WithParamInte
     const std::vector<std::uint8_t> results(job.items.size(), 0);
     CopyPlanner planner;
     planner.start(parts, job.items, results, limits);
+    const CopyDepth depth(job.direction, /*paced=*/false);  // all are of one urgency
+    planner.set_chunk_bytes(depth.call_bytes(GetParam().strategy, ipc::MonotonicClock::now()));
     std::vector<std::vector<std::size_t>> chunks;
     PlannedChunk chunk;
     while (planner.has_next()) {

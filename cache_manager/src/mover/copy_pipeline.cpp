@@ -21,13 +21,6 @@ using ipc::Status;
 using ipc::Transition;
 
 constexpr auto kConnectDeadline = std::chrono::seconds(2);
-/// What is enqueued at a time: enough for the stream to have the next copies ready when a notice,
-/// or this thread, is late. A copy engine takes copies in the order in which they were enqueued,
-/// whatever the priorities of their streams, so this is what a better job waits for: two slots
-/// where there have been better jobs lately.
-constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
-constexpr std::uint64_t kMostBytesBeforeBetter = std::uint64_t{16} << 20;
-constexpr auto kLately = std::chrono::seconds(5);
 constexpr std::size_t kMostCopies = 16;
 /// Of the worker's agent, in jobs that it copies itself.
 constexpr std::size_t kMostAsked = 4;
@@ -66,19 +59,14 @@ bool CopyPipeline::has_room_for(CopyStrategy strategy) const noexcept {
   const bool staged = strategy == CopyStrategy::kStaged;
   if (strategy == CopyStrategy::kAgent) return asked_.size() < kMostAsked;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
-  return copying_bytes_ < most_bytes() && copying_.size() < kMostCopies &&
-         copying_calls_ < kMostCalls;
-}
-
-std::uint64_t CopyPipeline::most_bytes() const noexcept {
-  const bool lately = better_came_ && ipc::MonotonicClock::now() - *better_came_ < kLately;
-  return lately ? kMostBytesBeforeBetter : kMostBytes;
+  return copying_bytes_ < depth_.most_bytes(ipc::MonotonicClock::now()) &&
+         copying_.size() < kMostCopies && copying_calls_ < kMostCalls;
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
   if (const RunningJob* worse = best();
       worse != nullptr && job.job.urgency.goes_before(worse->urgency())) {
-    better_came_ = ipc::MonotonicClock::now();
+    depth_.note_better(ipc::MonotonicClock::now());
   }
   job.strategy = choose(job, jobs_.empty(), !context_.staging.refuses_pools());
   const bool in_parts =
@@ -166,7 +154,10 @@ bool CopyPipeline::start_chunk(RunningJob& job) {
 }
 
 Chunk& CopyPipeline::start_next(RunningJob& job) {
-  Chunk& chunk = job.start_next();
+  const std::uint64_t bytes = job.is_layered()
+                                  ? CopyDepth::kSlotBytes
+                                  : depth_.call_bytes(job.strategy(), ipc::MonotonicClock::now());
+  Chunk& chunk = job.start_next(bytes);
   started_bytes_ += chunk.plan.size_bytes;
   return chunk;
 }
@@ -274,7 +265,9 @@ bool CopyPipeline::is_watched() const noexcept {
 // Half of what may be under way: the link has the other half when the notice comes.
 std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept {
   if (chunk.job->is_layered()) return 0;  // what it brings is waited for
-  if (!stores() || !chunk.job->is_staged()) return most_bytes() / 2;
+  if (!stores() || !chunk.job->is_staged()) {
+    return depth_.most_bytes(ipc::MonotonicClock::now()) / 2;
+  }
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;
 }

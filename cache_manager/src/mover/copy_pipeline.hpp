@@ -5,6 +5,7 @@
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
+#include "mover/copy_depth.hpp"
 #include "mover/hand_over_meter.hpp"
 #include "mover/running_job.hpp"
 #include "mover/staging_client.hpp"
@@ -48,9 +49,11 @@ class CopyPipeline {
     const ipc::TransitionLog& transitions;
     std::function<void()> on_greeted;  ///< The agent serves: what was asked of it before has ended.
     std::chrono::milliseconds device_hang = kDeviceHang;
+    bool is_paced = false;  ///< Its lane has a budget of bytes.
   };
 
-  explicit CopyPipeline(Context context) : context_(std::move(context)) {}
+  explicit CopyPipeline(Context context)
+      : context_(std::move(context)), depth_(context_.direction, context_.is_paced) {}
 
   [[nodiscard]] bool empty() const noexcept { return jobs_.empty(); }
   /// Another chunk may be started now: copies under way and slots are bounded, so that a better job
@@ -97,8 +100,6 @@ class CopyPipeline {
   [[nodiscard]] ipc::StageRequest request_of(const Chunk& chunk) const;
   void copy(Chunk& chunk);
   [[nodiscard]] bool is_watched() const noexcept;
-  /// How much may be enqueued.
-  [[nodiscard]] std::uint64_t most_bytes() const noexcept;
   /// From how many on copies do not wait for more to share a notice with.
   [[nodiscard]] std::uint64_t bytes_of_a_notice(const Chunk& chunk) const noexcept;
   /// Of the end of all copies that went out.
@@ -142,7 +143,7 @@ class CopyPipeline {
   std::uint64_t started_bytes_ = 0;
   std::size_t copying_calls_ = 0;
   std::uint64_t copying_bytes_ = 0;
-  std::optional<ipc::TimePoint> better_came_;  ///< While a worse job was under way, the last time.
+  CopyDepth depth_;
   // Copies, counted from the lane's beginning; the numbers wrap.
   std::uint32_t enqueued_ = 0;
   std::uint32_t ended_ = 0;  ///< As notices and looks at the stream have told.

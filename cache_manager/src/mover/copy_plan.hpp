@@ -150,6 +150,8 @@ class CopyPlanner {
   [[nodiscard]] bool has_next() const noexcept {
     return step_ < steps_.size() && next_ < order_.size();
   }
+  /// In the place of PlanLimits::chunk_bytes, from the next chunk on.
+  void set_chunk_bytes(std::uint64_t bytes) noexcept { limits_.chunk_bytes = bytes; }
   /// The next chunk, in the memory of an earlier one. @pre has_next().
   void plan_next(PlannedChunk& chunk);
   /// Gives up what has not been planned: calls back for each item of it.

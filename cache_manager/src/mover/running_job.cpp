@@ -46,7 +46,7 @@ void RunningJob::begin_anew(CopyStrategy strategy) {
   plan();
 }
 
-Chunk& RunningJob::start_next() {
+Chunk& RunningJob::start_next(std::uint64_t bytes) {
   if (spare_.empty()) {
     spare_.push_back(chunks_.emplace_back(std::make_unique<Chunk>()).get());
   }
@@ -58,6 +58,7 @@ Chunk& RunningJob::start_next() {
   chunk.asked_alone.reset();
   chunk.is_marked = false;
   chunk.failed = false;
+  planner_.set_chunk_bytes(bytes);
   planner_.plan_next(chunk.plan);
   ++under_way_;
   return chunk;

@@ -48,8 +48,8 @@ class RunningJob {
 
   /// Some of it has not been started.
   [[nodiscard]] bool has_next() const noexcept { return planner_.has_next(); }
-  /// @pre has_next().
-  [[nodiscard]] Chunk& start_next();
+  /// bytes: that end it, where it is not staged. @pre has_next().
+  [[nodiscard]] Chunk& start_next(std::uint64_t bytes);
   /// Nothing touches the chunk's blocks any more, or its hand-over was abandoned.
   void end(Chunk& chunk);
   /// Nothing of it is under way, and nothing will be.
