@@ -3,8 +3,9 @@
 //
 // A complete small engine: serves one prompt twice. The first time its blocks are computed and
 // stored to host memory; the second time, with other device blocks, they are loaded.
-// Usage: example_engine [ENGINE [RANKS [GEOMETRY]]], beside a manager, a worker and a mover per rank,
-// say `kvferry manager`, `kvferry worker --geometry tiny` and `kvferry mover --geometry tiny`.
+// Usage: example_engine [ENGINE [RANKS [GEOMETRY]]], beside a manager, a worker and a mover per
+// rank, say `kvferry manager`, `kvferry worker --geometry tiny` and `kvferry mover --geometry
+// tiny`.
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/worker/client.hpp"
 
@@ -72,10 +73,12 @@ Result<Completion> wait_for(Client& client, JobId job) {
 Result<std::size_t> load_prefix(Client& client,
                                 const std::vector<Digest>& hashes,
                                 const std::vector<BlockId>& blocks) {
-  KVFERRY_ASSIGN(const auto found, client.lookup(hashes, Deadline::after(1s)));
-  if (found.usable_prefix == 0) return std::size_t{0};
+  KVFERRY_ASSIGN(const auto found, client.match_prefix(hashes));
+  if (found.usable == 0) return std::size_t{0};
+  // Said once for each request, so that host memory keeps what requests use.
+  (void)client.use_prefix(std::span(hashes).first(found.usable));
   std::vector<LoadItem> items;
-  for (std::size_t i = 0; i < found.usable_prefix; ++i) {
+  for (std::size_t i = 0; i < found.usable; ++i) {
     items.push_back({kMain, blocks[i], hashes[i]});
   }
   KVFERRY_ASSIGN(const JobId job, client.submit_load(items, 1));
@@ -110,9 +113,7 @@ Status store(Client& client,
   return kvferry::ipc::ok();
 }
 
-Status serve_prompt(Client& client,
-                    const std::vector<Digest>& hashes,
-                    std::uint32_t first_block) {
+Status serve_prompt(Client& client, const std::vector<Digest>& hashes, std::uint32_t first_block) {
   std::vector<BlockId> blocks;
   for (std::uint32_t i = 0; i < hashes.size(); ++i) blocks.push_back(BlockId{first_block + i});
   KVFERRY_ASSIGN(const std::size_t loaded, load_prefix(client, hashes, blocks));

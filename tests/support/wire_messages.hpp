@@ -118,6 +118,8 @@ using WireMessages = List<ipc::Envelope,
                           ipc::RankComponentsReply,
                           ipc::RankComponentsOutcome,
                           ipc::ComponentsReply,
-                          ipc::RankComponents>;
+                          ipc::RankComponents,
+                          ipc::GroupRule,
+                          ipc::UsePrefix>;
 
 }  // namespace kvferry::test

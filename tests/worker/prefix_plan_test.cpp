@@ -6,6 +6,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 namespace kvferry::worker {
 namespace {
@@ -48,6 +49,19 @@ TEST(PrefixPlanTest, FullAttentionHitsUpToTheFirstMiss) {
   EXPECT_EQ(plan.device_hits, 2U);
   EXPECT_EQ(plan.host_hits, 1U);
   EXPECT_EQ(needs(plan, 0, 6), "ddhccc");
+}
+
+// What it asks may change between two looks: a block that was a hit must not be planned as nowhere.
+TEST(PrefixPlanTest, EachBlockIsAskedForOnce) {
+  const std::vector groups = {group(HitRule::kFull), group(HitRule::kSlidingWindow, 2),
+                              group(HitRule::kLastState)};
+  std::set<std::pair<std::uint32_t, std::uint32_t>> asked;
+  const PrefixPlan plan = plan_prefix(groups, 6, 6, [&](GroupId g, std::uint32_t i) {
+    EXPECT_TRUE(asked.emplace(g.value, i).second) << "group " << g.value << ", block " << i;
+    return BlockSource::kHost;
+  });
+  EXPECT_EQ(plan.hit_blocks, 6U);
+  for (const PlannedBlock& block : plan.blocks) EXPECT_EQ(block.source, BlockSource::kHost);
 }
 
 TEST(PrefixPlanTest, NothingIsAHitWithoutTheFirstBlock) {

@@ -21,6 +21,10 @@ Status check_state(const ipc::EngineState& state, const ClientOptions& options) 
     return KVFERRY_ERROR(kProtocol, "EngineState is offload_ready with {} of {} ranks",
                          state.ranks.size(), options.ranks);
   }
+  if (state.rules.size() > ipc::kMaxGroups) {
+    return KVFERRY_ERROR(kProtocol, "EngineState has rules for {} groups, {} are allowed",
+                         state.rules.size(), ipc::kMaxGroups);
+  }
   return ipc::ok();
 }
 
@@ -57,6 +61,8 @@ Status CacheTracker::take(const ipc::Bytes& body) {
   }
   state_.ranks = std::move(ranks);
   state_.group_blocks = std::move(state.group_blocks);
+  root_ = state.root;
+  rules_ = std::move(state.rules);
   state_.refused = std::move(state.refused);
   return ipc::ok();
 }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 #include "kvferry/worker/client.hpp"
 
@@ -28,6 +29,10 @@ class CacheTracker {
   void close() noexcept;
 
   [[nodiscard]] const CacheState& state() const noexcept { return state_; }
+  /// Of this client's keys in the prefix table, and its groups' rules; none: no worker has
+  /// registered.
+  [[nodiscard]] const Digest& root() const noexcept { return root_; }
+  [[nodiscard]] const std::vector<ipc::GroupRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] bool has_events() const noexcept { return !events_.empty(); }
   [[nodiscard]] std::vector<CacheEvent> take_events();
 
@@ -37,6 +42,8 @@ class CacheTracker {
   const ClientOptions& options_;
   ClientStats& stats_;
   CacheState state_;
+  Digest root_;
+  std::vector<ipc::GroupRule> rules_;
   std::deque<CacheEvent> events_;
 };
 

@@ -110,6 +110,28 @@ Result<LookupResult> Client::lookup(std::span<const Digest> hashes, Deadline dea
   return result;
 }
 
+Result<PrefixMatch> Client::match_prefix(std::span<const Digest> hashes) {
+  ClientLink& link = impl_->link;
+  KVFERRY_ASSIGN(const ipc::PrefixTableView* table, link.table());
+  return table->match(link.root(), hashes, link.rules());
+}
+
+Presence Client::presence(GroupId group, const Digest& hash) {
+  ClientLink& link = impl_->link;
+  const auto table = link.table();
+  if (!table) return Presence::kMiss;
+  const auto found = (*table)->find({link.root(), hash, group});
+  if (!found) return Presence::kMiss;
+  return found->pending ? Presence::kHitPending : Presence::kHit;
+}
+
+Status Client::use_prefix(std::span<const Digest> hashes) {
+  if (hashes.empty()) return ipc::ok();
+  KVFERRY_TRY(check_count(hashes.size(), "hashes"));
+  return impl_->link.tell(MessageKind::kUsePrefix,
+                          ipc::encode(ipc::UsePrefix{{hashes.begin(), hashes.end()}}));
+}
+
 Result<std::uint32_t> Client::pin(std::span<const Digest> hashes, Deadline deadline) {
   return count_pins(impl_->link, MessageKind::kPin, hashes, deadline);
 }

@@ -162,6 +162,15 @@ void ClientLink::close() {
 void ClientLink::adopt(std::unique_ptr<ipc::ControlLink> link) {
   link_ = std::move(link);
   manager_ = link_->welcome().manager_session;
+  table_.reset();
+  if (const std::uint64_t bytes = link_->welcome().table_bytes; bytes > 0) {
+    if (auto view = ipc::PrefixTableView::map(link_->take_memory_fd(), bytes)) {
+      table_ = std::move(view).value();
+    } else {
+      ipc::log_error("client: no looks at the manager's prefix table: {}",
+                     view.error().to_string());
+    }
+  }
   watch(link_->fd());
 }
 
@@ -317,6 +326,29 @@ Status ClientLink::send_only(MessageKind kind, Bytes body) {
   KVFERRY_TRY(check_connected());
   KVFERRY_TRY(send(kind, std::move(body), {kind, false, {}, {}}));
   return ipc::ok();
+}
+
+Status ClientLink::tell(MessageKind kind, Bytes body) {
+  pump();
+  KVFERRY_TRY(check_connected());
+  Envelope envelope;
+  envelope.kind = kind;
+  envelope.body = std::move(body);
+  return link_->send(envelope);
+}
+
+Result<const ipc::PrefixTableView*> ClientLink::table() {
+  KVFERRY_TRY(check_connected());
+  if (state().refused) return *state().refused;
+  if (rules().empty()) {
+    return KVFERRY_ERROR(kNotReady, "engine {} has no worker yet: wait until it is ready",
+                         options_.engine);
+  }
+  if (!table_) {
+    return KVFERRY_ERROR(kNoManager, "the manager of instance {} has no prefix table",
+                         dir_.instance());
+  }
+  return &*table_;
 }
 
 Status ClientLink::submit(MessageKind kind,

@@ -5,6 +5,7 @@
 #include "cache_tracker.hpp"
 #include "job_tracker.hpp"
 #include "kvferry/ipc/base/unique_fd.hpp"
+#include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/wire/control.hpp"
@@ -65,6 +66,13 @@ class ClientLink {
   }
   /// Sends a request whose reply matters only when it is an error.
   [[nodiscard]] Status send_only(ipc::MessageKind kind, ipc::Bytes body);
+  /// Sends what nobody answers.
+  [[nodiscard]] Status tell(ipc::MessageKind kind, ipc::Bytes body);
+  /// The manager's prefix table, to be looked at by the root and rules below. kNoManager,
+  /// kCancelled, kGeometryMismatch (CacheState::refused), kNotReady (no worker has registered yet).
+  [[nodiscard]] Result<const ipc::PrefixTableView*> table();
+  [[nodiscard]] const Digest& root() const noexcept { return cache_.root(); }
+  [[nodiscard]] const std::vector<ipc::GroupRule>& rules() const noexcept { return cache_.rules(); }
   /// Sends a job and tracks it; a refusal becomes its completion.
   [[nodiscard]] Status submit(ipc::MessageKind kind,
                               JobId job,
@@ -149,6 +157,7 @@ class ClientLink {
   ipc::EventFd news_;
   bool news_signalled_ = false;
   std::unique_ptr<ipc::ControlLink> link_;
+  std::optional<ipc::PrefixTableView> table_;  ///< The link's manager's.
   std::unique_ptr<Reconnector> reconnector_;
   ipc::SessionId manager_;  ///< Of the link, or of the last one.
   bool greeted_ = false;    ///< The manager accepted our hello.

@@ -3,6 +3,9 @@
 #include "kvferry/worker/prefix_plan.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <vector>
 
 namespace kvferry::worker {
 namespace {
@@ -21,7 +24,26 @@ std::uint32_t depth_needed(const GroupSpec& group, std::uint32_t at) {
   return at;
 }
 
-bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, const SourceOf& source_of) {
+/// Answers that may change meanwhile, each asked for once: what made a prefix a hit is what is
+/// planned.
+class SteadySources {
+ public:
+  SteadySources(std::size_t groups, std::uint32_t length, const SourceOf& source_of)
+      : length_(length), source_of_(source_of), known_(groups * length) {}
+
+  BlockSource operator()(GroupId group, std::uint32_t position) {
+    std::optional<BlockSource>& known = known_[std::size_t{group.value} * length_ + position];
+    if (!known) known = source_of_(group, position);
+    return *known;
+  }
+
+ private:
+  const std::uint32_t length_;
+  const SourceOf& source_of_;
+  std::vector<std::optional<BlockSource>> known_;
+};
+
+bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, SteadySources& source_of) {
   for (std::uint32_t g = 0; g < groups.size(); ++g) {
     if (groups[g].rule == HitRule::kFull) continue;  // Bounded by the caller.
     for (std::uint32_t i = hit - depth_needed(groups[g], hit); i < hit; ++i) {
@@ -36,7 +58,8 @@ bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, const Sourc
 PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
                        std::uint32_t length,
                        std::uint32_t whole,
-                       const SourceOf& source_of) {
+                       const SourceOf& asked) {
+  SteadySources source_of(groups.size(), length, asked);
   PrefixPlan plan;
   std::uint32_t hit = length;
   for (std::uint32_t g = 0; g < groups.size(); ++g) {

@@ -42,6 +42,11 @@ void EvictionPolicy::use(std::span<const BlockUse> path, EntryId above) {
   for (const BlockUse& use : distinct_) unblock(use.id);
 }
 
+void EvictionPolicy::continue_from(EntryId id, EntryId above) {
+  KVFERRY_CHECK(has(id) && has(above), "a block that is not cached continues nothing");
+  if (parent_of(id) == kNoEntry && !may_be_before(id, above)) link(id, above);
+}
+
 void EvictionPolicy::enter(const BlockUse& use) {
   KVFERRY_CHECK(use.id != kNoEntry, "a block without a place");
   if (use.id >= blocks_.size()) blocks_.resize(use.id + 1);

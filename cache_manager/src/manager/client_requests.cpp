@@ -120,6 +120,7 @@ bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request)
   }
   switch (request.kind) {
     case Kind::kLookup: lookup(*client, request); break;
+    case Kind::kUsePrefix: use(*client, request); break;
     case Kind::kPin:
     case Kind::kUnpin: pin(*client, request); break;
     case Kind::kReserveStore: reserve(*client, request); break;
@@ -206,13 +207,13 @@ void ClientRequests::answer_waiting_hellos() {
                holds_while_it_runs(client->engine->operation())) {
       left.push_back(std::move(waiting));
     } else {
-      context_.reply(waiting.peer, waiting.request, client->engine->view());
+      context_.reply(waiting.peer, waiting.request, client->view());
       if (waiting.schedules) {
         on_scheduler_(*client, waiting.paused, waiting.paused_by_release);
       }
       // State comes as events, the first one included: nothing may change for long after a hello.
-      const ipc::Status sent = context_.server.notify(
-          waiting.peer.id, ipc::MessageKind::kEngineState, client->engine->view());
+      const ipc::Status sent =
+          context_.server.notify(waiting.peer.id, ipc::MessageKind::kEngineState, client->view());
       if (!sent) {
         ipc::log_warn("engine state not sent to {}: {}", waiting.peer.name,
                       sent.error().to_string());
@@ -270,7 +271,20 @@ void ClientRequests::lookup(const ClientRecord& client, const ipc::Envelope& req
   }
   context_.reply(
       client.peer, request,
-      context_.index.lookup(client.root, message.blocks, client.engine->config()->geometry.groups));
+      context_.index.lookup(client.root, message.blocks, client.engine->config()->rules));
+}
+
+void ClientRequests::use(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::UsePrefix message;
+  if (!take(client, request, "UsePrefix", message)) {
+    return;
+  }
+  if (ipc::Status status = check(client); !status) {
+    context_.refuse(client.peer, request, status.error());
+    return;
+  }
+  context_.index.use(client.root, message.blocks,
+                     static_cast<std::uint32_t>(client.engine->config()->rules.size()));
 }
 
 void ClientRequests::pin(const ClientRecord& client, const ipc::Envelope& request) {
@@ -310,6 +324,11 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
   if (status) {
     const auto& shapes = client.engine->config()->shapes;
     for (const ipc::StoreKey& key : message.keys) {
+      if (key.block.is_zero()) {
+        status = KVFERRY_ERROR(kInvalidArgument,
+                               "a block's hash is zero, which stands for none: name it otherwise");
+        break;
+      }
       if (key.group.value >= shapes.size()) {
         status = KVFERRY_ERROR(kInvalidArgument, "engine {} has no group {}", client.engine->name(),
                                key.group.value);

@@ -51,6 +51,7 @@ class ClientRequests {
 
   void hello(const ipc::Peer& peer, const ipc::Envelope& request);
   void lookup(const ClientRecord& client, const ipc::Envelope& request);
+  void use(const ClientRecord& client, const ipc::Envelope& request);
   void pin(const ClientRecord& client, const ipc::Envelope& request);
   void reserve(const ClientRecord& client, const ipc::Envelope& request);
   void abandon(const ClientRecord& client, const ipc::Envelope& request);

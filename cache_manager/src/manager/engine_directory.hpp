@@ -31,6 +31,13 @@ struct ClientRecord {
   bool schedules = false;  ///< Obeys pauses and flushes.
   /// The workers that registered after the client have another geometry: its requests are refused.
   std::optional<ipc::Error> mismatch;
+
+  /// What it is told of its engine.
+  [[nodiscard]] ipc::EngineState view() const {
+    ipc::EngineState state = engine->view();
+    state.root = root;
+    return state;
+  }
 };
 
 /// Who is connected, and to which engine everybody belongs. @threading one thread.

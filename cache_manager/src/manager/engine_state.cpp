@@ -26,6 +26,7 @@ ipc::Status EngineRecord::fix_config(const ipc::RankHello& hello, const ipc::Dig
   config.order = hello.order;
   config.cache_owner = hello.cache_owner;
   config.fingerprint = fingerprint;
+  config.rules = ipc::rules_of(hello.geometry);
   for (std::uint32_t group = 0; group < hello.geometry.groups.size(); ++group) {
     SlabShape shape;
     shape.fingerprint = fingerprint;
@@ -407,6 +408,7 @@ ipc::EngineState EngineRecord::view() const {
   state.phase = phase_;
   state.offload_ready = offload_ready_;
   state.weights = weights_;
+  if (config_) state.rules = config_->rules;
   state.note = note_;
   if (phase_ == ipc::CachePhase::kReady) {
     state.group_blocks = group_blocks_;

@@ -51,7 +51,8 @@ struct EngineConfig {
   ipc::ArenaOrder order = ipc::ArenaOrder::kLayerFirst;
   ipc::CacheOwner cache_owner = ipc::CacheOwner::kWorker;
   ipc::Digest fingerprint;
-  std::vector<SlabShape> shapes;  ///< Per group.
+  std::vector<SlabShape> shapes;      ///< Per group.
+  std::vector<ipc::GroupRule> rules;  ///< Likewise.
 };
 
 enum class EngineOperation : std::uint8_t {

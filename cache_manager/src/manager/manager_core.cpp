@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kFarewell{50};
 ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
                                            const HostPool& pool,
                                            int pool_fd,
+                                           const ipc::PrefixTable& table,
                                            const ipc::SessionId& session) {
   ipc::ControlServer::Options options;
   options.registry_path = dir.registry_socket();
@@ -23,6 +24,8 @@ ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
   options.session = session;
   options.pool_fd = pool_fd;
   options.pool_bytes = pool.stats().bytes;
+  options.table_fd = table.fd().get();
+  options.table_bytes = table.size_bytes();
   return options;
 }
 
@@ -51,7 +54,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       started_(ipc::MonotonicClock::now()),
       index_(pool, config.eviction_policy),
       host_(directory_, index_, sequences_),
-      server_(loop, server_options(dir, pool, pool_fd, session_), *this),
+      server_(loop, server_options(dir, pool, pool_fd, index_.table(), session_), *this),
       calls_(loop, server_),
       jobs_(pool,
             {.targets = [this](std::uint32_t engine,
@@ -276,7 +279,7 @@ void ManagerCore::engine_changed(EngineRecord& engine) {
                   to_string(engine.phase()), engine.generation(),
                   engine.offload_ready() ? "ready" : "not ready");
     for (const ClientRecord* client : directory_.clients_of(engine)) {
-      ipc::EngineState state = engine.view();
+      ipc::EngineState state = client->view();
       if (client->mismatch) {
         state = {};
         state.refused = client->mismatch;

@@ -12,21 +12,21 @@
 namespace kvferry::cache_manager {
 namespace {
 
-// How many of the n blocks of a prefix, counted from its end, a group must hold.
-std::uint32_t needed_tail(const ipc::GroupSpec& group, std::uint32_t n) {
-  switch (group.rule) {
-    case ipc::HitRule::kFull: return n;
-    case ipc::HitRule::kSlidingWindow: return std::min(n, std::max(group.window_blocks, 1U));
-    case ipc::HitRule::kLastState: return 1;
-  }
-  return n;
-}
+/// A pool of blocks that are smaller than this has some that engines do not find.
+constexpr std::uint64_t kLeastBlockBytes = 64;
 
 }  // namespace
 
 // Tokens start at random, so that one of an earlier manager life is not taken for one of this.
 PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy)
-    : pool_(pool), policy_name_(policy), next_token_((ipc::Digest::random().low() >> 1U) | 1U) {
+    : pool_(pool),
+      policy_name_(policy),
+      table_(pool.stats().bytes / kLeastBlockBytes),
+      runs_(table_,
+            [this](RunNode& below, RunNode& above) {
+              policy_->continue_from(static_cast<Entry&>(below).id, static_cast<Entry&>(above).id);
+            }),
+      next_token_((ipc::Digest::random().low() >> 1U) | 1U) {
   if (const auto known = make_eviction_policy(policy_name_, 1); !known) {
     throw ipc::Exception(known.error());
   }
@@ -127,14 +127,14 @@ void PrefixIndex::let_go_before(Entry& entry) {
 
 ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
                                      std::span<const ipc::Digest> blocks,
-                                     std::span<const ipc::GroupSpec> groups) {
+                                     std::span<const ipc::GroupRule> rules) const {
   ipc::LookupReply reply;
   const auto count = static_cast<std::uint32_t>(blocks.size());
-  reply.presence.assign(groups.size() * blocks.size(),
+  reply.presence.assign(rules.size() * blocks.size(),
                         static_cast<std::uint8_t>(ipc::BlockPresence::kMiss));
   // allowed[n - 1]: every group holds what a prefix of n needs.
   std::vector<bool> allowed(count, true);
-  for (std::uint32_t group = 0; group < groups.size(); ++group) {
+  for (std::uint32_t group = 0; group < rules.size(); ++group) {
     std::uint32_t run = 0;  // Visible blocks in a row that end here.
     for (std::uint32_t i = 0; i < count; ++i) {
       const Entry* entry = find({root, blocks[i], ipc::GroupId{group}});
@@ -145,31 +145,43 @@ ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
       }
       reply.presence[std::size_t{group} * count + i] = static_cast<std::uint8_t>(presence);
       run = presence == ipc::BlockPresence::kHit ? run + 1 : 0;
-      if (run < needed_tail(groups[group], i + 1)) {
+      if (run < ipc::blocks_needed(rules[group], i + 1)) {
         allowed[i] = false;
       }
     }
   }
-  for (std::uint32_t n = groups.empty() ? 0 : count; n > 0; --n) {
+  for (std::uint32_t n = rules.empty() ? 0 : count; n > 0; --n) {
     if (allowed[n - 1]) {
       reply.usable_prefix = n;
       break;
     }
   }
-  touch(root, blocks.first(reply.usable_prefix), static_cast<std::uint32_t>(groups.size()));
   return reply;
 }
 
-void PrefixIndex::touch(const ipc::Digest& root,
-                        std::span<const ipc::Digest> blocks,
-                        std::uint32_t groups) {
-  for (std::uint32_t group = 0; group < groups; ++group) {
-    path_.clear();
-    for (const ipc::Digest& block : blocks) {
-      const Entry* entry = find({root, block, ipc::GroupId{group}});
-      if (entry != nullptr && entry->id != kNoEntry) path_.push_back(use_of(*entry));
-    }
+void PrefixIndex::use(const ipc::Digest& root,
+                      std::span<const ipc::Digest> blocks,
+                      std::uint32_t groups) {
+  runs_.begin();
+  path_.clear();
+  const auto use_piece = [this] {
     if (!path_.empty()) policy_->use(path_);
+    path_.clear();
+  };
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    Entry* above = nullptr;
+    for (const ipc::Digest& block : blocks) {
+      Entry* entry = find({root, block, ipc::GroupId{group}});
+      if (entry == nullptr || entry->run == 0) {
+        use_piece();  // what is behind a gap does not continue what is before it
+        above = nullptr;
+        continue;
+      }
+      path_.push_back(use_of(*entry));
+      if (above != nullptr) runs_.link(*entry, *above);
+      above = entry;
+    }
+    use_piece();
   }
 }
 
@@ -241,7 +253,13 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
                                        const ipc::Digest& before,
                                        const SlabShape& shape,
                                        Extent& extent) {
-  if (find(key) != nullptr) {
+  if (Entry* there = find(key)) {
+    // It may have been stored by somebody who did not say what it continues.
+    Entry* above = before.is_zero() ? nullptr : find({key.root, before, key.group});
+    if (there->run > 0 && above != nullptr && above->run > 0) {
+      runs_.begin();
+      runs_.link(*there, *above);
+    }
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
   auto entry = std::make_unique<Entry>();
@@ -258,6 +276,7 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   by_slab_[block->slot().slab].insert(entry.get());
   entry->block = std::move(block);
   tokens_.emplace(entry->token, entry.get());
+  table_.put(key, {.pending = true, .run = 0});
   ++stats_.reserved;
   const Token token = entry->token;
   roots_[key.root].emplace(key, std::move(entry));
@@ -296,11 +315,34 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
     entries.push_back(&entry);
   }
   use_new(entries);
+  runs_.begin();
+  for (Entry* entry : entries) make_findable(*entry);
   for (Entry* entry : entries) {
     if (entry->awaited_by > 0) policy_->hold(entry->id);
   }
   for (Entry* entry : entries) let_go_before(*entry);
   return was_there;
+}
+
+// What it continues first, where that became visible with it: else a job's blocks that come last to
+// first would each renew the runs of all behind them.
+void PrefixIndex::make_findable(Entry& entry) {
+  const auto above_of = [this](const Entry& node) -> Entry* {
+    Entry* above =
+        node.before.is_zero() ? nullptr : find({node.key.root, node.before, node.key.group});
+    return above != nullptr && above->state == State::kVisible ? above : nullptr;
+  };
+  std::vector<Entry*> chain;
+  for (Entry* next = &entry; next != nullptr && next->run == 0 && !next->is_next;
+       next = above_of(*next)) {
+    next->is_next = true;
+    chain.push_back(next);
+  }
+  for (auto next = chain.rbegin(); next != chain.rend(); ++next) {
+    Entry* above = above_of(**next);
+    runs_.add(**next, above != nullptr && above->run > 0 ? above : nullptr);
+    (*next)->is_next = false;
+  }
 }
 
 void PrefixIndex::discard(Token token) {
@@ -368,6 +410,7 @@ void PrefixIndex::evict_slab(std::uint32_t slab) {
   const auto at = by_slab_.find(slab);
   if (at == by_slab_.end()) return;
   const std::vector<Entry*> victims(at->second.begin(), at->second.end());
+  for (Entry* victim : victims) victim->leaves = true;
   for (Entry* victim : victims) {
     ++stats_.evicted;
     erase(*victim);
@@ -382,8 +425,10 @@ void PrefixIndex::erase(Entry& entry) {
     free_ids_.push_back(entry.id);
   }
   if (entry.state == State::kVisible) {
+    runs_.remove(entry);
     --stats_.visible;
   } else {
+    table_.erase(entry.key);
     --stats_.reserved;
     tokens_.erase(entry.token);
   }
@@ -443,6 +488,7 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
                                         [&](const auto& pin) { return is_foreign(pin.first); })
                           : is_foreign(entry->owner);
     if (!kept) {
+      entry->leaves = true;
       victims.push_back(entry.get());
       visible += entry->state == State::kVisible ? 1U : 0U;
     }

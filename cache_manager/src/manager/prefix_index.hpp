@@ -5,9 +5,11 @@
 #include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "manager/block_runs.hpp"
 #include "manager/host_pool.hpp"
 
 #include <cstdint>
@@ -25,8 +27,9 @@ namespace kvferry::cache_manager {
 /// The prefix-addressed blocks of the host pool. A block goes Reserved -> Filling -> Visible, or is
 /// gone; nothing finds it before every rank has stored it. When room is wanted, of the visible
 /// blocks that nobody pins or reads those go that an EvictionPolicy chooses; of one prefix the last
-/// block goes first, once it is known which block each one continues: from its reservation where
-/// the other one was visible first, else from the first lookup that finds both.
+/// block goes first, once it is known which block each one continues: from its reservation, or else
+/// from the first use of both. What is visible, or on its way, is also in a table in shared memory,
+/// where engines look.
 /// @threading one thread. @lifetime the pool outlives it.
 class PrefixIndex {
  public:
@@ -47,11 +50,14 @@ class PrefixIndex {
   PrefixIndex& operator=(const PrefixIndex&) = delete;
   ~PrefixIndex();
 
-  /// Presence of every block in every group, and the longest prefix that each group's rule allows,
-  /// whose blocks are used by that.
+  /// Presence of every block in every group, and the longest prefix that each group's rule allows.
+  /// A look, which counts for nothing.
   [[nodiscard]] ipc::LookupReply lookup(const ipc::Digest& root,
                                         std::span<const ipc::Digest> blocks,
-                                        std::span<const ipc::GroupSpec> groups);
+                                        std::span<const ipc::GroupRule> rules) const;
+  /// A request uses these blocks of one prefix, first to last; those that are not visible do not
+  /// count.
+  void use(const ipc::Digest& root, std::span<const ipc::Digest> blocks, std::uint32_t groups);
 
   /// Counts the hashes of which at least one group's block was visible (unpin: pinned by client).
   std::uint32_t pin(const ipc::IncarnationId& client,
@@ -88,8 +94,8 @@ class PrefixIndex {
   /// Reserved or Filling -> gone. Unknown tokens are ignored: the block was dropped before.
   void discard(Token token);
 
-  /// The slot of a visible block for a load; null on a miss. What a load takes was looked up: it is
-  /// no use of its own.
+  /// The slot of a visible block for a load; null on a miss. No use of its own: whoever loads says
+  /// what its request uses.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key);
   /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use.
   /// extent: as the pool's allocate(), and advanced.
@@ -102,21 +108,21 @@ class PrefixIndex {
   std::uint64_t drop_root(const ipc::Digest& root, const IsForeign& is_foreign);
   [[nodiscard]] bool has_root(const ipc::Digest& root) const { return roots_.contains(root); }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const ipc::PrefixTable& table() const noexcept { return table_; }
 
  private:
   enum class State : std::uint8_t { kReserved, kFilling, kVisible };
-  struct Entry {
-    ipc::BlockKey key;
+  struct Entry : RunNode {
     State state = State::kReserved;
     Token token = 0;
     HostBlockRef block;
     ipc::IncarnationId owner;  ///< Until visible.
     std::unordered_map<ipc::IncarnationId, std::uint32_t> pins;
-    ipc::Digest before;      ///< Zero: none.
     Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
     EntryId id = kNoEntry;  ///< In entries_, while it is visible.
+    bool is_next = false;   ///< Of make_findable().
   };
   using Table = std::unordered_map<ipc::BlockKey, std::unique_ptr<Entry>>;
 
@@ -125,12 +131,12 @@ class PrefixIndex {
     return entry.id != kNoEntry && entry.pins.empty() && entry.awaited_by == 0 &&
            entry.block.use_count() == 1;
   }
-  void touch(const ipc::Digest& root, std::span<const ipc::Digest> blocks, std::uint32_t groups);
   /// Made when the first block becomes visible, by whose size it is known how many the pool holds.
   [[nodiscard]] EvictionPolicy& policy(const SlabShape& shape);
   [[nodiscard]] static BlockUse use_of(const Entry& entry);
   void give_id(Entry& entry);
   void use_new(std::span<Entry* const> entries);
+  void make_findable(Entry& entry);
   /// What a reservation continues stays until that is over.
   void hold_before(Entry& entry);
   void add_awaiting(Entry& entry);
@@ -151,7 +157,9 @@ class PrefixIndex {
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<Entry*> entries_;  ///< Visible, by EntryId.
   std::vector<EntryId> free_ids_;
-  std::vector<BlockUse> path_;  ///< Of touch(), kept for its memory.
+  std::vector<BlockUse> path_;  ///< Of use(), kept for its memory.
+  ipc::PrefixTable table_;
+  BlockRuns runs_;
   Token next_token_;
   Stats stats_;
 };

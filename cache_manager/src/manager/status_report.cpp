@@ -94,6 +94,7 @@ std::string status_json(const ManagerContext& context,
                         std::size_t proofs_open) {
   const HostPool::Stats pool = context.pool.stats();
   const PrefixIndex::Stats& index = context.index.stats();
+  const ipc::PrefixTable::Stats& table = context.index.table().stats();
   json engines = json::array();
   for (const auto& [name, engine] : context.directory.engines()) {
     engines.push_back(
@@ -125,7 +126,9 @@ std::string status_json(const ManagerContext& context,
        {{"blocks", index.visible},
         {"pinned", index.pinned},
         {"reserved", index.reserved},
-        {"evicted", index.evicted}}},
+        {"evicted", index.evicted},
+        {"table_bytes", table.bytes},
+        {"unkept", table.unkept}}},
       {"sequences",
        {{"count", context.sequences.sequences()}, {"blocks", context.sequences.blocks()}}},
       {"engines", std::move(engines)},

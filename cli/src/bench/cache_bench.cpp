@@ -28,6 +28,8 @@ constexpr std::uint64_t kOrderSeed = 1;
 constexpr ipc::Duration kAnswer = 5s;
 constexpr ipc::Duration kCacheAnswer = 20s;
 constexpr std::size_t kAtATime = 256;
+/// Looks between two that are measured.
+constexpr int kOthersBetween = 50;
 
 BenchFigure figure_of(BenchKind kind, std::string strategy, BenchPoint point) {
   BenchFigure figure;
@@ -118,8 +120,10 @@ class IndexFill {
   void store(std::uint64_t first, std::uint64_t count) {
     std::vector<worker::StoreTarget> targets;
     for (std::uint64_t i = first; i < first + count; ++i) {
-      const std::uint64_t entry = order_[i];
-      targets.push_back({ipc::GroupId{0}, hash_of(entry / kPrefixBlocks, entry % kPrefixBlocks)});
+      const std::uint64_t prefix = order_[i] / kPrefixBlocks;
+      const std::uint64_t place = order_[i] % kPrefixBlocks;
+      targets.push_back({ipc::GroupId{0}, hash_of(prefix, place),
+                         place == 0 ? worker::Digest{} : hash_of(prefix, place - 1)});
     }
     const auto slots =
         must(instance_.client().reserve_store(targets, ipc::Deadline::after(kAnswer)));
@@ -144,25 +148,53 @@ class IndexFill {
   std::vector<std::uint64_t> order_;
 };
 
+/// Of prefixes in any order, by either way of looking. Between two of them what other prefixes have
+/// in the table passes through this processor's caches.
 void measure_lookups(BenchContext& context,
                      BenchInstance& instance,
                      std::uint64_t prefixes,
-                     BenchFigure figure) {
+                     const BenchPoint& point) {
+  const std::uint64_t entries = prefixes * kPrefixBlocks;
+  worker::Client& client = instance.client();
   std::mt19937_64 random(kOrderSeed);
-  std::vector<worker::Digest> hashes(kPrefixBlocks);
-  for (std::uint32_t i = 0; i < context.config().samples; ++i) {
-    const std::uint64_t prefix = random() % prefixes;
-    for (std::uint32_t b = 0; b < kPrefixBlocks; ++b) hashes[b] = hash_of(prefix, b);
-    const ipc::TimePoint start = ipc::MonotonicClock::now();
-    const auto found = must(instance.client().lookup(hashes, ipc::Deadline::after(kAnswer)));
-    figure.us.add(us_since(start));
-    if (found.usable_prefix != kPrefixBlocks) {
-      throw ipc::Exception(KVFERRY_ERROR(kNotFound, "only {} of {} stored blocks were found",
-                                         found.usable_prefix, kPrefixBlocks));
+  const auto blocks_of = [](std::uint64_t prefix, std::uint32_t count) {
+    std::vector<worker::Digest> hashes(count);
+    for (std::uint32_t b = 0; b < count; ++b) hashes[b] = hash_of(prefix, b);
+    return hashes;
+  };
+  // What is asked for beyond a prefix's blocks is not there.
+  const auto measure = [&](std::string_view how, std::uint32_t asked, auto look) {
+    BenchFigure figure =
+        figure_of(BenchKind::kLookup, fmt::format("{}, {} entries", how, entries), point);
+    for (std::uint32_t i = 0; i < context.config().samples; ++i) {
+      for (int other = 0; other < kOthersBetween; ++other) {
+        (void)must(client.match_prefix(blocks_of(random() % prefixes, 2 * kPrefixBlocks)));
+      }
+      const std::vector<worker::Digest> hashes = blocks_of(random() % prefixes, asked);
+      const ipc::TimePoint start = ipc::MonotonicClock::now();
+      const std::uint32_t found = look(hashes);
+      figure.us.add(us_since(start));
+      if (found != kPrefixBlocks) {
+        throw ipc::Exception(KVFERRY_ERROR(kNotFound, "only {} of {} stored blocks were found",
+                                           found, kPrefixBlocks));
+      }
+      context.check_interrupted();
     }
-    context.check_interrupted();
-  }
-  context.report.figures.push_back(std::move(figure));
+    context.report.figures.push_back(std::move(figure));
+  };
+  measure("prefix, in the table", kPrefixBlocks,
+          [&](const auto& hashes) { return must(client.match_prefix(hashes)).usable; });
+  measure("half a prefix, in the table", 2 * kPrefixBlocks,
+          [&](const auto& hashes) { return must(client.match_prefix(hashes)).usable; });
+  measure("each block, in the table", kPrefixBlocks, [&](const auto& hashes) {
+    return static_cast<std::uint32_t>(
+        std::count_if(hashes.begin(), hashes.end(), [&](const worker::Digest& hash) {
+          return client.presence(ipc::GroupId{0}, hash) == worker::Presence::kHit;
+        }));
+  });
+  measure("by a message", kPrefixBlocks, [&](const auto& hashes) {
+    return must(client.lookup(hashes, ipc::Deadline::after(kAnswer))).usable_prefix;
+  });
 }
 
 /// The bare calls for memory of an arena's size, in this process.
@@ -219,8 +251,7 @@ void bench_lookup(BenchContext& context) {
     IndexFill(context, instance, prefixes).run();
     context.doing("lookup: prefixes of 1,000 blocks");
     measure_lookups(context, instance, prefixes,
-                    figure_of(BenchKind::kLookup, fmt::format("{} entries", entries),
-                              shape.point(kPrefixBlocks, Way::kToDevice, Locality::kRandom)));
+                    shape.point(kPrefixBlocks, Way::kToDevice, Locality::kRandom));
   });
 }
 

@@ -152,6 +152,7 @@ class Engine final : private worker::SchedulerControl {
   [[nodiscard]] Admission try_admit(std::size_t request);
   [[nodiscard]] bool has_pending_block(const std::vector<ipc::Digest>& hashes) const;
   [[nodiscard]] bool may_fit(std::size_t request, const std::vector<ipc::Digest>& hashes) const;
+  void ask_whether_manager_serves(const std::vector<ipc::Digest>& hashes);
   [[nodiscard]] PrefixPlan make_plan(const TraceRequest& request,
                                      const std::vector<ipc::Digest>& hashes);
   [[nodiscard]] bool fits(const PrefixPlan& plan,
@@ -222,6 +223,8 @@ class Engine final : private worker::SchedulerControl {
   ipc::TimerId connect_timer_ = 0;
   ipc::TimerId watch_timer_ = 0;
   ipc::TimerId due_timer_ = 0;
+  ipc::TimePoint manager_asked_{};  ///< Whether it serves, the last time.
+  bool manager_serves_ = true;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< For posted calls.
 };
 

@@ -17,7 +17,10 @@ using ipc::GroupId;
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
-constexpr ipc::Duration kLookupTime = 1s;
+/// A manager that does not answer within it serves no load either, whatever its table shows. Asked
+/// once in kManagerLook.
+constexpr ipc::Duration kManagerTime = 1s;
+constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMaxBusyRetries = 400;
 constexpr std::uint8_t kLoadPriority = 1;
@@ -95,12 +98,13 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   const std::uint64_t era = era_;
   const std::uint64_t generation = generation_;
   const Digest weights = weights_;
-  const PrefixPlan plan = make_plan(trace, hashes);
+  ask_whether_manager_serves(hashes);
   look_at_state();
   if (era != era_ || generation != generation_ || weights != weights_ || !phase_ready_) {
-    pump_later();  // The lookup brought news of another arena or other weights: start over.
+    pump_later();  // There was news of another arena or other weights: start over.
     return Admission::kNoRoom;
   }
+  const PrefixPlan plan = make_plan(trace, hashes);
   if (!fits(plan, hashes, outputs)) return Admission::kNoRoom;
 
   const AttemptId id = next_attempt_++;
@@ -109,6 +113,10 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   attempt.era = era_;
   begun_.erase(request);
   take_blocks(attempt, plan, hashes, outputs);
+  if (offload_usable()) {
+    const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
+    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
+  }
   if (attempt.loading.empty()) {
     start_step(id, attempt);
   } else {
@@ -141,6 +149,16 @@ bool Engine::may_fit(std::size_t request, const std::vector<Digest>& hashes) con
   return true;
 }
 
+void Engine::ask_whether_manager_serves(const std::vector<Digest>& hashes) {
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (hashes.empty() || !offload_usable() || now - manager_asked_ < kManagerLook) return;
+  const auto found =
+      client_->lookup(std::span(hashes).first(1), ipc::Deadline::after(kManagerTime));
+  manager_serves_ = found.has_value();
+  manager_asked_ = ipc::MonotonicClock::now();
+  if (!found) ipc::log_debug("lookup: {}", found.error().to_string());
+}
+
 PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Digest>& hashes) {
   const auto length = static_cast<std::uint32_t>(hashes.size());
   const std::uint32_t whole = whole_blocks_of(request);
@@ -148,17 +166,10 @@ PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Dige
     return index_of(group).find(hashes[position]) ? BlockSource::kDevice : BlockSource::kNowhere;
   };
   PrefixPlan plan = worker::plan_prefix(options_.geometry.groups, length, whole, on_device);
-  if (plan.hit_blocks == length || !offload_usable()) return plan;
-  const auto found = client_->lookup(hashes, ipc::Deadline::after(kLookupTime));
-  if (!found) {
-    ipc::log_debug("lookup: {}", found.error().to_string());
-    return plan;
-  }
+  if (plan.hit_blocks == length || !offload_usable() || !manager_serves_) return plan;
   const auto anywhere = [&](GroupId group, std::uint32_t position) {
     if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
-    const bool on_host = group.value < found->presence.size() &&
-                         position < found->presence[group.value].size() &&
-                         found->presence[group.value][position] == worker::Presence::kHit;
+    const bool on_host = client_->presence(group, hashes[position]) == worker::Presence::kHit;
     return on_host ? BlockSource::kHost : BlockSource::kNowhere;
   };
   return worker::plan_prefix(options_.geometry.groups, length, whole, anywhere);

@@ -47,7 +47,7 @@ class ControlLink::Impl {
     PacketSocket registry;
     ProcessRef server;
     RegistryWelcome welcome;
-    UniqueFd pool;
+    UniqueFd memory;  ///< The pool, or the prefix table.
     std::optional<MessageChannel> channel;
   };
 
@@ -156,7 +156,7 @@ class ControlLink::Impl {
   }
 
   [[nodiscard]] const Registered& registered() const noexcept { return registered_; }
-  [[nodiscard]] UniqueFd take_pool() noexcept { return std::move(registered_.pool); }
+  [[nodiscard]] UniqueFd take_memory() noexcept { return std::move(registered_.memory); }
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
 
  private:
@@ -396,15 +396,15 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
   const std::uint64_t connection = result.welcome.ring_connection;
   const std::size_t rings = connection == 0 ? 0 : 1;
   if (packet->fds.size() < rings || packet->fds.size() > rings + 1) {
-    return KVFERRY_ERROR(kProtocol,
-                         "the server of {} sent {} descriptors, expected {} and perhaps the pool's",
-                         path, packet->fds.size(), rings);
+    return KVFERRY_ERROR(
+        kProtocol, "the server of {} sent {} descriptors, expected {} and perhaps that of memory",
+        path, packet->fds.size(), rings);
   }
   if (rings == 1) {
     KVFERRY_ASSIGN(result.channel, MessageChannel::join(packet->fds.back(), connection));
     packet->fds.pop_back();
   }
-  if (!packet->fds.empty()) result.pool = std::move(packet->fds.front());
+  if (!packet->fds.empty()) result.memory = std::move(packet->fds.front());
   return result;
 }
 
@@ -428,7 +428,7 @@ Result<std::unique_ptr<ControlLink>> ControlLink::connect(Options options, Deadl
 
 const RegistryWelcome& ControlLink::welcome() const noexcept { return impl_->registered().welcome; }
 
-UniqueFd ControlLink::take_pool_fd() { return impl_->take_pool(); }
+UniqueFd ControlLink::take_memory_fd() { return impl_->take_memory(); }
 
 const ProcessRef& ControlLink::server() const noexcept { return impl_->registered().server; }
 

@@ -8,6 +8,7 @@ std::string_view to_string(MessageKind kind) noexcept {
   switch (kind) {
     case MessageKind::kEngineHello: return "engine_hello";
     case MessageKind::kLookup: return "lookup";
+    case MessageKind::kUsePrefix: return "use_prefix";
     case MessageKind::kPin: return "pin";
     case MessageKind::kUnpin: return "unpin";
     case MessageKind::kReserveStore: return "reserve_store";

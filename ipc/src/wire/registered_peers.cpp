@@ -54,6 +54,9 @@ void RegisteredPeers::on_hello(RegistryCandidate candidate) {
   std::size_t given = 0;
   if (candidate.hello.kind == ProcessKind::kMover && options_.pool_fd >= 0) {
     fds.at(given++) = options_.pool_fd;
+  } else if (candidate.hello.kind == ProcessKind::kEngine && options_.table_fd >= 0) {
+    welcome.table_bytes = options_.table_bytes;
+    fds.at(given++) = options_.table_fd;
   }
   std::optional<MessageChannel::Made> made = make_channel(candidate.hello);
   if (made) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 
 namespace kvferry::cache_manager {
@@ -25,12 +26,7 @@ SlabShape shape_of(std::uint32_t group = 0, std::uint64_t bytes = 4096) {
   return shape;
 }
 
-ipc::GroupSpec group_with(ipc::HitRule rule, std::uint32_t window = 0) {
-  ipc::GroupSpec group;
-  group.rule = rule;
-  group.window_blocks = window;
-  return group;
-}
+ipc::GroupRule group_with(ipc::HitRule rule, std::uint32_t window = 0) { return {rule, window}; }
 
 class PrefixIndexTest : public testing::Test {
  protected:
@@ -52,9 +48,22 @@ class PrefixIndexTest : public testing::Test {
     }
     return all;
   }
+  /// As an engine does: it looks, and then uses what it has found.
   std::uint32_t usable(const std::vector<Digest>& prefix,
-                       const std::vector<ipc::GroupSpec>& groups) {
-    return index_.lookup(root_, prefix, groups).usable_prefix;
+                       const std::vector<ipc::GroupRule>& rules) {
+    return look_and_use(index_, prefix, rules);
+  }
+  std::uint32_t look_and_use(PrefixIndex& index,
+                             const std::vector<Digest>& prefix,
+                             const std::vector<ipc::GroupRule>& rules) {
+    const std::uint32_t found = index.lookup(root_, prefix, rules).usable_prefix;
+    index.use(root_, std::span(prefix).first(found), static_cast<std::uint32_t>(rules.size()));
+    const auto view = ipc::PrefixTableView::map(index.table().fd(), index.table().size_bytes());
+    EXPECT_TRUE(view.has_value());
+    if (view) {
+      EXPECT_EQ(view->match(root_, prefix, rules).usable, found) << "in the table";
+    }
+    return found;
   }
 
   /// Of a slot that is part of no batch.
@@ -69,7 +78,7 @@ class PrefixIndexTest : public testing::Test {
   ipc::IncarnationId other_ = digest(2001);
   HostPool pool_{kPool};
   PrefixIndex index_{pool_, "lru"};
-  std::vector<ipc::GroupSpec> full_{group_with(ipc::HitRule::kFull)};
+  std::vector<ipc::GroupRule> full_{group_with(ipc::HitRule::kFull)};
 };
 
 TEST_F(PrefixIndexTest, ABatchEvictsWhatItNeedsAtOnceAndLiesTogether) {
@@ -152,7 +161,7 @@ TEST_F(PrefixIndexTest, FullGroupNeedsTheWholePrefix) {
 }
 
 TEST_F(PrefixIndexTest, SlidingWindowNeedsItsTrailingBlocks) {
-  const std::vector<ipc::GroupSpec> window{group_with(ipc::HitRule::kSlidingWindow, 2)};
+  const std::vector<ipc::GroupRule> window{group_with(ipc::HitRule::kSlidingWindow, 2)};
   store(2);
   store(3);
   EXPECT_EQ(usable(blocks(4), window), 4U);
@@ -162,7 +171,7 @@ TEST_F(PrefixIndexTest, SlidingWindowNeedsItsTrailingBlocks) {
 }
 
 TEST_F(PrefixIndexTest, StateGroupNeedsTheLastBlock) {
-  const std::vector<ipc::GroupSpec> groups{group_with(ipc::HitRule::kFull),
+  const std::vector<ipc::GroupRule> groups{group_with(ipc::HitRule::kFull),
                                            group_with(ipc::HitRule::kLastState)};
   for (std::uint64_t i = 0; i < 4; ++i) {
     store(i);
@@ -267,21 +276,96 @@ TEST_F(PrefixIndexTest, WhatIsAwaitedStays) {
   EXPECT_EQ(usable(blocks(1), full_), 0U);
 }
 
-// Jobs end in any order: what was committed before the block that it continues learns of it when
-// both are looked up.
-TEST_F(PrefixIndexTest, WhatABlockContinuesIsLearntFromLookups) {
+// Jobs end in any order.
+TEST_F(PrefixIndexTest, WhatABlockContinuesIsKnownOnceThatIsThere) {
   const PrefixIndex::Token first = reserve(0);
   const PrefixIndex::Token second = reserve(1, 0, digest(0));
   for (const PrefixIndex::Token token : {second, first}) {
     (void)index_.begin_fill(client_, token);
     ASSERT_TRUE(index_.commit(token));
   }
-  EXPECT_EQ(usable(blocks(2), full_), 2U);
+  const auto view = ipc::PrefixTableView::map(index_.table().fd(), index_.table().size_bytes());
+  ASSERT_TRUE(view.has_value());
+  EXPECT_EQ(view->match(root_, blocks(2), full_).usable, 2U);
   for (std::uint64_t i = 2; i < 16; ++i) store(1000 + i);
   store(5000);
-  EXPECT_EQ(usable(blocks(2), full_), 1U);
+  EXPECT_EQ(usable(blocks(2), full_), 1U) << "its end goes first";
   store(5001);
   EXPECT_EQ(usable(blocks(2), full_), 1U) << "used just now";
+}
+
+TEST_F(PrefixIndexTest, WhatIsThereLearnsFromALaterStoreWhatItContinues) {
+  store(0);
+  store(1);
+  const auto view = ipc::PrefixTableView::map(index_.table().fd(), index_.table().size_bytes());
+  ASSERT_TRUE(view.has_value());
+  EXPECT_EQ(view->match(root_, blocks(2), full_), (ipc::PrefixMatch{1, false}));
+  const ipc::ReservedSlot again =
+      index_.reserve(client_, {root_, digest(1), ipc::GroupId{0}}, digest(0), shape_of(), alone());
+  EXPECT_EQ(again.outcome, ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(view->match(root_, blocks(2), full_).usable, 2U);
+}
+
+TEST_F(PrefixIndexTest, AJobFromItsLastBlockToItsFirstIsOnePrefix) {
+  std::vector<PrefixIndex::Token> job;
+  for (std::uint64_t i = 8; i-- > 0;) {
+    job.push_back(reserve(i, 0, i == 0 ? Digest{} : digest(i - 1)));
+    (void)index_.begin_fill(client_, job.back());
+  }
+  EXPECT_EQ(index_.commit(job), std::vector<bool>(8, true));
+  const auto view = ipc::PrefixTableView::map(index_.table().fd(), index_.table().size_bytes());
+  ASSERT_TRUE(view.has_value());
+  EXPECT_EQ(view->match(root_, blocks(8), full_).usable, 8U);
+}
+
+TEST_F(PrefixIndexTest, AJobWhoseBlocksContinueEachOtherInACircleEnds) {
+  const std::vector<PrefixIndex::Token> job = {reserve(0, 0, digest(1)), reserve(1, 0, digest(0))};
+  for (const PrefixIndex::Token token : job) (void)index_.begin_fill(client_, token);
+  EXPECT_EQ(index_.commit(job), std::vector<bool>(2, true));
+  EXPECT_EQ(index_.drop_root(root_, [](const auto&) { return false; }), 2U);
+  EXPECT_EQ(index_.table().stats().entries, 0U);
+}
+
+// A block that was found behind a gap is not taken for what continues the one before the gap.
+TEST_F(PrefixIndexTest, AUseDoesNotJoinOverAGap) {
+  store(0);
+  store(2);
+  index_.use(root_, blocks(3), 1);
+  store(1);
+  index_.use(root_, blocks(3), 1);
+  for (std::uint64_t i = 3; i < 16; ++i) store(1000 + i);
+  store(5000);
+  EXPECT_FALSE(index_.has({root_, digest(2), ipc::GroupId{0}})) << "the last one goes first";
+  EXPECT_TRUE(index_.has({root_, digest(1), ipc::GroupId{0}}));
+}
+
+TEST_F(PrefixIndexTest, ALookIsNoUse) {
+  for (std::uint64_t i = 0; i < 16; ++i) store(i);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(index_.lookup(root_, blocks(1), full_).usable_prefix, 1U);
+  store(100);
+  EXPECT_EQ(index_.lookup(root_, blocks(1), full_).usable_prefix, 0U) << "the oldest goes";
+  index_.use(root_, std::array{digest(1), digest(500)}, 1);
+  store(101);
+  EXPECT_TRUE(index_.has({root_, digest(1), ipc::GroupId{0}})) << "it was used";
+  EXPECT_FALSE(index_.has({root_, digest(2), ipc::GroupId{0}}));
+}
+
+TEST_F(PrefixIndexTest, TheTableShowsABlockOnItsWayAndWhenItIsThereOrGone) {
+  const auto view = ipc::PrefixTableView::map(index_.table().fd(), index_.table().size_bytes());
+  ASSERT_TRUE(view.has_value());
+  const ipc::BlockKey key{root_, digest(0), ipc::GroupId{0}};
+  const PrefixIndex::Token token = reserve(0);
+  EXPECT_EQ(view->find(key), (ipc::TableEntry{true, 0}));
+  EXPECT_EQ(view->match(root_, blocks(1), full_), (ipc::PrefixMatch{0, true}));
+  (void)index_.begin_fill(client_, token);
+  EXPECT_EQ(view->find(key), (ipc::TableEntry{true, 0}));
+  (void)index_.commit(token);
+  EXPECT_EQ(view->find(key), (ipc::TableEntry{false, 1}));
+  EXPECT_EQ(index_.drop_root(root_, [](const auto&) { return false; }), 1U);
+  EXPECT_EQ(view->find(key), std::nullopt);
+  index_.discard(reserve(1));
+  EXPECT_EQ(view->find({root_, digest(1), ipc::GroupId{0}}), std::nullopt);
+  EXPECT_EQ(index_.table().stats().entries, 0U);
 }
 
 TEST_F(PrefixIndexTest, PoliciesAreByName) {

@@ -64,7 +64,7 @@ TEST_F(ControlTest, AnswersARequest) {
   ASSERT_TRUE(link);
   EXPECT_EQ(link->welcome().manager_session, Digest::from_words(1, 2));
   EXPECT_EQ(link->server().pid(), ::getpid());
-  EXPECT_FALSE(link->take_pool_fd().valid());
+  EXPECT_FALSE(link->take_memory_fd().valid());
   // The answer that ends connect() leaves the server before its handler is told.
   EXPECT_TRUE(server.handler.wait_for("peer peer"));
   for (int i = 1; i <= 100; ++i) {
@@ -279,14 +279,14 @@ TEST_F(ControlTest, MoversGetThePoolAndOthersDoNot) {
   mover.kind = ProcessKind::kMover;
   auto link = *ControlLink::connect(mover, soon());
   EXPECT_EQ(link->welcome().pool_bytes, kPoolBytes);
-  const UniqueFd received = link->take_pool_fd();
+  const UniqueFd received = link->take_memory_fd();
   ASSERT_TRUE(received.valid());
-  EXPECT_FALSE(link->take_pool_fd().valid());
+  EXPECT_FALSE(link->take_memory_fd().valid());
   const SharedMapping ours = *SharedMemory::map_pool(pool, kPoolBytes);
   const SharedMapping theirs = *SharedMemory::map_pool(received, kPoolBytes);
   ours.data()[kPoolBytes - 1] = std::byte{42};
   EXPECT_EQ(theirs.data()[kPoolBytes - 1], std::byte{42});
-  EXPECT_FALSE(connect("engine")->take_pool_fd().valid());
+  EXPECT_FALSE(connect("engine")->take_memory_fd().valid());
 }
 
 TEST_F(ControlTest, NobodyListeningIsNoManager) {

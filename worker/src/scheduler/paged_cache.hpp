@@ -20,6 +20,9 @@ namespace kvferry::worker {
 class PagedCache {
  public:
   explicit PagedCache(const ipc::Geometry& geometry) : geometry_(geometry) {}
+  [[nodiscard]] std::uint32_t tokens_per_block() const noexcept {
+    return geometry_.tokens_per_block;
+  }
 
   /// Other memory: every block is free and holds nothing. Block tables of before mean nothing.
   void remake(std::span<const std::uint32_t> group_blocks);

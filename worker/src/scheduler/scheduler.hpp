@@ -91,6 +91,8 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_admit.cpp: from the queue into the batch, and host memory.
   void admit_waiting();
   [[nodiscard]] bool try_admit(Sequence& sequence);
+  void ask_whether_manager_serves(const Sequence& sequence);
+  void tell_use(const Sequence& sequence);
   void submit_loads(Number number, std::vector<LoadItem> items);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
@@ -144,6 +146,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   bool pump_posted_ = false;
   ipc::TimePoint not_before_{};  ///< After a refused pass: when to try again.
   ipc::TimePoint no_offload_before_{};
+  ipc::TimePoint manager_asked_{};  ///< Whether it serves, the last time.
   ipc::TimerId connect_timer_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< For posted calls.
 };

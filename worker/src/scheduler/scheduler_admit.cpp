@@ -14,7 +14,10 @@ using std::chrono_literals::operator""s;
 
 namespace {
 
-constexpr ipc::Duration kLookupTime = 1s;
+/// A manager that does not answer within it serves no load either, whatever its table shows. Asked
+/// once in kManagerLook.
+constexpr ipc::Duration kManagerTime = 1s;
+constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kReserveTime = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMostLoadTries = 400;
@@ -40,7 +43,7 @@ void Scheduler::admit_waiting() {
     if (!admitted_.empty() && cache_.least_available() <= admitted_.size()) return;
     if (!cache_.may_fit(sequence)) return;
     const bool admitted = try_admit(sequence);
-    // A look at host memory can bring news of another arena or other weights: start over.
+    // A word with the manager can bring news of another arena or other weights: start over.
     if (era != era_ || weights != weights_ || !is_ready()) return pump_later();
     if (!admitted) return;
     next = waiting_.erase(next);
@@ -48,26 +51,19 @@ void Scheduler::admit_waiting() {
 }
 
 bool Scheduler::try_admit(Sequence& sequence) {
-  std::optional<LookupResult> in_host;
-  const auto have = [&](ipc::GroupId group, std::uint32_t position) {
-    if (!in_host || group.value >= in_host->presence.size()) return BlockSource::kNowhere;
-    const auto& presence = in_host->presence[group.value];
-    const bool hit = position < presence.size() && presence[position] == Presence::kHit;
-    return hit ? BlockSource::kHost : BlockSource::kNowhere;
-  };
-  if (!sequence.hashes.empty() && offload_usable() && !sequence.device_only) {
+  bool looks = !sequence.hashes.empty() && offload_usable() && !sequence.device_only;
+  if (looks) {
     const std::uint64_t era = era_;
     const ipc::Digest weights = weights_;
-    auto found = client_->lookup(sequence.hashes, ipc::Deadline::after(kLookupTime));
-    if (found) {
-      in_host = std::move(*found);
-    } else {
-      ipc::log_debug("scheduler: lookup: {}", found.error().to_string());
-      if (found.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
-    }
+    ask_whether_manager_serves(sequence);
     look_at_state();
     if (era != era_ || weights != weights_ || !phase_ready_) return false;
+    looks = offload_usable();
   }
+  const auto have = [&](ipc::GroupId group, std::uint32_t position) {
+    const bool hit = looks && client_->presence(group, sequence.hashes[position]) == Presence::kHit;
+    return hit ? BlockSource::kHost : BlockSource::kNowhere;
+  };
   std::vector<LoadItem> loads;
   const PagedCache::Admission admission = cache_.admit(sequence, have, loads);
   if (admission == PagedCache::Admission::kNoRoom) return false;
@@ -77,8 +73,28 @@ bool Scheduler::try_admit(Sequence& sequence) {
   // What it finds of its prompt was computed with these.
   if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
+  if (looks) tell_use(sequence);
   if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
   return true;
+}
+
+void Scheduler::ask_whether_manager_serves(const Sequence& sequence) {
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (now - manager_asked_ < kManagerLook) return;
+  manager_asked_ = now;
+  const auto found =
+      client_->lookup(std::span(sequence.hashes).first(1), ipc::Deadline::after(kManagerTime));
+  if (found) return;
+  ipc::log_debug("scheduler: lookup: {}", found.error().to_string());
+  if (found.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
+}
+
+// So that host memory keeps it, whichever memory it was found in.
+void Scheduler::tell_use(const Sequence& sequence) {
+  const std::size_t found = sequence.computed / cache_.tokens_per_block();
+  const auto used = client_->use_prefix(
+      std::span(sequence.hashes).first(std::min(found, sequence.hashes.size())));
+  if (!used) ipc::log_debug("scheduler: use of a prefix: {}", used.error().to_string());
 }
 
 void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {

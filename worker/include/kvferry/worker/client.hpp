@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
@@ -32,6 +33,7 @@ using ipc::Digest;
 using ipc::ErrorCode;
 using ipc::GroupId;
 using ipc::JobId;
+using ipc::PrefixMatch;
 using ipc::Result;
 using ipc::Status;
 
@@ -65,7 +67,7 @@ enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 
 struct StoreTarget {
   GroupId group;
-  Digest block;
+  Digest block;  ///< Not zero.
   /// The block of the prefix right before it, zero at its beginning: so that what continues a block
   /// is evicted before it. Zero where that is not known costs hits, never correctness.
   Digest before{};
@@ -334,7 +336,24 @@ class Client {
   // kInvalidArgument for no element or more than a message holds. Those named at a call come on
   // top.
 
-  /// Which blocks the host tier has. An empty span is an empty result.
+  // Looks at the host tier without a message, by a read-only mapping of the manager's prefix table:
+  // neither waits for anybody, and as many engines as there are look at once. What they find is
+  // what was there a moment ago; a load takes what is there then, and says of each block whether it
+  // was. By the state that was known after the last call of another kind. A look is no use: what a
+  // request uses is told once, however often it was looked for.
+
+  /// How much of a prefix can be loaded. What it finds of blocks that were stored without
+  /// StoreTarget::before is what use_prefix() has joined since. kNoManager, kCancelled, kNotReady,
+  /// kGeometryMismatch as below.
+  [[nodiscard]] Result<PrefixMatch> match_prefix(std::span<const Digest> hashes);
+  /// Of one block; kMiss also where match_prefix() would fail.
+  [[nodiscard]] Presence presence(GroupId group, const Digest& hash);
+  /// A request uses these blocks of one prefix, first to last: those of them that are in host
+  /// memory are kept in preference to others. Sends and does not wait: kNoManager, kCancelled,
+  /// kBusy, and kInvalidArgument for more than a message holds.
+  [[nodiscard]] Status use_prefix(std::span<const Digest> hashes);
+
+  /// Which blocks the host tier has, as the manager says. An empty span is an empty result.
   [[nodiscard]] Result<LookupResult> lookup(std::span<const Digest> hashes, Deadline deadline);
   /// Pinned blocks are not evicted; counts how many were present (in any group): those that were
   /// not are no error. Pins are counted per client, and end with it or with a clear that drops the

@@ -30,6 +30,7 @@ struct PrefixPlan {
   std::vector<PlannedBlock> blocks;  ///< Group by group, positions ascending.
 };
 
+/// Asked at most once for each block, so that it may look at what others change meanwhile.
 using SourceOf = std::function<BlockSource(ipc::GroupId group, std::uint32_t position)>;
 
 /// What a request of `length` blocks needs, of which the first `whole` are filled with tokens: only

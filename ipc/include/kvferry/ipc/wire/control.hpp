@@ -64,6 +64,8 @@ class ControlServer {
     SessionId session;
     int pool_fd = -1;  ///< Given to movers.
     std::uint64_t pool_bytes = 0;
+    int table_fd = -1;  ///< The prefix table's, given to engines.
+    std::uint64_t table_bytes = 0;
     /// Per peer, unsent; beyond one of them send() is kBusy. An empty queue takes any message.
     int max_queued_messages = 10'000;
     std::size_t max_queued_bytes = std::size_t{256} << 20;
@@ -145,8 +147,9 @@ class ControlLink {
   ~ControlLink();
 
   [[nodiscard]] const RegistryWelcome& welcome() const noexcept;
-  /// The pool's descriptor (movers); invalid otherwise or when taken.
-  [[nodiscard]] UniqueFd take_pool_fd();
+  /// The descriptor of the pool (movers), or of the prefix table (engines); invalid otherwise or
+  /// when taken.
+  [[nodiscard]] UniqueFd take_memory_fd();
   [[nodiscard]] const ProcessRef& server() const noexcept;
 
   /// For an EventLoop: readable when try_receive() may have something, or when the server ended

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/error.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/device/device.hpp"
+#include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
@@ -23,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 14;
+inline constexpr std::uint32_t kWireVersion = 15;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -64,6 +65,7 @@ enum class MessageKind : std::uint16_t {
   // engine and operator -> manager, answered
   kEngineHello = 1,
   kLookup,
+  kUsePrefix,
   kPin,
   kUnpin,
   kReserveStore,
@@ -154,15 +156,17 @@ struct RegistryHello {
   bool wants_rings = false;   ///< For its messages; what fits neither goes over ZeroMQ.
   template <typename V> void visit(V& v) { v(version, kind, incarnation, name, wants_rings); }
 };
-/// Movers also get the pool's descriptor; who has rings gets theirs, last.
+/// Movers also get the pool's descriptor, engines the prefix table's; who has rings gets theirs,
+/// last.
 struct RegistryWelcome {
   std::uint32_t version = kWireVersion;
   SessionId manager_session;
   std::uint64_t pool_bytes = 0;
   std::optional<Error> refused;
   std::uint64_t ring_connection = 0;  ///< Names the connection in its messages; 0: no rings.
+  std::uint64_t table_bytes = 0;      ///< Of the prefix table; 0: it has none.
   template <typename V> void visit(V& v) {
-    v(version, manager_session, pool_bytes, refused, ring_connection);
+    v(version, manager_session, pool_bytes, refused, ring_connection, table_bytes);
   }
 };
 
@@ -345,11 +349,13 @@ struct EngineState {
   std::vector<RankArena> ranks;
   std::vector<std::uint32_t> group_blocks;
   Digest weights;  ///< Of all ranks' workers together; part of every key. Zero: they name none.
+  Digest root;     ///< Of this client's keys, in the prefix table.
+  std::vector<GroupRule> rules;  ///< Of the groups; empty while no worker has registered.
   std::string note;
   /// The workers registered after this engine, and with another geometry: it cannot use them.
   std::optional<Error> refused;
   template <typename V> void visit(V& v) {
-    v(generation, phase, offload_ready, ranks, group_blocks, weights, note, refused);
+    v(generation, phase, offload_ready, ranks, group_blocks, weights, root, rules, note, refused);
   }
 };
 
@@ -365,6 +371,11 @@ struct LookupReply {
   std::uint32_t usable_prefix = 0;     ///< Longest by every group's rule, all ranks stored.
   std::vector<std::uint8_t> presence;  ///< [group * blocks + i], BlockPresence.
   template <typename V> void visit(V& v) { v(usable_prefix, presence); }
+};
+/// A request uses these blocks of one prefix, first to last. Nothing that is answered.
+struct UsePrefix {
+  std::vector<Digest> blocks;
+  template <typename V> void visit(V& v) { v(blocks); }
 };
 struct PinRequest {  ///< kPin and kUnpin. Pins end with their engine.
   std::vector<Digest> blocks;

@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/model/geometry.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace kvferry::ipc {
+
+/// Which blocks of a prefix a group must hold for it to be used.
+struct GroupRule {
+  HitRule rule = HitRule::kFull;
+  std::uint32_t window_blocks = 0;  ///< kSlidingWindow only.
+  friend bool operator==(const GroupRule&, const GroupRule&) = default;
+  template <typename V> void visit(V& v) { v(rule, window_blocks); }
+};
+[[nodiscard]] std::vector<GroupRule> rules_of(const Geometry& geometry);
+
+/// How many of a prefix's n blocks, counted from its end, such a group must hold; n >= 1.
+[[nodiscard]] std::uint32_t blocks_needed(const GroupRule& rule, std::uint32_t n) noexcept;
+
+}  // namespace kvferry::ipc
