@@ -119,9 +119,8 @@ void PrefixTable::erase(const BlockKey& key) {
   std::uint64_t hole = place_of(slots_, mask_, prefix_table::hash_of(key, seed_));
   if (slots_[hole].rest.load(std::memory_order_relaxed) == 0) return;
   --stats_.entries;
-  const std::uint64_t moves = header_->moves.load(std::memory_order_relaxed);
-  header_->moves.store(moves + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  // What follows is stored behind it: a reader that meets any of it sees that the count is odd.
+  header_->moves.fetch_add(1, std::memory_order_acq_rel);
   for (std::uint64_t at = (hole + 1) & mask_;; at = (at + 1) & mask_) {
     const std::uint64_t rest = slots_[at].rest.load(std::memory_order_relaxed);
     if (rest == 0) break;
@@ -131,7 +130,7 @@ void PrefixTable::erase(const BlockKey& key) {
     hole = at;
   }
   slots_[hole].rest.store(0, std::memory_order_release);
-  header_->moves.store(moves + 2, std::memory_order_release);
+  header_->moves.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace kvferry::ipc

@@ -71,8 +71,8 @@ std::optional<TableEntry> PrefixTableView::find(const BlockKey& key) const noexc
         return prefix_table::entry_of(rest);  // of which both halves were read
       }
     }
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (moves % 2 == 0 && header().moves.load(std::memory_order_relaxed) == moves) break;
+    // Behind the looks, which all acquire what they meet.
+    if (moves % 2 == 0 && header().moves.load(std::memory_order_acquire) == moves) break;
   }
   return std::nullopt;
 }
