@@ -58,23 +58,23 @@ bool is_usable(std::span<const GroupSpec> groups, std::uint32_t hit, SteadySourc
 PrefixPlan plan_prefix(std::span<const GroupSpec> groups,
                        std::uint32_t length,
                        std::uint32_t whole,
-                       const SourceOf& asked) {
-  SteadySources source_of(groups.size(), length, asked);
+                       const SourceOf& source_of) {
+  SteadySources sources(groups.size(), length, source_of);
   PrefixPlan plan;
   std::uint32_t hit = length;
   for (std::uint32_t g = 0; g < groups.size(); ++g) {
     if (groups[g].rule != HitRule::kFull) continue;
     std::uint32_t run = 0;
-    while (run < hit && source_of(GroupId{g}, run) != BlockSource::kNowhere) ++run;
+    while (run < hit && sources(GroupId{g}, run) != BlockSource::kNowhere) ++run;
     hit = run;
   }
-  while (hit > 0 && !is_usable(groups, hit, source_of)) --hit;
+  while (hit > 0 && !is_usable(groups, hit, sources)) --hit;
   plan.hit_blocks = hit;
 
   plan.hit_from_host.assign(hit, false);
   for (std::uint32_t g = 0; g < groups.size(); ++g) {
     for (std::uint32_t i = hit - depth_needed(groups[g], hit); i < hit; ++i) {
-      const BlockSource source = source_of(GroupId{g}, i);
+      const BlockSource source = sources(GroupId{g}, i);
       if (source == BlockSource::kHost) plan.hit_from_host[i] = true;
       plan.blocks.push_back(PlannedBlock{GroupId{g}, i, source});
     }

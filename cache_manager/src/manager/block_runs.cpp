@@ -33,9 +33,9 @@ void BlockRuns::take_out(RunNode*& first, RunNode& node) {
   node.next = node.previous = nullptr;
 }
 
-void BlockRuns::hang(RunNode& node, RunNode& above) {
-  node.above = &above;
-  insert(above.below, node);
+void BlockRuns::hang(RunNode& below, RunNode& above) {
+  below.above = &above;
+  insert(above.below, below);
 }
 
 void BlockRuns::wait(RunNode& node) {

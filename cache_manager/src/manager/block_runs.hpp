@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 
@@ -15,6 +16,7 @@ namespace kvferry::cache_manager {
 /// A visible block among those that continue each other.
 struct RunNode {
   ipc::BlockKey key;
+  EntryId id = kNoEntry;     ///< What its owner knows it by.
   ipc::Digest before;        ///< The block that it continues; zero: none, or that is not known.
   RunNode* above = nullptr;  ///< That block, while it is visible and known as such.
   RunNode* below = nullptr;  ///< The first of those that continue it.
@@ -61,7 +63,7 @@ class BlockRuns {
   [[nodiscard]] const RunNode* beginning_of(const RunNode& node);
   static void insert(RunNode*& first, RunNode& node);
   static void take_out(RunNode*& first, RunNode& node);
-  void hang(RunNode& node, RunNode& above);
+  static void hang(RunNode& below, RunNode& above);
   void wait(RunNode& node);
   void stop_waiting(RunNode& node);
   /// Of it and of all that continue it.

@@ -23,9 +23,7 @@ PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy)
       policy_name_(policy),
       table_(pool.stats().bytes / kLeastBlockBytes),
       runs_(table_,
-            [this](RunNode& below, RunNode& above) {
-              policy_->continue_from(static_cast<Entry&>(below).id, static_cast<Entry&>(above).id);
-            }),
+            [this](RunNode& below, RunNode& above) { policy_->continue_from(below.id, above.id); }),
       next_token_((ipc::Digest::random().low() >> 1U) | 1U) {
   if (const auto known = make_eviction_policy(policy_name_, 1); !known) {
     throw ipc::Exception(known.error());
@@ -338,10 +336,12 @@ void PrefixIndex::make_findable(Entry& entry) {
     next->is_next = true;
     chain.push_back(next);
   }
-  for (auto next = chain.rbegin(); next != chain.rend(); ++next) {
-    Entry* above = above_of(**next);
-    runs_.add(**next, above != nullptr && above->run > 0 ? above : nullptr);
-    (*next)->is_next = false;
+  while (!chain.empty()) {
+    Entry& next = *chain.back();
+    chain.pop_back();
+    Entry* above = above_of(next);
+    runs_.add(next, above != nullptr && above->run > 0 ? above : nullptr);
+    next.is_next = false;
   }
 }
 

@@ -121,8 +121,7 @@ class PrefixIndex {
     Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
-    EntryId id = kNoEntry;  ///< In entries_, while it is visible.
-    bool is_next = false;   ///< Of make_findable().
+    bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
   };
   using Table = std::unordered_map<ipc::BlockKey, std::unique_ptr<Entry>>;
 

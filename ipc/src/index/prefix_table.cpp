@@ -62,8 +62,8 @@ void write(Slot& slot, std::uint64_t low, std::uint64_t rest) noexcept {
 PrefixTable::PrefixTable(std::uint64_t most_entries)
     : most_log2_(log2_for(std::min(most_entries, kMostEntries), kLargestLog2)),
       memory_(make_memory(most_log2_)),
-      seed_(Digest::random().low()) {
-  header_ = reinterpret_cast<Header*>(memory_.mapping.data());  // zero, as all of it
+      seed_(Digest::random().low()),
+      header_(reinterpret_cast<Header*>(memory_.mapping.data())) {  // zero, as all of it
   grow(prefix_table::kLeastLog2);
   header_->most_log2.store(most_log2_, std::memory_order_relaxed);
   header_->seed.store(seed_, std::memory_order_relaxed);

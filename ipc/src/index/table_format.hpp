@@ -58,8 +58,7 @@ struct Hash {
 }
 
 [[nodiscard]] inline std::uint64_t rest_of(const Hash& hash, const TableEntry& entry) noexcept {
-  const std::uint64_t state =
-      static_cast<std::uint64_t>(entry.pending ? State::kPending : State::kThere);
+  const auto state = static_cast<std::uint64_t>(entry.pending ? State::kPending : State::kThere);
   const std::uint64_t run = entry.run < PrefixTable::kMostRun ? entry.run : PrefixTable::kMostRun;
   return hash.tag << kTagShift | run << kStateBits | state;
 }

@@ -72,7 +72,7 @@ class PrefixTable {
   std::uint32_t most_log2_;
   SharedMemory::SingleWriter memory_;
   const std::uint64_t seed_;
-  prefix_table::Header* header_ = nullptr;
+  prefix_table::Header* header_;
   prefix_table::Slot* slots_ = nullptr;
   std::uint64_t mask_ = 0;
   Stats stats_;
