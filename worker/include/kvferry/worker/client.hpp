@@ -5,7 +5,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
-#include "kvferry/ipc/index/prefix_table.hpp"
+#include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
 #include "kvferry/ipc/os/home_process.hpp"

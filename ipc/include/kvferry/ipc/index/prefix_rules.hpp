@@ -21,4 +21,12 @@ struct GroupRule {
 /// How many of a prefix's n blocks, counted from its end, such a group must hold; n >= 1.
 [[nodiscard]] std::uint32_t blocks_needed(const GroupRule& rule, std::uint32_t n) noexcept;
 
+/// Blocks of a prefix that can be loaded.
+struct PrefixMatch {
+  std::uint32_t usable = 0;  ///< From the first one on, by the rules of all groups.
+  /// The block behind them is being stored: in every group it is there or on its way.
+  bool pending = false;
+  friend bool operator==(const PrefixMatch&, const PrefixMatch&) = default;
+};
+
 }  // namespace kvferry::ipc

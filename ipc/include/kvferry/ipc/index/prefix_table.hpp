@@ -78,14 +78,6 @@ class PrefixTable {
   Stats stats_;
 };
 
-/// Blocks of a prefix that can be loaded.
-struct PrefixMatch {
-  std::uint32_t usable = 0;  ///< From the first one on, by the rules of all groups.
-  /// The block behind them is being stored: in every group it is there or on its way.
-  bool pending = false;
-  friend bool operator==(const PrefixMatch&, const PrefixMatch&) = default;
-};
-
 /// A reader's side. @threading any. @lifetime of its own: it goes on to show what was there last
 /// when the writer is dead.
 class PrefixTableView {
