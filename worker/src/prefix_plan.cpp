@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/worker/prefix_plan.hpp"
 
+#include "kvferry/ipc/index/prefix_rules.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -16,12 +18,7 @@ using ipc::HitRule;
 
 /// Blocks behind a point of the prefix that the group needs to continue from there.
 std::uint32_t depth_needed(const GroupSpec& group, std::uint32_t at) {
-  switch (group.rule) {
-    case HitRule::kFull: return at;
-    case HitRule::kSlidingWindow: return std::min(at, group.window_blocks);
-    case HitRule::kLastState: return std::min(at, 1U);
-  }
-  return at;
+  return ipc::blocks_needed({group.rule, group.window_blocks}, at);
 }
 
 /// Answers that may change meanwhile, each asked for once: what made a prefix a hit is what is

@@ -68,6 +68,7 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
     const ipc::BlockKey before{client.root, key.before, key.group};
     if (!key.before.is_zero() && index.await(before)) continued.push_back(before);
   }
+  index.begin_reserving();
   for (const ipc::StoreKey& key : keys) {
     slots.push_back(index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
                                   shapes[key.group.value], extents[key.group.value]));
@@ -90,6 +91,21 @@ bool ClientRequests::take(const ClientRecord& client,
   }
   out = std::move(decoded).value();
   return true;
+}
+
+template <typename T>
+bool ClientRequests::take_of_ready(const ClientRecord& client,
+                                   const ipc::Envelope& request,
+                                   const char* name,
+                                   T& out) {
+  if (!take(client, request, name, out)) {
+    return false;
+  }
+  const ipc::Status status = check(client);
+  if (!status) {
+    context_.refuse(client.peer, request, status.error());
+  }
+  return status.has_value();
 }
 
 ipc::Status ClientRequests::check(const ClientRecord& client) {
@@ -262,11 +278,7 @@ void ClientRequests::end_client(const ipc::IncarnationId& peer, bool with_sequen
 
 void ClientRequests::lookup(const ClientRecord& client, const ipc::Envelope& request) {
   ipc::Lookup message;
-  if (!take(client, request, "Lookup", message)) {
-    return;
-  }
-  if (ipc::Status status = check(client); !status) {
-    context_.refuse(client.peer, request, status.error());
+  if (!take_of_ready(client, request, "Lookup", message)) {
     return;
   }
   context_.reply(
@@ -276,11 +288,7 @@ void ClientRequests::lookup(const ClientRecord& client, const ipc::Envelope& req
 
 void ClientRequests::use(const ClientRecord& client, const ipc::Envelope& request) {
   ipc::UsePrefix message;
-  if (!take(client, request, "UsePrefix", message)) {
-    return;
-  }
-  if (ipc::Status status = check(client); !status) {
-    context_.refuse(client.peer, request, status.error());
+  if (!take_of_ready(client, request, "UsePrefix", message)) {
     return;
   }
   context_.index.use(client.root, message.blocks,
@@ -289,11 +297,7 @@ void ClientRequests::use(const ClientRecord& client, const ipc::Envelope& reques
 
 void ClientRequests::pin(const ClientRecord& client, const ipc::Envelope& request) {
   ipc::PinRequest message;
-  if (!take(client, request, "PinRequest", message)) {
-    return;
-  }
-  if (ipc::Status status = check(client); !status) {
-    context_.refuse(client.peer, request, status.error());
+  if (!take_of_ready(client, request, "PinRequest", message)) {
     return;
   }
   const auto groups = static_cast<std::uint32_t>(client.engine->config()->shapes.size());

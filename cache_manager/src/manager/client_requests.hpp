@@ -64,6 +64,12 @@ class ClientRequests {
                           const ipc::Envelope& request,
                           const char* name,
                           T& out);
+  /// The same, of a client whose requests can be served now.
+  template <typename T>
+  [[nodiscard]] bool take_of_ready(const ClientRecord& client,
+                                   const ipc::Envelope& request,
+                                   const char* name,
+                                   T& out);
 
   ManagerContext& context_;
   JobService& jobs_;

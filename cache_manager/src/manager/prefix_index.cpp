@@ -254,10 +254,7 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   if (Entry* there = find(key)) {
     // It may have been stored by somebody who did not say what it continues.
     Entry* above = before.is_zero() ? nullptr : find({key.root, before, key.group});
-    if (there->run > 0 && above != nullptr && above->run > 0) {
-      runs_.begin();
-      runs_.link(*there, *above);
-    }
+    if (there->run > 0 && above != nullptr && above->run > 0) runs_.link(*there, *above);
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
   auto entry = std::make_unique<Entry>();

@@ -71,6 +71,8 @@ class PrefixIndex {
 
   /// Visible, or on its way there.
   [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
+  /// Before the reservations of one request, as BlockRuns::begin().
+  void begin_reserving() noexcept { runs_.begin(); }
   /// Reserves a slot for the key, evicting if it must; extent: as the pool's allocate(), and
   /// advanced. @param before the block that it continues; zero: none, or that is not known
   [[nodiscard]] ipc::ReservedSlot reserve(const ipc::IncarnationId& client,

@@ -17,7 +17,7 @@ std::uint32_t blocks_needed(const GroupRule& rule, std::uint32_t n) noexcept {
   switch (rule.rule) {
     case HitRule::kFull: return n;
     case HitRule::kSlidingWindow: return std::min(n, std::max(rule.window_blocks, 1U));
-    case HitRule::kLastState: return 1;
+    case HitRule::kLastState: return std::min(n, 1U);
   }
   return n;
 }

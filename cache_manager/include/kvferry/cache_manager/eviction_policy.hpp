@@ -47,8 +47,8 @@ class EvictionPolicy {
   /// @param above what path continues: cached, or kNoEntry
   void use(std::span<const BlockUse> path, EntryId above = kNoEntry);
   /// It is known now that a cached block continues another cached one. Nothing where it continues
-  /// one already, or that would be a circle, or too much was
-  /// looked at for circles since the last use.
+  /// one already, or that would be a circle, or too much was looked at for circles since the last
+  /// use.
   void continue_from(EntryId id, EntryId above);
   /// The block cannot go until it has been let go as often as it was held. @pre cached
   void hold(EntryId id);

@@ -18,7 +18,7 @@ struct GroupRule {
 };
 [[nodiscard]] std::vector<GroupRule> rules_of(const Geometry& geometry);
 
-/// How many of a prefix's n blocks, counted from its end, such a group must hold; n >= 1.
+/// How many of a prefix's n blocks, counted from its end, such a group must hold.
 [[nodiscard]] std::uint32_t blocks_needed(const GroupRule& rule, std::uint32_t n) noexcept;
 
 /// Blocks of a prefix that can be loaded.
