@@ -66,6 +66,22 @@ int manager_command(const Arguments& arguments) {
       "  kvferry manager --instance chat --host-memory 64GiB",
       common);
   add_size(*app, "--host-memory", host_memory, "Host memory for blocks, all engines together");
+  add_choice<bool>(
+      *app, "--checksums", config.checksums, {{"on", true}, {"off", false}},
+      "Whether movers compute checksums of what they have stored, when their processors "
+      "have nothing else to do; blocks without them are lost with this manager");
+  using cache_manager::VerifyLoads;
+  add_choice<VerifyLoads>(*app, "--verify-loads", config.verify_loads,
+                          {{"off", VerifyLoads::kOff},
+                           {"sampled", VerifyLoads::kSampled},
+                           {"always", VerifyLoads::kAlways}},
+                          "Which loads are checked against them: none, one block in 16, or all; "
+                          "what an earlier manager stored is, once, in any case");
+  app->add_flag(
+      "--keep-pool", config.keeps_pool,
+      "Leaves that memory, and what is in it, to the next manager of the instance also at "
+      "an orderly end, and not only when this one is killed: movers keep it (see their "
+      "--keep-pool-for)");
   std::string huge_pages = "auto";
   std::string numa_nodes = "auto";
   app->add_option("--huge-pages", huge_pages,
@@ -145,6 +161,9 @@ int mover_command(const Arguments& arguments) {
   add_size(*app, "--agent-swaps", agent_swaps,
            "Jobs of at most so many bytes, alone on their way, are copied by the worker itself, to "
            "which this lends the host pool; with --copy-strategy auto [none]");
+  add_seconds(*app, "--keep-pool-for", config.keep_pool,
+              "How long it keeps the host memory of a manager that was killed, and what is in it, "
+              "for the next one; 0: not at all");
   std::optional<std::uint64_t> store_rate;
   std::optional<std::uint64_t> load_rate;
   add_size(*app, "--store-rate", store_rate,

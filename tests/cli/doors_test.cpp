@@ -33,7 +33,7 @@ class DoorsTest : public DaemonsTest {
       if (entry.is_socket()) sockets_.insert(entry.path().filename());
     }
     ASSERT_THAT(sockets_, IsSupersetOf({"registry", "control"}));
-    ASSERT_EQ(sockets_.size(), 6U) << "and of the rank lease, agent, step and stepctl";
+    ASSERT_EQ(sockets_.size(), 7U) << "and of the rank lease, agent, step, stepctl and keep";
   }
   [[nodiscard]] std::string knock(const std::string& name) const {
     ChildProcess stranger({.program = KVFERRY_INTRUDER,

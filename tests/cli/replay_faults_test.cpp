@@ -74,6 +74,34 @@ INSTANTIATE_TEST_SUITE_P(Victims,
                                   std::get<1>(death.param);
                          });
 
+TEST_F(ReplayFaultTest, WhatAKilledManagerHadInHostMemoryIsFoundAgain) {
+  start_replay(slow_trace(), {"--speed=1", "--verify=full"});
+  ASSERT_TRUE(wait_until([&] {
+    const json status = this->status();
+    return status.is_object() && status["pool"]["integrity"]["summed"] > 50;
+  })) << running_->stderr_text();
+  const json before = status();
+  ASSERT_TRUE(before["pool"]["kept"].is_null());
+  ASSERT_TRUE(children().at("manager").signal(SIGKILL));
+  json after;
+  ASSERT_TRUE(wait_until([&] {
+    after = status();
+    return after.is_object() && after["pool"]["kept"].is_object() &&
+           after["pool"]["kept"]["adopted"] > 0 && after["pool"]["kept"]["doubtful"] == 0 &&
+           after["engines"][0]["offload_ready"] == true;
+  })) << running_->stderr_text();
+  EXPECT_EQ(after["pool"]["id"], before["pool"]["id"]);
+  EXPECT_GE(after["pool"]["kept"]["adopted"], 50);
+  // Each of them is checked when it is loaded for the first time.
+  ASSERT_TRUE(wait_until([&] {
+    const json now = status();
+    return now.is_object() && now["pool"]["integrity"]["checked"] > 0;
+  })) << running_->stderr_text();
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report()["blocks_corrupt"], 0);
+  EXPECT_EQ(report()["leaked_host_bytes"], 0);
+}
+
 /// What a rank's contents are known by.
 json contents_of(const json& status, std::size_t rank) {
   const json& worker = status["engines"][0]["ranks"][rank]["worker"];

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/generation_messages.hpp"
+#include "kvferry/ipc/wire/keeper_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/loan_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
@@ -120,6 +121,9 @@ using WireMessages = List<ipc::Envelope,
                           ipc::ComponentsReply,
                           ipc::RankComponents,
                           ipc::GroupRule,
-                          ipc::UsePrefix>;
+                          ipc::UsePrefix,
+                          ipc::KeeperRequest,
+                          ipc::KeeperReply,
+                          ipc::MoverSums>;
 
 }  // namespace kvferry::test

@@ -82,7 +82,7 @@ class RankLink {
   ipc::RankService::Hooks rank_hooks(const WorkerHooks& worker) {
     ipc::RankService::Hooks hooks;
     hooks.on_message = [this](Envelope envelope) { on_message(std::move(envelope)); };
-    hooks.on_manager = [](const ipc::RegistryWelcome& welcome, const ipc::UniqueFd&) {
+    hooks.on_manager = [](const ipc::RegistryWelcome& welcome, const ipc::PoolMemory&) {
       ipc::log_info("manager {} accepted this worker", welcome.manager_session.hex());
     };
     hooks.on_manager_lost = [] {

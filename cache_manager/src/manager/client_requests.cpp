@@ -189,6 +189,10 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
       decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
   const bool schedules = client.schedules;
+  context_.catalogue.note_root(client.root, client.fingerprint, engine.name());
+  if (const ipc::ProcessRef* process = context_.server.process(peer.id)) {
+    context_.catalogue.note_user(*process, peer.id, catalogue::UserKind::kEngine);
+  }
   context_.directory.set_client(std::move(client));
   ipc::log_info("engine client {} (pid {}) joined engine {}, root of model {} in {}", peer.name,
                 peer.pid, decoded->engine, decoded->model, decoded->name_space);
@@ -258,6 +262,7 @@ void ClientRequests::on_weights(const EngineRecord& engine) {
     // Slots that were reserved for one identity must not be filled by another.
     context_.index.drop_client(client->peer.id);
     context_.directory.set_root(*client, root);
+    context_.catalogue.note_root(root, client->fingerprint, engine.name());
     context_.directory.prune_roots(
         engine.name(), [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   }
@@ -267,6 +272,7 @@ void ClientRequests::end_client(const ipc::IncarnationId& peer, bool with_sequen
   context_.index.drop_client(peer);
   if (with_sequences) {
     context_.sequences.drop_owner(peer);
+    context_.catalogue.forget_user(peer);
   }
   context_.jobs.orphan(peer);
   jobs_.forget_client(peer);

@@ -8,18 +8,28 @@
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/transitions/transition_log.hpp"
 #include "kvferry/ipc/wire/control.hpp"
+#include "manager/adoption_stats.hpp"
 #include "manager/engine_directory.hpp"
 #include "manager/host_tier.hpp"
 #include "manager/job_table.hpp"
 #include "manager/peer_calls.hpp"
+#include "manager/pool_catalogue.hpp"
 #include "manager/prefix_index.hpp"
 #include "manager/sequence_store.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace kvferry::cache_manager {
+
+/// Of host blocks, since the manager started.
+struct IntegrityStats {
+  std::uint64_t summed = 0;   ///< Got their checksums.
+  std::uint64_t checked = 0;  ///< Loads of blocks that were checked,
+  std::uint64_t corrupt = 0;  ///< and what of those was damaged.
+};
 
 /// What the parts of the manager share; ManagerCore owns all of it. @threading the loop's thread.
 struct ManagerContext {
@@ -30,6 +40,7 @@ struct ManagerContext {
   PeerCalls& calls;
   EngineDirectory& directory;
   HostPool& pool;
+  PoolCatalogue& catalogue;  ///< Of the pool, for the next manager.
   PrefixIndex& index;
   SequenceStore& sequences;
   HostTier& host;
@@ -42,6 +53,8 @@ struct ManagerContext {
   std::function<void()> operation_ended;
   ipc::LeaseId operations =
       {};  ///< Clears and re-inits that have begun, for the transitions' record.
+  std::optional<AdoptionStats> adopted{};  ///< When the pool is an earlier manager's.
+  IntegrityStats integrity{};
   bool stopping = false;
   std::uint64_t protocol_errors = 0;  ///< Messages that were well-formed and wrong.
 

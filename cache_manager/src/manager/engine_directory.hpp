@@ -80,6 +80,12 @@ class EngineDirectory {
   /// fingerprints. They outlive the engine's record: a clear must find them after everybody has
   /// restarted.
   [[nodiscard]] const std::map<ipc::Digest, ipc::Digest>& roots(const std::string& engine);
+  /// Of an engine that an earlier manager knew.
+  void adopt_root(const std::string& engine,
+                  const ipc::Digest& root,
+                  const ipc::Digest& fingerprint) {
+    roots_[engine].emplace(root, fingerprint);
+  }
   /// Names of engines that have roots and no record.
   [[nodiscard]] std::vector<std::string> departed() const;
   /// Whether a living engine other than this one has used the root and may do so again.

@@ -235,6 +235,19 @@ void EngineRecord::note_settled(const RankPair& pair) {
   }
 }
 
+std::optional<std::uint32_t> EngineRecord::rank_of_mover(const ipc::IncarnationId& mover) const {
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].mover && ranks_[rank].mover->id == mover) return rank;
+  }
+  return std::nullopt;
+}
+
+bool EngineRecord::is_settled_worker(const ipc::IncarnationId& worker) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankRecord& rank) {
+    return rank.worker && rank.worker->id == worker && rank.settled_worker == worker;
+  });
+}
+
 bool EngineRecord::waits_for_worker() const {
   if (ranks_.empty() || phase_ != ipc::CachePhase::kDetached) {
     return false;

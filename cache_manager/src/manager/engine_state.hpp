@@ -121,6 +121,9 @@ class EngineRecord {
   /// mover: one that died while no manager was there, say.
   [[nodiscard]] std::vector<RankPair> unsettled() const;
   void note_settled(const RankPair& pair);
+  [[nodiscard]] std::optional<std::uint32_t> rank_of_mover(const ipc::IncarnationId& mover) const;
+  /// That proof has been given for this worker.
+  [[nodiscard]] bool is_settled_worker(const ipc::IncarnationId& worker) const;
 
   /// The pause that was ordered and not ended.
   [[nodiscard]] std::optional<ipc::PauseMode> paused() const noexcept { return paused_; }

@@ -113,7 +113,7 @@ std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
   return std::nullopt;
 }
 
-std::optional<HostPool::Place> HostPool::find_spread_place(const SlabShape& shape) const {
+std::optional<SlabPlace> HostPool::find_spread_place(const SlabShape& shape) const {
   if (shape.ranks < 2 || shape.bytes.shard_bytes == 0) return std::nullopt;
   const std::uint64_t capacity = page_bytes_ / shape.bytes.shard_bytes;
   const std::uint64_t replicated = capacity * shape.bytes.replicated_bytes;
@@ -126,11 +126,15 @@ std::optional<HostPool::Place> HostPool::find_spread_place(const SlabShape& shap
   }
   const auto first = find_pages(static_cast<std::uint32_t>(pages));
   if (!first) return std::nullopt;
-  return Place{*first, static_cast<std::uint32_t>(pages), static_cast<std::uint32_t>(capacity),
-               replicated_pages * page_bytes_, page_bytes_};
+  return SlabPlace{*first,
+                   static_cast<std::uint32_t>(pages),
+                   static_cast<std::uint32_t>(capacity),
+                   replicated_pages * page_bytes_,
+                   page_bytes_,
+                   shape};
 }
 
-std::optional<HostPool::Place> HostPool::find_place(const SlabShape& shape) const {
+std::optional<SlabPlace> HostPool::find_place(const SlabShape& shape) const {
   if (const auto spread = find_spread_place(shape)) return spread;
   for (std::uint32_t pages = pages_wanted(shape); pages > 0; --pages) {
     const std::uint32_t capacity = capacity_of(shape, pages * page_bytes_);
@@ -139,22 +143,17 @@ std::optional<HostPool::Place> HostPool::find_place(const SlabShape& shape) cons
     }
     if (const auto first = find_pages(pages)) {
       const SlabLayout layout = layout_of(shape, capacity);
-      return Place{*first, pages, capacity, layout.shard_base, layout.shard_stride};
+      return SlabPlace{*first, pages, capacity, layout.shard_base, layout.shard_stride, shape};
     }
   }
   return std::nullopt;
 }
 
-std::uint32_t HostPool::open_slab(const SlabShape& shape, const Place& place) {
+std::uint32_t HostPool::open_slab(const SlabPlace& place) {
   Slab slab;
-  slab.first_page = place.first_page;
-  slab.pages = place.pages;
-  slab.shape = shape;
-  slab.capacity = place.capacity;
+  static_cast<SlabPlace&>(slab) = place;
   slab.generation = next_generation_++;
   slab.longest_run = place.capacity;
-  slab.shard_base = place.shard_base;
-  slab.shard_stride = place.shard_stride;
   slab.taken.assign((place.capacity + kWordBits - 1) / kWordBits, 0);
   for (std::uint32_t page = place.first_page; page < place.first_page + place.pages; ++page) {
     page_taken_[page] = true;
@@ -169,8 +168,52 @@ std::uint32_t HostPool::open_slab(const SlabShape& shape, const Place& place) {
     unused_slab_ids_.pop_back();
     slabs_[id] = std::move(slab);
   }
-  with_room_[shape].insert(id);
+  with_room_[place.shape].insert(id);
+  if (observer_ != nullptr) observer_->on_slab_opened(id, place);
   return id;
+}
+
+// What comes from another process's memory: nothing of it may overflow.
+ipc::Status HostPool::check_place(const SlabPlace& place) const {
+  const std::uint64_t pages = page_taken_.size();
+  if (place.pages == 0 || place.first_page >= pages || place.pages > pages - place.first_page) {
+    return KVFERRY_ERROR(kInvalidArgument, "a slab of {} pages from page {} on, of {}", place.pages,
+                         place.first_page, pages);
+  }
+  const auto taken = page_taken_.begin() + place.first_page;
+  if (std::find(taken, taken + place.pages, true) != taken + place.pages) {
+    return KVFERRY_ERROR(kInvalidArgument, "the slab at page {} meets another one",
+                         place.first_page);
+  }
+  const std::uint64_t bytes = place.pages * page_bytes_;
+  const SlabShape& shape = place.shape;
+  // Each factor is at most the slab's bytes, before any of them is multiplied.
+  const bool is_sane = shape.ranks > 0 && place.capacity > 0 && place.capacity <= bytes &&
+                       shape.ranks <= bytes && shape.bytes.replicated_bytes <= bytes &&
+                       shape.bytes.shard_bytes <= bytes && place.shard_base <= bytes &&
+                       place.shard_stride <= bytes && shape.block_bytes() > 0;
+  if (!is_sane || shape.bytes.replicated_bytes > place.shard_base / place.capacity ||
+      shape.bytes.shard_bytes > place.shard_stride / place.capacity ||
+      place.shard_stride > (bytes - place.shard_base) / shape.ranks) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "the slab at page {} has no room for {} blocks of {} on {} ranks",
+                         place.first_page, place.capacity, shape.bytes.shard_bytes, shape.ranks);
+  }
+  return ipc::ok();
+}
+
+ipc::Result<std::uint32_t> HostPool::adopt(const SlabPlace& place) {
+  KVFERRY_TRY(check_place(place));
+  return open_slab(place);
+}
+
+HostSlot HostPool::adopt_slot(std::uint32_t slab, std::uint32_t index) {
+  mark_taken(slab, index);
+  return {slab, index, slabs_[slab]->generation};
+}
+
+void HostPool::close_if_unused(std::uint32_t slab) {
+  if (slabs_[slab]->used == 0) close_slab(slab);
 }
 
 bool HostPool::Slab::is_taken(std::uint32_t index) const noexcept {
@@ -242,9 +285,9 @@ std::optional<HostSlot> HostPool::allocate(const SlabShape& shape, const Extent&
   const bool is_short = run.length < wanted && run.length * shape.block_bytes() < kLongCopyBytes;
   const bool is_plenty = free_pages_ > page_taken_.size() / kPlentyShare;
   if (run.length == 0 || (is_short && is_plenty)) {
-    const std::optional<Place> place = find_place(shape);
+    const std::optional<SlabPlace> place = find_place(shape);
     if (place && place->capacity > run.length) {
-      run = {open_slab(shape, *place), 0, place->capacity};
+      run = {open_slab(*place), 0, place->capacity};
     }
   }
   if (run.length == 0) {
@@ -255,8 +298,16 @@ std::optional<HostSlot> HostPool::allocate(const SlabShape& shape, const Extent&
 }
 
 HostSlot HostPool::take(std::uint32_t id, std::uint32_t index) {
+  mark_taken(id, index);
+  ++placed_blocks_;
+  const HostSlot slot{id, index, slabs_[id]->generation};
+  if (observer_ != nullptr) observer_->on_taken(slot);
+  return slot;
+}
+
+void HostPool::mark_taken(std::uint32_t id, std::uint32_t index) {
   Slab& slab = *slabs_[id];
-  const SlabShape shape = slab.shape;
+  const SlabShape& shape = slab.shape;
   slab.taken[index / kWordBits] |= 1ULL << (index % kWordBits);
   while (slab.lowest_free_word < slab.taken.size() && slab.taken[slab.lowest_free_word] == ~0ULL) {
     ++slab.lowest_free_word;
@@ -271,8 +322,6 @@ HostSlot HostPool::take(std::uint32_t id, std::uint32_t index) {
   }
   used_bytes_ += shape.block_bytes();
   ++used_blocks_;
-  ++placed_blocks_;
-  return HostSlot{id, index, slab.generation};
 }
 
 const HostPool::Slab& HostPool::slab_of(const HostSlot& slot) const {
@@ -295,22 +344,29 @@ void HostPool::free(const HostSlot& slot) {
   --slab.used;
   used_bytes_ -= slab.shape.block_bytes();
   --used_blocks_;
+  if (observer_ != nullptr) observer_->on_freed(slot);
   if (slab.used > 0) {
     with_room_[slab.shape].insert(slot.slab);
     return;
   }
+  close_slab(slot.slab);
+}
+
+void HostPool::close_slab(std::uint32_t id) {
+  const Slab& slab = *slabs_[id];
   for (std::uint32_t page = slab.first_page; page < slab.first_page + slab.pages; ++page) {
     page_taken_[page] = false;
   }
   free_pages_ += slab.pages;
   if (const auto roomy = with_room_.find(slab.shape); roomy != with_room_.end()) {
-    roomy->second.erase(slot.slab);
+    roomy->second.erase(id);
     if (roomy->second.empty()) {
       with_room_.erase(roomy);
     }
   }
-  slabs_[slot.slab].reset();
-  unused_slab_ids_.push_back(slot.slab);
+  if (observer_ != nullptr) observer_->on_slab_closed(id);
+  slabs_[id].reset();
+  unused_slab_ids_.push_back(id);
 }
 
 SlotOffsets HostPool::offsets(const HostSlot& slot, ipc::Rank rank) const {

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
 
 #include <compare>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -62,6 +64,36 @@ struct SlotOffsets {
   std::uint64_t shard = 0;
 };
 
+/// Where a slab lies, and how it is cut.
+struct SlabPlace {
+  std::uint32_t first_page = 0;
+  std::uint32_t pages = 0;
+  std::uint32_t capacity = 0;      ///< Blocks.
+  std::uint64_t shard_base = 0;    ///< From the slab's start, rank 0.
+  std::uint64_t shard_stride = 0;  ///< From one rank's run to the next.
+  SlabShape shape;
+};
+
+/// Is told what becomes of a pool's slots, before anybody may use them. @threading the pool's.
+class PoolObserver {
+ public:
+  virtual ~PoolObserver() = default;
+  virtual void on_slab_opened(std::uint32_t slab, const SlabPlace& place) = 0;
+  virtual void on_slab_closed(std::uint32_t slab) = 0;
+  virtual void on_taken(const HostSlot& slot) = 0;
+  virtual void on_freed(const HostSlot& slot) = 0;
+  /// A taken slot holds that block from now on. sums: of what the ranks share, then of each rank's
+  /// part; empty: not known (yet).
+  virtual void on_visible(const HostSlot& slot,
+                          const ipc::BlockKey& key,
+                          const ipc::Digest& before,
+                          std::span<const std::uint64_t> sums) = 0;
+  /// It is nobody's any more, but may still be read.
+  virtual void on_hidden(const HostSlot& slot) = 0;
+  /// A visible one is used. when: grows from use to use, and wraps.
+  virtual void on_used(const HostSlot& slot, std::uint32_t when) = 0;
+};
+
 /// Accounting of the host pool; never touches its memory. The pool is divided into equal pages; a
 /// slab is a run of pages cut for one shape, with the parts in separate runs (replicated parts,
 /// then each rank's shards) so that neighbouring blocks of a rank are one range. In a pool that is
@@ -89,6 +121,9 @@ class HostPool {
 
   /// Throws Exception (kInvalidArgument) for a pool below 64 KiB.
   explicit HostPool(std::uint64_t pool_bytes);
+  /// Is told from now on; null: nobody. It outlives the pool, or is taken off before.
+  void observe(PoolObserver* observer) noexcept { observer_ = observer; }
+  [[nodiscard]] PoolObserver* observer() const noexcept { return observer_; }
   /// Only so many bytes from the start may be used, until more are there. All, before the first
   /// call.
   void set_ready(std::uint64_t bytes) noexcept;
@@ -102,6 +137,12 @@ class HostPool {
   [[nodiscard]] std::optional<HostSlot> allocate(const SlabShape& shape, const Extent& extent = {});
   /// @pre the slot is allocated; a double free is a mistake of ours.
   void free(const HostSlot& slot);
+  /// A slab that was there already: kInvalidArgument where it is none that this pool could have
+  /// made, or meets another one. Its slots are taken one by one; close_if_unused() then.
+  [[nodiscard]] ipc::Result<std::uint32_t> adopt(const SlabPlace& place);
+  /// The observer is not told. @pre it is free
+  [[nodiscard]] HostSlot adopt_slot(std::uint32_t slab, std::uint32_t index);
+  void close_if_unused(std::uint32_t slab);
   /// @pre the slot is allocated.
   [[nodiscard]] SlotOffsets offsets(const HostSlot& slot, ipc::Rank rank) const;
   [[nodiscard]] const SlabShape& shape(const HostSlot& slot) const;
@@ -121,17 +162,11 @@ class HostPool {
     std::uint32_t first = 0;
     std::uint32_t length = 0;
   };
-  struct Slab {
-    std::uint32_t first_page = 0;
-    std::uint32_t pages = 0;
-    SlabShape shape;
-    std::uint32_t capacity = 0;
+  struct Slab : SlabPlace {
     std::uint32_t used = 0;
     std::uint32_t lowest_free_word = 0;
     std::uint64_t generation = 0;
-    std::uint64_t shard_base = 0;    ///< From the slab's start, rank 0.
-    std::uint64_t shard_stride = 0;  ///< From one rank's run to the next.
-    std::uint32_t longest_run = 0;   ///< No free run is longer; exact after a search.
+    std::uint32_t longest_run = 0;  ///< No free run is longer; exact after a search.
     std::vector<std::uint64_t> taken;
 
     [[nodiscard]] bool is_taken(std::uint32_t index) const noexcept;
@@ -141,19 +176,15 @@ class HostPool {
 
   [[nodiscard]] std::uint32_t pages_wanted(const SlabShape& shape) const;
   [[nodiscard]] std::optional<std::uint32_t> find_pages(std::uint32_t count) const;
-  struct Place {
-    std::uint32_t first_page = 0;
-    std::uint32_t pages = 0;
-    std::uint32_t capacity = 0;  ///< Blocks.
-    std::uint64_t shard_base = 0;
-    std::uint64_t shard_stride = 0;
-  };
   /// Where each rank has a page of its own; nothing for shapes that this does not suit, in a pool
   /// that is small for it, or when no such place is free.
-  [[nodiscard]] std::optional<Place> find_spread_place(const SlabShape& shape) const;
+  [[nodiscard]] std::optional<SlabPlace> find_spread_place(const SlabShape& shape) const;
   /// Where a slab of the shape could be.
-  [[nodiscard]] std::optional<Place> find_place(const SlabShape& shape) const;
-  [[nodiscard]] std::uint32_t open_slab(const SlabShape& shape, const Place& place);
+  [[nodiscard]] std::optional<SlabPlace> find_place(const SlabShape& shape) const;
+  [[nodiscard]] std::uint32_t open_slab(const SlabPlace& place);
+  void close_slab(std::uint32_t id);
+  [[nodiscard]] ipc::Status check_place(const SlabPlace& place) const;
+  void mark_taken(std::uint32_t id, std::uint32_t index);
   [[nodiscard]] const Slab& slab_of(const HostSlot& slot) const;
   [[nodiscard]] bool is_free_neighbour(const SlabShape& shape, const HostSlot& after) const;
   /// The shortest that suffices; else the longest.
@@ -164,6 +195,7 @@ class HostPool {
   [[nodiscard]] FreeRun find_run(const SlabShape& shape, std::uint32_t wanted);
   [[nodiscard]] HostSlot take(std::uint32_t id, std::uint32_t index);
 
+  PoolObserver* observer_ = nullptr;
   std::uint64_t page_bytes_ = 0;
   std::vector<bool> page_taken_;
   std::uint32_t free_pages_ = 0;
@@ -183,16 +215,21 @@ class HostPool {
 /// @lifetime the pool outlives it.
 class HostBlock {
  public:
-  HostBlock(HostPool& pool, const HostSlot& slot) : pool_(&pool), slot_(slot) {}
+  /// is_doubted: an earlier manager filled it, and nobody has looked since whether it is whole.
+  HostBlock(HostPool& pool, const HostSlot& slot, bool is_doubted = false)
+      : pool_(&pool), slot_(slot), is_doubted_(is_doubted) {}
   HostBlock(const HostBlock&) = delete;
   HostBlock& operator=(const HostBlock&) = delete;
   ~HostBlock() { pool_->free(slot_); }
 
   [[nodiscard]] const HostSlot& slot() const noexcept { return slot_; }
+  [[nodiscard]] bool is_doubted() const noexcept { return is_doubted_; }
+  void trust() const noexcept { is_doubted_ = false; }
 
  private:
   HostPool* pool_;
   HostSlot slot_;
+  mutable bool is_doubted_;
 };
 using HostBlockRef = std::shared_ptr<const HostBlock>;
 

@@ -24,6 +24,13 @@ std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(cod
 
 }  // namespace
 
+JobService::JobService(ManagerContext& context)
+    : context_(context),
+      sums_([this](const HostSlot& slot, const std::vector<std::uint64_t>& sums) {
+        ++context_.integrity.summed;
+        context_.catalogue.on_summed(slot, sums);
+      }) {}
+
 template <typename Items>
 ipc::Status JobService::check(const ClientRecord& client,
                               ipc::JobId job,
@@ -260,6 +267,8 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     if (taken.host == nullptr) {
       taken.result = code_of(ipc::ErrorCode::kNotFound);
       job.message = "some blocks are not in the host pool (any more): look them up again";
+    } else {
+      taken.sums = sums_to_check(*taken.host);
     }
   }
   accept(client, request, std::move(job));
@@ -358,6 +367,8 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
       taken.host = nullptr;
       taken.result = code_of(ipc::ErrorCode::kGeometryMismatch);
       job.message = "the sequence was swapped out with another geometry";
+    } else {
+      taken.sums = sums_to_check(*taken.host);
     }
     job.items.push_back(std::move(taken));
   }
@@ -371,6 +382,39 @@ void JobService::cancel(const ClientRecord& client, ipc::JobId job) {
   }
   // A job that is over already was or will be answered: nothing to do, and no error.
   (void)context_.jobs.cancel(client.peer.id, job);
+}
+
+std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block) {
+  const VerifyLoads policy = context_.config.verify_loads;
+  const bool is_in_sample = ++loads_ % ManagerConfig::kSample == 0;
+  if (!block.is_doubted() && policy != VerifyLoads::kAlways &&
+      (policy == VerifyLoads::kOff || !is_in_sample)) {
+    return {};
+  }
+  const auto sums = context_.catalogue.sums(block.slot());
+  return {sums.begin(), sums.end()};
+}
+
+// A damaged block is a miss from now on, and for this load, too.
+void JobService::end_load(Job& job) {
+  for (JobItem& item : job.items) {
+    if (item.sums.empty()) continue;
+    if (item.result == 0) {
+      ++context_.integrity.checked;
+      item.host->trust();
+    } else if (item.result == code_of(ipc::ErrorCode::kCorrupt)) {
+      ++context_.integrity.checked;
+      ++context_.integrity.corrupt;
+      ipc::log_error("block {} of slab {} in the host pool is damaged: dropped",
+                     item.host->slot().index, item.host->slot().slab);
+      item.result = code_of(ipc::ErrorCode::kNotFound);
+      if (job.kind == JobKind::kLoad) {
+        context_.index.drop_block(*item.host);
+      } else {
+        context_.sequences.drop_block(job.sequence_key(), *item.host);
+      }
+    }
+  }
 }
 
 void JobService::commit_store(Job& job) {
@@ -395,6 +439,7 @@ void JobService::commit_store(Job& job) {
 }
 
 void JobService::commit_swap_out(Job& job) {
+  const ClientRecord* client = context_.directory.client(job.client);
   for (JobItem& item : job.items) {
     if (item.result == 0 && !context_.sequences.put(job.sequence_key(), job.sequence_life,
                                                     item.group, item.sequence_index, item.host)) {
@@ -402,6 +447,9 @@ void JobService::commit_swap_out(Job& job) {
       if (job.message.empty()) {
         job.message = "the sequence was dropped while it was swapped out";
       }
+    } else if (item.result == 0 && client != nullptr) {
+      context_.catalogue.on_sequence(item.host->slot(), client->root, job.client, job.sequence,
+                                     item.sequence_index);
     }
   }
   context_.sequences.drop_if_empty(job.sequence_key());
@@ -418,7 +466,10 @@ void JobService::finished(Job& job) {
     commit_store(job);
   } else if (job.kind == JobKind::kSwapOut) {
     commit_swap_out(job);
+  } else {
+    end_load(job);
   }
+  if (job.to_host() && context_.config.checksums) sums_.add(job, context_.pool);
   if (const auto failed = std::find_if(job.items.begin(), job.items.end(),
                                        [](const JobItem& item) { return item.result != 0; });
       job.layers && failed != job.items.end()) {

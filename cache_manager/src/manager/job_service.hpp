@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "manager/awaited_sums.hpp"
 #include "manager/context.hpp"
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace kvferry::cache_manager {
 /// turns what comes back into visible blocks and one JobDone each. @threading the loop's thread.
 class JobService {
  public:
-  explicit JobService(ManagerContext& context) : context_(context) {}
+  explicit JobService(ManagerContext& context);
   JobService(const JobService&) = delete;
   JobService& operator=(const JobService&) = delete;
   ~JobService() = default;
@@ -28,6 +29,8 @@ class JobService {
   void cancel(const ClientRecord& client, ipc::JobId job);
   /// The job table's port: commits or discards, then answers.
   void finished(Job& job);
+  /// A mover's event, of the rank's part of a store.
+  void summed(std::uint32_t rank, ipc::MoverSums sums) { sums_.told(rank, std::move(sums)); }
   void forget_client(const ipc::IncarnationId& client);
   /// The client takes messages again.
   void on_writable(const ipc::IncarnationId& client);
@@ -61,6 +64,9 @@ class JobService {
   void accept(const ClientRecord& client, const ipc::Envelope& request, Job job);
   /// Alone or nearly so, and small: over before a sleeping thread has slept well.
   [[nodiscard]] bool is_brief(const Job& job) const;
+  /// What a load of that block is checked against, if it is.
+  [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block);
+  void end_load(Job& job);
   void commit_store(Job& job);
   void commit_swap_out(Job& job);
   void send(const ipc::IncarnationId& client, ipc::JobDone done);
@@ -68,6 +74,8 @@ class JobService {
   [[nodiscard]] std::size_t unsent(const ipc::IncarnationId& client) const;
 
   ManagerContext& context_;
+  std::uint32_t loads_ = 0;  ///< Of blocks, for the sample.
+  AwaitedSums sums_;
   std::map<ipc::IncarnationId, std::deque<ipc::JobDone>> unsent_;  ///< Never empty ones.
 };
 

@@ -33,6 +33,11 @@ bool was_never_started(const ipc::MoverJobDone& done) {
 
 // To a client, kNotFound says that its blocks are lost, which nobody but the index knows. What
 // failed on its way with this code did not find a mover or a worker.
+bool is_known_result(std::uint8_t result) {
+  return result <= kLargestErrorCode ||
+         result == static_cast<std::uint8_t>(ipc::ErrorCode::kCorrupt);
+}
+
 std::uint8_t told_result(std::uint8_t result) {
   if (ipc::is_mutant("takes_failed_as_stored")) {
     return 0;
@@ -43,6 +48,15 @@ std::uint8_t told_result(std::uint8_t result) {
 }
 
 }  // namespace
+
+// The replicated bytes are the same on every rank: one rank stores them, chosen by block so that
+// the ranks share the work.
+bool has_part(const JobItem& item,
+              const SlabShape& shape,
+              bool to_host,
+              std::uint32_t rank) noexcept {
+  return shape.bytes.shard_bytes > 0 || !to_host || item.block.value % shape.ranks == rank;
+}
 
 JobTable::JobTable(HostPool& pool, Ports ports, const Limits& limits)
     : pool_(pool),
@@ -199,24 +213,26 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     message.urgency = job.urgency;
     message.brief = job.brief;
     message.layers = job.layers;
+    message.wants_sums = limits_.wants_sums && job.to_host();
     for (std::uint32_t i = 0; i < job.items.size(); ++i) {
       const JobItem& item = job.items[i];
       if (item.host == nullptr) {
         continue;
       }
       const SlabShape& shape = pool_.shape(item.host->slot());
-      // The replicated bytes are the same on every rank: one rank stores them, chosen by block so
-      // that the ranks share the work.
-      const bool with_replicated = !job.to_host() || item.block.value % ranks == rank;
-      if (!with_replicated && shape.bytes.shard_bytes == 0) {
+      if (!has_part(item, shape, job.to_host(), rank)) {
         continue;
       }
+      const bool with_replicated = !job.to_host() || item.block.value % ranks == rank;
+      const bool is_checked = item.sums.size() > rank + 1;
       const SlotOffsets offsets = pool_.offsets(item.host->slot(), ipc::Rank{rank});
       message.items.push_back({.group = item.group,
                                .block = item.block,
                                .replicated_offset = offsets.replicated,
                                .shard_offset = offsets.shard,
-                               .with_replicated = with_replicated});
+                               .with_replicated = with_replicated,
+                               .replicated_sum = is_checked ? item.sums.front() : 0,
+                               .shard_sum = is_checked ? item.sums[rank + 1] : 0});
       part.items.push_back(i);
     }
     if (message.items.empty()) {
@@ -301,7 +317,7 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
   ipc::Status status;
   if (done.results.size() != part->items.size() ||
       std::any_of(done.results.begin(), done.results.end(),
-                  [](std::uint8_t result) { return result > kLargestErrorCode; })) {
+                  [](std::uint8_t result) { return !is_known_result(result); })) {
     status = KVFERRY_ERROR(kProtocol, "answer to job {} has {} results, {} items were sent",
                            done.job.value, done.results.size(), part->items.size());
     fail_items(entry.job, part->items, ipc::ErrorCode::kProtocol, status.error().message);

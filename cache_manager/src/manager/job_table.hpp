@@ -37,7 +37,15 @@ struct JobItem {
   std::uint64_t token = 0;  ///< Stores: the reservation.
   std::uint32_t sequence_index = 0;
   std::uint8_t result = 0;  ///< 0 or the first ErrorCode, over all ranks.
+  /// Loads: what it is checked against, of what the ranks share and of each rank's part; empty: it
+  /// is not checked.
+  std::vector<std::uint64_t> sums;
 };
+/// The rank's mover has a part of it.
+[[nodiscard]] bool has_part(const JobItem& item,
+                            const SlabShape& shape,
+                            bool to_host,
+                            std::uint32_t rank) noexcept;
 
 /// What a client asked for, and how far it is.
 struct Job {
@@ -102,6 +110,7 @@ class JobTable {
     std::uint32_t max_jobs_per_engine = 1024;
     std::chrono::milliseconds queue_deadline{60'000};  ///< Submission until it is sent.
     std::chrono::milliseconds job_deadline{30'000};    ///< A mover's last answer until its next.
+    bool wants_sums = false;                           ///< Of stores.
   };
 
   struct Ports {

@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kFarewell{50};
 ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
                                            const HostPool& pool,
                                            int pool_fd,
+                                           const PoolCatalogue& catalogue,
                                            const ipc::PrefixTable& table,
                                            const ipc::SessionId& session) {
   ipc::ControlServer::Options options;
@@ -24,6 +25,9 @@ ipc::ControlServer::Options server_options(const ipc::RuntimeDir& dir,
   options.session = session;
   options.pool_fd = pool_fd;
   options.pool_bytes = pool.stats().bytes;
+  options.pool = catalogue.id();
+  options.catalogue_fd = catalogue.fd().get();
+  options.catalogue_bytes = catalogue.size_bytes();
   options.table_fd = table.fd().get();
   options.table_bytes = table.size_bytes();
   return options;
@@ -44,7 +48,9 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                          const ManagerConfig& config,
                          const ipc::RuntimeDir& dir,
                          HostPool& pool,
-                         int pool_fd)
+                         int pool_fd,
+                         PoolCatalogue& catalogue,
+                         bool adopts)
     : config_(config),
       dir_(dir),
       transitions_(
@@ -54,7 +60,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       started_(ipc::MonotonicClock::now()),
       index_(pool, config.eviction_policy),
       host_(directory_, index_, sequences_),
-      server_(loop, server_options(dir, pool, pool_fd, index_.table(), session_), *this),
+      server_(loop, server_options(dir, pool, pool_fd, catalogue, index_.table(), session_), *this),
       calls_(loop, server_),
       jobs_(pool,
             {.targets = [this](std::uint32_t engine,
@@ -81,7 +87,8 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
              .transitions = transitions_},
             {.max_jobs_per_engine = config.max_jobs_per_engine,
              .queue_deadline = config.queue_deadline,
-             .job_deadline = config.job_deadline}),
+             .job_deadline = config.job_deadline,
+             .wants_sums = config.checksums}),
       context_{.config = config_,
                .dir = dir_,
                .loop = loop,
@@ -89,6 +96,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                .calls = calls_,
                .directory = directory_,
                .pool = pool,
+               .catalogue = catalogue,
                .index = index_,
                .sequences = sequences_,
                .host = host_,
@@ -103,9 +111,11 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
                       std::optional<ipc::PauseMode> paused,
                       bool by_release) { lifecycle_.on_scheduler(client, paused, by_release); }),
       deaths_(context_),
-      ranks_(context_, clients_, deaths_),
+      ranks_(context_, clients_, deaths_, job_service_),
       lifecycle_(context_),
-      overdue_(context_, [this] { after_event(); }) {}
+      overdue_(context_, [this] { after_event(); }) {
+  if (adopts) adoption_.emplace(context_, catalogue);
+}
 
 ManagerCore::~ManagerCore() { loop_.cancel(stop_timer_); }
 
@@ -178,6 +188,7 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
     engine->remove(peer.id);
     engine_changed(*engine);
   }
+  context_.catalogue.forget_user(peer.id);
   jobs_.mover_died(peer.id);
   deaths_.worker_died(peer.id);
   deaths_.mover_died(peer.id);
@@ -345,6 +356,7 @@ void ManagerCore::after_event() {
   lifecycle_.on_jobs_changed();
   clients_.answer_waiting_hellos();
   overdue_.arm();
+  if (adoption_) adoption_->look();
   if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
     finish_stop();
   }
@@ -380,6 +392,8 @@ void ManagerCore::finish_stop() {
   ipc::Envelope bye;
   bye.kind = ipc::MessageKind::kBye;
   for (const auto& [id, peer] : directory_.peers()) {
+    // Without a word they keep the pool, as when we had been killed.
+    if (config_.keeps_pool && peer.kind == ipc::ProcessKind::kMover) continue;
     if (const ipc::Status sent = server_.send(id, bye); !sent) {
       ipc::log_debug("bye not sent to {}: {}", peer.name, sent.error().to_string());
     }

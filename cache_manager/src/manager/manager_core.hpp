@@ -12,10 +12,12 @@
 #include "manager/job_service.hpp"
 #include "manager/lifecycle.hpp"
 #include "manager/overdue_jobs.hpp"
+#include "manager/pool_adoption.hpp"
 #include "manager/rank_requests.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 namespace kvferry::cache_manager {
 
@@ -24,12 +26,15 @@ namespace kvferry::cache_manager {
 /// it.
 class ManagerCore : private ipc::ControlHandler {
  public:
-  /// pool_fd holds pool.stats().bytes. Throws Exception when the names are taken.
+  /// pool_fd holds pool.stats().bytes, and the catalogue is told of it. adopts: it is an earlier
+  /// manager's. Throws Exception when the names are taken.
   ManagerCore(ipc::EventLoop& loop,
               const ManagerConfig& config,
               const ipc::RuntimeDir& dir,
               HostPool& pool,
-              int pool_fd);
+              int pool_fd,
+              PoolCatalogue& catalogue,
+              bool adopts);
   ManagerCore(const ManagerCore&) = delete;
   ManagerCore& operator=(const ManagerCore&) = delete;
   ~ManagerCore() override;
@@ -82,6 +87,7 @@ class ManagerCore : private ipc::ControlHandler {
   RankRequests ranks_;
   Lifecycle lifecycle_;
   OverdueJobs overdue_;
+  std::optional<PoolAdoption> adoption_;
   ipc::TimerId stop_timer_ = 0;
   bool orphan_check_posted_ = false;
   std::function<void()> stopped_;

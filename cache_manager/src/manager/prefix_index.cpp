@@ -162,6 +162,7 @@ void PrefixIndex::use(const ipc::Digest& root,
                       std::uint32_t groups) {
   runs_.begin();
   path_.clear();
+  ++uses_;
   const auto use_piece = [this] {
     if (!path_.empty()) policy_->use(path_);
     path_.clear();
@@ -176,6 +177,7 @@ void PrefixIndex::use(const ipc::Digest& root,
         continue;
       }
       path_.push_back(use_of(*entry));
+      tell_used(*entry);
       if (above != nullptr) runs_.link(*entry, *above);
       above = entry;
     }
@@ -296,6 +298,7 @@ HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client, Token tok
 std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
   std::vector<bool> was_there;
   std::vector<Entry*> entries;
+  ++uses_;
   for (const Token token : tokens) {
     const auto at = tokens_.find(token);
     was_there.push_back(at != tokens_.end());
@@ -307,6 +310,7 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
     --stats_.reserved;
     ++stats_.visible;
     give_id(entry);
+    tell_visible(entry);
     entries.push_back(&entry);
   }
   use_new(entries);
@@ -317,6 +321,41 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
   }
   for (Entry* entry : entries) let_go_before(*entry);
   return was_there;
+}
+
+void PrefixIndex::tell_visible(const Entry& entry) const {
+  if (PoolObserver* observer = pool_.observer()) {
+    observer->on_visible(entry.block->slot(), entry.key, entry.before, {});
+    observer->on_used(entry.block->slot(), uses_);
+  }
+}
+
+void PrefixIndex::tell_used(const Entry& entry) const {
+  if (PoolObserver* observer = pool_.observer()) {
+    observer->on_used(entry.block->slot(), uses_);
+  }
+}
+
+std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
+  std::vector<Entry*> entries;
+  for (const Found& found : blocks) {
+    if (has(found.key)) continue;
+    auto entry = std::make_unique<Entry>();
+    entry->key = found.key;
+    entry->before = found.before;
+    entry->state = State::kVisible;
+    entry->token = next_token_++;
+    entry->block = found.block;
+    by_slab_[found.block->slot().slab].insert(entry.get());
+    ++stats_.visible;
+    give_id(*entry);
+    entries.push_back(entry.get());
+    roots_[found.key.root].emplace(found.key, std::move(entry));
+  }
+  use_new(entries);
+  runs_.begin();
+  for (Entry* entry : entries) make_findable(*entry);
+  return entries.size();
 }
 
 // What it continues first, where that became visible with it: else a job's blocks that come last to
@@ -356,6 +395,14 @@ HostBlockRef PrefixIndex::acquire(const ipc::BlockKey& key) {
   return entry->block;
 }
 
+void PrefixIndex::drop_block(const HostBlock& block) {
+  const auto slab = by_slab_.find(block.slot().slab);
+  if (slab == by_slab_.end()) return;
+  const auto at = std::find_if(slab->second.begin(), slab->second.end(),
+                               [&](const Entry* entry) { return entry->block.get() == &block; });
+  if (at != slab->second.end()) erase(**at);
+}
+
 HostBlockRef PrefixIndex::allocate(const SlabShape& shape, Extent& extent) {
   std::optional<HostSlot> slot = pool_.allocate(shape, extent);
   if (!slot && pool_.can_hold(shape)) {
@@ -375,7 +422,7 @@ HostBlockRef PrefixIndex::allocate(const SlabShape& shape, Extent& extent) {
 // whole slabs change their shape. Some other slab may then hold what a block of that one continued:
 // nothing finds that any more, and it goes in its turn.
 bool PrefixIndex::evict_for(const SlabShape& shape) {
-  if (policy_ == nullptr) return false;
+  if (policy_ == nullptr || !evicts_) return false;
   std::unordered_map<std::uint32_t, bool> slabs;  // Of other shapes: whether they can go.
   const auto may_evict = [&](EntryId id) {
     const Entry& entry = *entries_[id];
@@ -422,6 +469,7 @@ void PrefixIndex::erase(Entry& entry) {
     free_ids_.push_back(entry.id);
   }
   if (entry.state == State::kVisible) {
+    if (PoolObserver* observer = pool_.observer()) observer->on_hidden(entry.block->slot());
     runs_.remove(entry);
     --stats_.visible;
   } else {

@@ -99,9 +99,25 @@ class PrefixIndex {
   /// The slot of a visible block for a load; null on a miss. No use of its own: whoever loads says
   /// what its request uses.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key);
+  /// Its contents are not what they were: whoever holds the block, it is not found any more.
+  void drop_block(const HostBlock& block);
   /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use.
   /// extent: as the pool's allocate(), and advanced.
   [[nodiscard]] HostBlockRef allocate(const SlabShape& shape, Extent& extent);
+
+  /// A block that is in the pool already, stored by an earlier manager.
+  struct Found {
+    ipc::BlockKey key;
+    ipc::Digest before;
+    HostBlockRef block;
+  };
+  /// Makes them visible, but not those whose key is there: counts the others. Blocks that continue
+  /// each other in this order are used as one request; so the one that was used last comes last.
+  std::size_t adopt(std::span<const Found> blocks);
+  /// Whether blocks go when room is wanted. @default yes
+  void set_evicts(bool evicts) noexcept { evicts_ = evicts; }
+  /// Counts on from an earlier manager's.
+  void set_uses(std::uint32_t uses) noexcept { uses_ = uses; }
 
   /// Ends a client's pins and reservations (not what is being filled).
   void drop_client(const ipc::IncarnationId& client);
@@ -136,6 +152,8 @@ class PrefixIndex {
   [[nodiscard]] EvictionPolicy& policy(const SlabShape& shape);
   [[nodiscard]] static BlockUse use_of(const Entry& entry);
   void give_id(Entry& entry);
+  void tell_visible(const Entry& entry) const;
+  void tell_used(const Entry& entry) const;
   void use_new(std::span<Entry* const> entries);
   void make_findable(Entry& entry);
   /// What a reservation continues stays until that is over.
@@ -162,6 +180,8 @@ class PrefixIndex {
   ipc::PrefixTable table_;
   BlockRuns runs_;
   Token next_token_;
+  bool evicts_ = true;
+  std::uint32_t uses_ = 0;  ///< Of prefixes, ever; wraps.
   Stats stats_;
 };
 

@@ -18,6 +18,12 @@ bool RankRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
       }
       job_done(peer, request);
       return true;
+    case ipc::MessageKind::kMoverSums:
+      if (peer.kind != ipc::ProcessKind::kMover) {
+        return false;
+      }
+      sums(peer, request);
+      return true;
     default: return false;
   }
 }
@@ -53,6 +59,12 @@ void RankRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) {
   }
   context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
   context_.directory.bind(peer.id, engine);
+  if (const ipc::ProcessRef* process = context_.server.process(peer.id)) {
+    context_.catalogue.note_user(*process, peer.id,
+                                 peer.kind == ipc::ProcessKind::kMover
+                                     ? catalogue::UserKind::kMover
+                                     : catalogue::UserKind::kWorker);
+  }
   if (peer.kind == ipc::ProcessKind::kWorker) {
     deaths_.watch_worker(peer.id);
   } else if (hello->rank == ipc::Rank{0}) {
@@ -117,6 +129,22 @@ void RankRequests::job_done(const ipc::Peer& peer, const ipc::Envelope& request)
     return;
   }
   context_.reply(peer, request, ipc::Empty{});
+}
+
+void RankRequests::sums(const ipc::Peer& peer, const ipc::Envelope& event) {
+  auto sums = ipc::decode<ipc::MoverSums>(event.body, "MoverSums");
+  const EngineRecord* engine = context_.directory.engine_of(peer.id);
+  const std::optional<std::uint32_t> rank =
+      engine == nullptr ? std::nullopt : engine->rank_of_mover(peer.id);
+  ipc::Status status = sums ? ipc::ok() : ipc::Status(sums.error());
+  if (status && !rank) {
+    status = KVFERRY_ERROR(kProtocol, "checksums from a mover that is of no rank");
+  }
+  if (!status) {
+    context_.refuse_misuse(peer, event, status.error());
+    return;
+  }
+  jobs_.summed(*rank, std::move(sums).value());
 }
 
 }  // namespace kvferry::cache_manager

@@ -12,8 +12,11 @@ namespace kvferry::cache_manager {
 /// @threading the loop's thread.
 class RankRequests {
  public:
-  RankRequests(ManagerContext& context, ClientRequests& clients, DeathProof& deaths)
-      : context_(context), clients_(clients), deaths_(deaths) {}
+  RankRequests(ManagerContext& context,
+               ClientRequests& clients,
+               DeathProof& deaths,
+               JobService& jobs)
+      : context_(context), clients_(clients), deaths_(deaths), jobs_(jobs) {}
   RankRequests(const RankRequests&) = delete;
   RankRequests& operator=(const RankRequests&) = delete;
   ~RankRequests() = default;
@@ -26,10 +29,12 @@ class RankRequests {
   void make_way(EngineRecord& engine, const ipc::RankHello& hello) const;
   void state(const ipc::Peer& peer, const ipc::Envelope& request);
   void job_done(const ipc::Peer& peer, const ipc::Envelope& request);
+  void sums(const ipc::Peer& peer, const ipc::Envelope& event);
 
   ManagerContext& context_;
   ClientRequests& clients_;
   DeathProof& deaths_;
+  JobService& jobs_;
 };
 
 }  // namespace kvferry::cache_manager

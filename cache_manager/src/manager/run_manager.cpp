@@ -8,8 +8,11 @@
 #include "kvferry/ipc/os/pool_filler.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
+#include "kvferry/ipc/rank/pool_keeper.hpp"
 #include "manager/manager_core.hpp"
+#include "manager/pool_catalogue.hpp"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -61,6 +64,48 @@ void tell_complete(std::uint64_t pool_bytes, ipc::TimePoint began) {
                 took.count());
 }
 
+struct KeptMemory {
+  ipc::UniqueFd pool;
+  std::unique_ptr<PoolCatalogue> catalogue;  ///< Null: there is none.
+};
+
+/// The time in which those that keep a pool are asked for it.
+constexpr auto kAskKeepers = std::chrono::seconds(3);
+
+/// What an earlier manager of the instance left with those that copied for it. Of several the first
+/// that suits; the others are of no use to anybody.
+KeptMemory take_kept_pool(const ipc::RuntimeDir& dir, const HostPool::Stats& pool) {
+  KeptMemory taken;
+  ipc::Digest chosen;
+  const ipc::Deadline deadline = ipc::Deadline::after(kAskKeepers);
+  for (ipc::KeptPool& kept : ipc::find_kept_pools(dir, /*succeeds=*/true, deadline)) {
+    if (kept.memory.id == chosen) continue;
+    if (kept.in_use) {
+      ipc::log_info(
+          "{} has not noticed the end of the earlier manager: what it keeps is not asked "
+          "for again",
+          kept.holder);
+      continue;
+    }
+    auto catalogue = PoolCatalogue::open(kept.memory, pool);
+    if (catalogue && taken.catalogue == nullptr) {
+      chosen = kept.memory.id;
+      ipc::log_info("{} (pid {}) has kept pool {}", kept.holder, kept.pid, chosen.hex());
+      taken = {std::move(kept.memory.pool), std::move(catalogue).value()};
+      continue;
+    }
+    if (!catalogue) {
+      ipc::log_warn("a pool that {} keeps cannot be used: {}", kept.holder,
+                    catalogue.error().to_string());
+    }
+    if (const ipc::Status dropped = ipc::drop_kept_pool(kept, deadline); !dropped) {
+      ipc::log_warn("{} keeps a pool that nobody wants: {}", kept.holder,
+                    dropped.error().to_string());
+    }
+  }
+  return taken;
+}
+
 }  // namespace
 
 void run_manager(const ManagerConfig& config) {
@@ -79,36 +124,52 @@ void run_manager(const ManagerConfig& config) {
   const std::uint64_t pool_bytes = pool.stats().bytes;
   const std::string pool_name = "kvferry-pool-" + dir.instance();
   bool of_huge_pages = false;
-  const ipc::UniqueFd pool_fd = value_or_throw(ipc::SharedMemory::create_large_pool(
-      pool_name, pool_bytes, config.huge_pages, of_huge_pages));
+  KeptMemory kept = take_kept_pool(dir, pool.stats());
+  const bool adopts = kept.catalogue != nullptr;
+  const ipc::UniqueFd pool_fd = adopts
+                                    ? std::move(kept.pool)
+                                    : value_or_throw(ipc::SharedMemory::create_large_pool(
+                                          pool_name, pool_bytes, config.huge_pages, of_huge_pages));
+  const std::unique_ptr<PoolCatalogue> catalogue =
+      adopts ? std::move(kept.catalogue)
+             : value_or_throw(PoolCatalogue::create(pool.stats(), ipc::Digest::random()));
+  pool.observe(catalogue.get());
   ipc::EventLoop loop;
   {
     // Serves with what is there: the rest comes beside it.
-    pool.set_ready(0);
+    pool.set_ready(adopts ? catalogue->filled_bytes() : 0);
     const ipc::TimePoint began = ipc::MonotonicClock::now();
-    ipc::PoolFiller filler(
-        pool_fd, {pool_name, pool_bytes, 0, config.numa_nodes},
-        [&](std::uint64_t filled) {
-          loop.post([&pool, filled, pool_bytes, began] {
-            pool.set_ready(filled);
-            if (filled == pool_bytes) tell_complete(pool_bytes, began);
+    std::optional<ipc::PoolFiller> filler;
+    if (catalogue->filled_bytes() < pool_bytes) {
+      filler.emplace(
+          pool_fd, ipc::PoolFiller::Options{pool_name, pool_bytes, 0, config.numa_nodes},
+          [&](std::uint64_t filled) {
+            loop.post([&pool, &catalogue, &filler, filled, pool_bytes, began] {
+              // What an earlier manager had filled is there already.
+              if (filled <= catalogue->filled_bytes()) return;
+              pool.set_ready(filled);
+              catalogue->set_filled(filled);
+              if (filled < pool_bytes) return;
+              tell_complete(pool_bytes, began);
+              filler.reset();
+            });
+          },
+          [&](const ipc::Error& error) {
+            loop.post([error] { ipc::log_error("{}", error.to_string()); });
           });
-        },
-        [&](const ipc::Error& error) {
-          loop.post([error] { ipc::log_error("{}", error.to_string()); });
-        });
-    int stop_signal = 0;
-    const ipc::Status first = filler.wait_filled(kServesFrom, [&] {
-      stop_signal = signals.take();
-      return stop_signal != 0;
-    });
-    if (stop_signal != 0) {
-      lock.reset();  // see below
-      ipc::log_info("signal {}: the manager ends before its pool is complete", stop_signal);
-      return;
+      int stop_signal = 0;
+      const ipc::Status first = filler->wait_filled(adopts ? 0 : kServesFrom, [&] {
+        stop_signal = signals.take();
+        return stop_signal != 0;
+      });
+      if (stop_signal != 0) {
+        lock.reset();  // see below
+        ipc::log_info("signal {}: the manager ends before its pool is complete", stop_signal);
+        return;
+      }
+      if (!first) throw ipc::Exception(first.error());
     }
-    if (!first) throw ipc::Exception(first.error());
-    ManagerCore core(loop, config, dir, pool, pool_fd.get());
+    ManagerCore core(loop, config, dir, pool, pool_fd.get(), *catalogue, adopts);
     loop.watch(signals.fd(), [&] {
       const int signal_number = signals.take();
       if (signal_number != 0) {
@@ -120,6 +181,8 @@ void run_manager(const ManagerConfig& config) {
                   dir.registry_socket().string(), dir.path().string(), ipc::format_size(pool_bytes),
                   of_huge_pages ? " in huge pages" : "");
     const bool well = loop.run();
+    // The end empties the pool, and not what is said of it: whoever keeps it may still give it on.
+    pool.observe(nullptr);
     loop.unwatch(signals.fd());
     if (!well) {
       throw ipc::Exception(KVFERRY_ERROR(

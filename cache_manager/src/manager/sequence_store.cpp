@@ -46,6 +46,12 @@ void SequenceStore::drop_if_empty(const SequenceKey& key) {
 
 bool SequenceStore::drop(const SequenceKey& key) { return sequences_.erase(key) > 0; }
 
+void SequenceStore::drop_block(const SequenceKey& key, const HostBlock& block) {
+  const auto at = sequences_.find(key);
+  if (at == sequences_.end()) return;
+  std::erase_if(at->second.blocks, [&](const auto& item) { return item.second.get() == &block; });
+}
+
 void SequenceStore::drop_owner(const ipc::IncarnationId& owner) {
   std::erase_if(sequences_, [&](const auto& item) { return item.first.owner == owner; });
 }

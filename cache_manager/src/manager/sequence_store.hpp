@@ -46,6 +46,8 @@ class SequenceStore {
   void drop_if_empty(const SequenceKey& key);
   /// False when there is no such sequence.
   bool drop(const SequenceKey& key);
+  /// Its contents are not what they were.
+  void drop_block(const SequenceKey& key, const HostBlock& block);
   void drop_owner(const ipc::IncarnationId& owner);
   /// Ends the engine's sequences of every other geometry: no arena will ever fit them. Counts
   /// sequences.

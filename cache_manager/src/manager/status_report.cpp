@@ -86,6 +86,16 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs, std::uint3
   return described;
 }
 
+/// What an earlier manager had left; null when the pool is this one's from the start.
+json kept_of(const ManagerContext& context) {
+  if (!context.adopted) return nullptr;
+  return {{"found", context.adopted->found},
+          {"adopted", context.adopted->adopted},
+          {"dropped", context.adopted->dropped},
+          {"sequence_blocks", context.adopted->sequences},
+          {"doubtful", context.adopted->doubtful}};
+}
+
 }  // namespace
 
 std::string status_json(const ManagerContext& context,
@@ -121,7 +131,13 @@ std::string status_json(const ManagerContext& context,
         {"page_bytes", pool.page_bytes},
         {"free_pages", pool.free_pages},
         {"placed_blocks", pool.placed_blocks},
-        {"placed_extents", pool.placed_extents}}},
+        {"placed_extents", pool.placed_extents},
+        {"id", context.catalogue.id().hex()},
+        {"integrity",
+         {{"summed", context.integrity.summed},
+          {"checked", context.integrity.checked},
+          {"corrupt", context.integrity.corrupt}}},
+        {"kept", kept_of(context)}}},
       {"index",
        {{"blocks", index.visible},
         {"pinned", index.pinned},

@@ -114,6 +114,7 @@ class BlockParts {
   /// All slices of a block, each once, in as few rows as was found; slices that touch on both sides
   /// are one.
   [[nodiscard]] std::span<const SliceRows> slice_rows(ipc::GroupId group) const;
+  [[nodiscard]] bool has(ipc::GroupId group) const noexcept { return group.value < groups_.size(); }
   [[nodiscard]] std::uint64_t replicated_bytes(ipc::GroupId group) const;
   [[nodiscard]] std::uint64_t sharded_bytes(ipc::GroupId group) const;
 

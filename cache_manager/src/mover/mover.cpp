@@ -3,8 +3,10 @@
 #include "kvferry/cache_manager/mover.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/os/cache_file.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/rank/pool_keeper.hpp"
 #include "kvferry/ipc/rank/rank_service.hpp"
 #include "mover/transfer_engine.hpp"
 
@@ -29,23 +31,23 @@ class MoverProcess {
  public:
   explicit MoverProcess(const MoverConfig& config)
       : dir_(open_dir(config)),
+        keep_name_(
+            dir_.rank_socket(config.rank.engine, config.rank.rank.value, ipc::PoolKeeper::kSocket)),
+        keep_pool_(config.keep_pool),
         transitions_(ipc::open_transitions(config.rank, ipc::ProcessKind::kMover, dir_)),
         device_(ipc::open_device(config.rank.device)),
         engine_(
             *device_,
-            engine_options(config, dir_, transitions_),
+            engine_options(
+                config, dir_, transitions_, [this](ipc::MoverSums s) { summed(std::move(s)); }),
             [this](ipc::MoverJobDone d) { done(std::move(d)); },
             [this](const ipc::Error& e) { device_failed(e); }) {
     ipc::RankService::Hooks hooks;
     hooks.on_message = [this](Envelope envelope) { on_message(envelope); };
-    hooks.on_manager = [this](const ipc::RegistryWelcome& welcome, ipc::UniqueFd pool) {
-      on_manager(welcome, std::move(pool));
+    hooks.on_manager = [this](const ipc::RegistryWelcome&, ipc::PoolMemory memory) {
+      on_manager(std::move(memory));
     };
-    hooks.on_manager_lost = [this] {
-      connected_ = false;
-      unsent_.clear();
-      engine_.drop_pool();
-    };
+    hooks.on_manager_lost = [this] { on_manager_lost(); };
     hooks.may_connect = [this] { return engine_.idle(); };
     hooks.on_fatal = [this](const ipc::Error& error) { end(error); };
     loop_.watch(signals_.fd(), [this] {
@@ -85,13 +87,15 @@ class MoverProcess {
 
   static TransferEngine::Options engine_options(const MoverConfig& config,
                                                 const ipc::RuntimeDir& dir,
-                                                const ipc::TransitionLog& transitions) {
+                                                const ipc::TransitionLog& transitions,
+                                                PoolChecks::Summed on_sums) {
     TransferEngine::Options options;
     options.strategy = config.strategy;
     options.calibration = calibrator_options(config);
     options.store_bytes_per_second = config.rank.store_rate;
     options.load_bytes_per_second = config.rank.load_rate;
     options.agent_swap_bytes = config.agent_swap_bytes;
+    options.on_sums = std::move(on_sums);
     options.transitions = transitions;
     options.staging.transitions = transitions;
     options.staging.agent_path =
@@ -102,15 +106,61 @@ class MoverProcess {
     return options;
   }
 
-  void on_manager(const ipc::RegistryWelcome& welcome, ipc::UniqueFd pool) {
-    auto mapped =
-        ipc::PoolMapping::map(*device_, std::move(pool), welcome.pool_bytes, &background_);
-    if (!mapped) {
-      end(mapped.error());
-      return;
+  void on_manager(ipc::PoolMemory memory) {
+    loop_.cancel(std::exchange(keep_timer_, 0));
+    manager_ends_ = false;
+    keep(memory);
+    // What is registered already stays so.
+    if (pool_ == nullptr || !ipc::is_same_memory(pool_->descriptor(), memory.pool)) {
+      auto mapped =
+          ipc::PoolMapping::map(*device_, std::move(memory.pool), memory.pool_bytes, &background_);
+      if (!mapped) {
+        end(mapped.error());
+        return;
+      }
+      pool_ = std::move(mapped).value();
     }
-    engine_.set_pool(std::move(mapped).value());
+    engine_.set_pool(pool_);
     connected_ = true;
+  }
+
+  // Only now: a predecessor of the rank is gone when the manager takes this one.
+  void keep(const ipc::PoolMemory& memory) {
+    if (!memory.catalogue.valid() || keep_pool_.count() == 0) return;
+    auto kept = memory.duplicate();
+    if (kept && keeper_ == nullptr) {
+      try {
+        keeper_ = std::make_unique<ipc::PoolKeeper>(loop_, keep_name_, [this] { pool_.reset(); });
+      } catch (const ipc::Exception& exception) {
+        kept = exception.error();
+      }
+    }
+    if (kept) {
+      keeper_->keep(std::move(kept).value());
+    } else {
+      ipc::log_warn("what is in the host pool is lost when its manager is killed: {}",
+                    kept.error().to_string());
+    }
+  }
+
+  void on_manager_lost() {
+    connected_ = false;
+    unsent_.clear();
+    engine_.drop_pool();
+    if (manager_ends_ || keeper_ == nullptr) return let_pool_go();
+    keeper_->offer();
+    ipc::log_info("keeping the host pool of {} for {} ms for the next manager",
+                  ipc::format_size(pool_->size_bytes()), keep_pool_.count());
+    keep_timer_ = loop_.after(keep_pool_, [this] {
+      keep_timer_ = 0;
+      ipc::log_warn("no manager has come for {} ms: the host pool is let go", keep_pool_.count());
+      let_pool_go();
+    });
+  }
+
+  void let_pool_go() {
+    if (keeper_ != nullptr) keeper_->drop();
+    pool_.reset();
   }
 
   void on_message(const Envelope& envelope) {
@@ -127,6 +177,8 @@ class MoverProcess {
       if (const auto cancel = ipc::decode<ipc::MoverCancel>(envelope.body, "MoverCancel"); cancel) {
         engine_.cancel(cancel->job);
       }
+    } else if (envelope.kind == MessageKind::kBye) {
+      manager_ends_ = true;
     } else {
       ipc::log_warn("message of kind {} is not for a mover, dropped",
                     static_cast<int>(envelope.kind));
@@ -139,6 +191,16 @@ class MoverProcess {
       if (!connected_) return;  // of a lost manager: nobody knows the job any more
       unsent_.push_back(std::move(result));
       send_unsent();
+    });
+  }
+
+  // A thread of the checks. Nobody misses sums that were not sent.
+  void summed(ipc::MoverSums sums) {
+    loop_.post([this, sums = std::move(sums)] {
+      if (!connected_) return;
+      if (const ipc::Status sent = service_->notify(MessageKind::kMoverSums, sums); !sent) {
+        ipc::log_debug("checksums not sent: {}", sent.error().to_string());
+      }
     });
   }
 
@@ -172,9 +234,15 @@ class MoverProcess {
   ipc::SignalFd signals_;  // first: blocks the signals in all threads
   ipc::EventLoop loop_;
   ipc::RuntimeDir dir_;
+  const std::filesystem::path keep_name_;
+  const std::chrono::milliseconds keep_pool_;
   ipc::TransitionLog transitions_;
   std::unique_ptr<ipc::Device> device_;
   ipc::Background background_{"kvf-pool"};  ///< Registers the pool and gives it back.
+  std::shared_ptr<ipc::PoolMapping> pool_;  ///< Of the manager, or of one that was killed.
+  std::unique_ptr<ipc::PoolKeeper> keeper_;
+  ipc::TimerId keep_timer_ = 0;
+  bool manager_ends_ = false;  ///< It said so: nobody comes after it.
   bool connected_ = false;
   std::deque<ipc::MoverJobDone> unsent_;
   ipc::TimerId resend_timer_ = 0;  ///< One, however many completions wait.

@@ -86,14 +86,17 @@ TransferEngine::TransferEngine(ipc::Device& device,
     : device_(device),
       options_(std::move(options)),
       done_(std::move(done)),
-      stores_(device,
-              lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_),
-              done_,
-              device_failed),
-      loads_(device,
-             lane_options(ipc::CopyDirection::kHostToDevice, 1, options_),
-             done_,
-             device_failed) {
+      checks_(done_, options_.on_sums),
+      stores_(
+          device,
+          lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_),
+          [this](ipc::MoverJobDone answer) { checks_.finish(std::move(answer)); },
+          device_failed),
+      loads_(
+          device,
+          lane_options(ipc::CopyDirection::kHostToDevice, 1, options_),
+          [this](ipc::MoverJobDone answer) { checks_.finish(std::move(answer)); },
+          device_failed) {
   if (!options_.calibration || options_.strategy != CopyStrategy::kAuto) return;
   calibrator_.emplace(
       device_, *options_.calibration, [this] { return idle(); },
@@ -106,6 +109,7 @@ void TransferEngine::submit(ipc::MoverJob job) {
     const std::lock_guard lock(mutex_);
     if (admitting_ && pool_ && arena_->session == job.session &&
         arena_->arena->epoch() == job.epoch) {
+      if (job.layers && PoolChecks::names_sums(job)) return check_first(std::move(job));
       // Under the lock, so that quiesce finds in the queues whatever was admitted before it.
       return admit(std::move(job));
     }
@@ -131,8 +135,30 @@ void TransferEngine::admit(ipc::MoverJob job) {
     refuse(job, planned.error());
     return;
   }
+  checks_.begin(job, pool_, arena_->parts);
   TransferLane& lane = job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
   lane.submit(LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now()});
+}
+
+void TransferEngine::check_first(ipc::MoverJob job) {
+  auto kept = std::make_shared<ipc::MoverJob>(std::move(job));
+  checks_.check_first(
+      *kept, pool_, arena_->parts, [this, kept](const std::vector<std::uint8_t>& results) {
+        if (std::all_of(results.begin(), results.end(), [](std::uint8_t r) { return r == 0; })) {
+          for (ipc::MoverItem& item : kept->items) item.shard_sum = item.replicated_sum = 0;
+          return submit(std::move(*kept));
+        }
+        ipc::MoverJobDone result;
+        result.job = kept->job;
+        result.message = "a block of a load by layers is damaged in host memory";
+        for (const std::uint8_t code : results) {
+          result.results.push_back(
+              code != 0 ? code : static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled));
+        }
+        options_.transitions.record(ipc::Transition::kMoverAnswer,
+                                    {.job = kept->job, .detail = kept->items.size()});
+        done_(std::move(result));
+      });
 }
 
 void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
@@ -172,7 +198,7 @@ void TransferEngine::drop_pool() {
   }
 }
 
-bool TransferEngine::idle() { return stores_.idle() && loads_.idle(); }
+bool TransferEngine::idle() { return stores_.idle() && loads_.idle() && checks_.idle(); }
 
 Status TransferEngine::on_mapped(ipc::SessionId session,
                                  ipc::Arena& arena,

@@ -5,6 +5,7 @@
 #include "kvferry/cache_manager/mover.hpp"
 #include "kvferry/ipc/lease/arena.hpp"
 #include "mover/calibrator.hpp"
+#include "mover/pool_checks.hpp"
 #include "mover/transfer_lane.hpp"
 
 #include <atomic>
@@ -31,6 +32,7 @@ class TransferEngine final : public ipc::ArenaUser {
     std::uint64_t store_bytes_per_second = 0;             ///< Likewise.
     std::uint64_t load_bytes_per_second = 0;
     std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser.
+    PoolChecks::Summed on_sums = [](const ipc::MoverSums&) {};
   };
 
   TransferEngine(ipc::Device& device,
@@ -56,6 +58,8 @@ class TransferEngine final : public ipc::ArenaUser {
 
  private:
   void admit(ipc::MoverJob job);  ///< @pre mutex_ is held.
+  /// Of a load by layers: compute reads what is there, and may not be told later.
+  void check_first(ipc::MoverJob job);  ///< @pre mutex_ is held.
   void refuse(const ipc::MoverJob& job, const ipc::Error& error);
 
   ipc::Device& device_;
@@ -68,6 +72,7 @@ class TransferEngine final : public ipc::ArenaUser {
   bool admitting_ = false;
 
   std::atomic<std::uint64_t> submitted_ = 0;
+  PoolChecks checks_;
   TransferLane stores_;  // with the next two last: their threads use all above
   TransferLane loads_;
   std::optional<Calibrator> calibrator_;  // after the lanes, which it looks at

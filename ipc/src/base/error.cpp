@@ -36,6 +36,7 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::kNotIdle: return "not_idle";
     case ErrorCode::kNotPaused: return "not_paused";
     case ErrorCode::kNotReleased: return "not_released";
+    case ErrorCode::kCorrupt: return "corrupt";
   }
   return "invalid";
 }

@@ -97,6 +97,12 @@ Result<void*> PoolMapping::pinned(std::uint64_t offset, std::uint64_t size_bytes
   return static_cast<void*>(pieces.mapping.data() + offset);
 }
 
+std::span<const std::byte> PoolMapping::bytes(std::uint64_t offset,
+                                              std::uint64_t size_bytes) const noexcept {
+  if (offset > pieces_->size_bytes || size_bytes > pieces_->size_bytes - offset) return {};
+  return {pieces_->mapping.data() + offset, size_bytes};
+}
+
 bool PoolMapping::is_pinned(std::uint64_t offset, std::uint64_t size_bytes) const noexcept {
   const Pieces& pieces = *pieces_;
   if (size_bytes == 0 || offset > pieces.size_bytes || size_bytes > pieces.size_bytes - offset) {

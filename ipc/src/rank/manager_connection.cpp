@@ -81,7 +81,7 @@ void ManagerConnection::try_connect() {
   log_info("manager of instance {} connected, session {}", self_.config.instance,
            link_->welcome().manager_session.hex());
   loop_.watch(link_->fd(), [this] { drain(); });
-  hooks_.on_connected(link_->welcome(), link_->take_memory_fd());
+  hooks_.on_connected(link_->welcome(), link_->take_pool());
   drain();
 }
 

@@ -25,7 +25,7 @@ class ManagerConnection {
     /// Asked before each attempt; may be null.
     std::function<bool()> may_connect;
     /// Connected and accepted, before any message.
-    std::function<void(const RegistryWelcome&, UniqueFd pool)> on_connected;
+    std::function<void(const RegistryWelcome&, PoolMemory)> on_connected;
     std::function<void()> on_lost;
     std::function<void(Envelope)> on_message;
     /// No retry can mend it. Nothing is tried any more.

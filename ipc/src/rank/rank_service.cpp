@@ -109,7 +109,7 @@ class RankService::Impl {
   ManagerConnection::Hooks connection_hooks() {
     ManagerConnection::Hooks hooks;
     hooks.may_connect = hooks_.may_connect;
-    hooks.on_connected = [this](const RegistryWelcome& welcome, UniqueFd pool) {
+    hooks.on_connected = [this](const RegistryWelcome& welcome, PoolMemory pool) {
       if (hooks_.on_manager) hooks_.on_manager(welcome, std::move(pool));
       report_.forget_memory();
       told_ = 0;

@@ -47,7 +47,8 @@ class ControlLink::Impl {
     PacketSocket registry;
     ProcessRef server;
     RegistryWelcome welcome;
-    UniqueFd memory;  ///< The pool, or the prefix table.
+    UniqueFd memory;     ///< The pool, or the prefix table.
+    UniqueFd catalogue;  ///< Of the pool.
     std::optional<MessageChannel> channel;
   };
 
@@ -157,6 +158,11 @@ class ControlLink::Impl {
 
   [[nodiscard]] const Registered& registered() const noexcept { return registered_; }
   [[nodiscard]] UniqueFd take_memory() noexcept { return std::move(registered_.memory); }
+  [[nodiscard]] PoolMemory take_pool() noexcept {
+    const RegistryWelcome& welcome = registered_.welcome;
+    return {welcome.pool, welcome.pool_bytes, welcome.catalogue_bytes,
+            std::move(registered_.memory), std::move(registered_.catalogue)};
+  }
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
 
  private:
@@ -395,7 +401,8 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
   if (result.welcome.refused) return std::move(*result.welcome.refused);
   const std::uint64_t connection = result.welcome.ring_connection;
   const std::size_t rings = connection == 0 ? 0 : 1;
-  if (packet->fds.size() < rings || packet->fds.size() > rings + 1) {
+  const std::size_t catalogues = result.welcome.catalogue_bytes > 0 ? 1 : 0;
+  if (packet->fds.size() < rings + 2 * catalogues || packet->fds.size() > rings + catalogues + 1) {
     return KVFERRY_ERROR(
         kProtocol, "the server of {} sent {} descriptors, expected {} and perhaps that of memory",
         path, packet->fds.size(), rings);
@@ -405,6 +412,7 @@ Result<ControlLink::Impl::Registered> ControlLink::Impl::enroll(const Options& o
     packet->fds.pop_back();
   }
   if (!packet->fds.empty()) result.memory = std::move(packet->fds.front());
+  if (catalogues == 1) result.catalogue = std::move(packet->fds.back());
   return result;
 }
 
@@ -429,6 +437,7 @@ Result<std::unique_ptr<ControlLink>> ControlLink::connect(Options options, Deadl
 const RegistryWelcome& ControlLink::welcome() const noexcept { return impl_->registered().welcome; }
 
 UniqueFd ControlLink::take_memory_fd() { return impl_->take_memory(); }
+PoolMemory ControlLink::take_pool() { return impl_->take_pool(); }
 
 const ProcessRef& ControlLink::server() const noexcept { return impl_->registered().server; }
 

@@ -56,6 +56,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kRankComponents: return "rank_components";
     case MessageKind::kRankBroadcast: return "rank_broadcast";
     case MessageKind::kLayersFailed: return "layers_failed";
+    case MessageKind::kMoverSums: return "mover_sums";
   }
   return "invalid";
 }

@@ -50,10 +50,15 @@ void RegisteredPeers::on_hello(RegistryCandidate candidate) {
   RegistryWelcome welcome;
   welcome.manager_session = options_.session;
   welcome.pool_bytes = options_.pool_bytes;
-  std::array<int, 2> fds{};
+  std::array<int, 3> fds{};
   std::size_t given = 0;
   if (candidate.hello.kind == ProcessKind::kMover && options_.pool_fd >= 0) {
     fds.at(given++) = options_.pool_fd;
+    if (options_.catalogue_fd >= 0) {
+      welcome.pool = options_.pool;
+      welcome.catalogue_bytes = options_.catalogue_bytes;
+      fds.at(given++) = options_.catalogue_fd;
+    }
   } else if (candidate.hello.kind == ProcessKind::kEngine && options_.table_fd >= 0) {
     welcome.table_bytes = options_.table_bytes;
     fds.at(given++) = options_.table_fd;

@@ -12,11 +12,23 @@
 
 namespace kvferry::cache_manager {
 
+/// Of which loads the contents are checked, where their checksums are known. Those that an earlier
+/// manager stored are checked once in any case.
+enum class VerifyLoads : std::uint8_t { kOff = 1, kSampled, kAlways };
+
 struct ManagerConfig {
   std::string runtime_dir;  ///< Empty: the default.
   std::string instance = "default";
   std::uint64_t pool_bytes = 1ULL << 30;  ///< Host memory for blocks, all engines together.
-  bool huge_pages = true;                 ///< Where the machine has reserved enough of them.
+  /// Also an orderly end leaves it to the next manager, with those that copy for this one.
+  bool keeps_pool = false;
+  /// Movers compute checksums of what they have stored, when their processors have nothing else to
+  /// do. Blocks without them are not kept for another manager.
+  bool checksums = true;
+  VerifyLoads verify_loads = VerifyLoads::kSampled;
+  /// Sampled: one block in so many.
+  static constexpr std::uint32_t kSample = 16;
+  bool huge_pages = true;  ///< Where the machine has reserved enough of them.
   /// Where its memory is to be; empty: anywhere.
   std::vector<int> numa_nodes;
   /// What of it goes when something else needs its place: one of eviction_policies().
@@ -38,8 +50,10 @@ struct ManagerConfig {
   }
 };
 
-/// Runs the manager until SIGTERM, SIGINT or SIGHUP. Throws Exception when it cannot be set up
-/// (kAlreadyExists: a second manager on the instance; kNoHostMemory: the pool does not fit).
+/// Runs the manager until SIGTERM, SIGINT or SIGHUP. When an earlier one of the instance was
+/// killed, what it had in its pool is served on, if a mover still has that pool and it is of this
+/// size. Throws Exception when it cannot be set up (kAlreadyExists: a second manager on the
+/// instance; kNoHostMemory: the pool does not fit).
 void run_manager(const ManagerConfig& config);
 
 }  // namespace kvferry::cache_manager

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/rank/rank_config.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -49,6 +50,8 @@ struct MoverConfig {
   /// With kAuto, a job of at most so many bytes that is alone on its way is copied as by kAgent; 0:
   /// none, and the worker never sees the host pool.
   std::uint64_t agent_swap_bytes = 0;
+  /// What it keeps of a pool whose manager was killed, for the next one.
+  std::chrono::milliseconds keep_pool{600'000};
   std::string cache_dir;  ///< Where calibrations are kept; empty: ipc::default_cache_dir().
 };
 

@@ -35,6 +35,7 @@ enum class ErrorCode : std::uint8_t {
   kNotIdle,              ///< Requests hold blocks or copies run; end or retract them, or wait.
   kNotPaused,            ///< Only a paused engine can be continued.
   kNotReleased,          ///< Only memory that was released can be resumed.
+  kCorrupt,              ///< Contents do not have their checksum: they are dropped.
 };
 
 /// Stable lower-case name such as "stale_epoch": used in logs, JSON and on the wire.

@@ -10,11 +10,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -49,6 +51,9 @@ class PoolMapping {
   [[nodiscard]] Result<void*> pinned(std::uint64_t offset, std::uint64_t size_bytes);
   /// The same for a range that may cross pieces, for who does not mind where they meet: a kernel.
   [[nodiscard]] Result<void*> pinned_across(std::uint64_t offset, std::uint64_t size_bytes);
+  /// For this process to read, registered or not; empty when it is not inside the pool.
+  [[nodiscard]] std::span<const std::byte> bytes(std::uint64_t offset,
+                                                 std::uint64_t size_bytes) const noexcept;
   /// All of a range is registered: the two above would not take long.
   [[nodiscard]] bool is_pinned(std::uint64_t offset, std::uint64_t size_bytes) const noexcept;
   /// Registers a range in the background, and calls back from there, also when this has ended.

@@ -38,7 +38,7 @@ class RankService {
     /// Messages of the manager other than clear and re-init.
     std::function<void(Envelope)> on_message;
     /// Connected (again) and accepted; movers get the pool. Called before any message.
-    std::function<void(const RegistryWelcome&, UniqueFd pool)> on_manager;
+    std::function<void(const RegistryWelcome&, PoolMemory)> on_manager;
     /// The manager is dead or gone: finish what runs, accept nothing new, let go of its pool.
     std::function<void()> on_manager_lost;
     /// Asked before each attempt to connect: false while work of a lost manager still runs. A new

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/pool_memory.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
@@ -62,8 +63,11 @@ class ControlServer {
     std::filesystem::path registry_path;
     std::filesystem::path control_path;
     SessionId session;
-    int pool_fd = -1;  ///< Given to movers.
+    int pool_fd = -1;  ///< Given to movers, as are the following.
     std::uint64_t pool_bytes = 0;
+    Digest pool;
+    int catalogue_fd = -1;  ///< With a pool only.
+    std::uint64_t catalogue_bytes = 0;
     int table_fd = -1;  ///< The prefix table's, given to engines.
     std::uint64_t table_bytes = 0;
     /// Per peer, unsent; beyond one of them send() is kBusy. An empty queue takes any message.
@@ -150,6 +154,8 @@ class ControlLink {
   /// The descriptor of the pool (movers), or of the prefix table (engines); invalid otherwise or
   /// when taken.
   [[nodiscard]] UniqueFd take_memory_fd();
+  /// The same of a mover's, with the catalogue of what is in it.
+  [[nodiscard]] PoolMemory take_pool();
   [[nodiscard]] const ProcessRef& server() const noexcept;
 
   /// For an EventLoop: readable when try_receive() may have something, or when the server ended

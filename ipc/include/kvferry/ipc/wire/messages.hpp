@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 15;
+inline constexpr std::uint32_t kWireVersion = 16;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -56,7 +56,7 @@ constexpr std::uint64_t wire_max(CopyDirection) {
   return static_cast<std::uint64_t>(CopyDirection::kHostToDevice);
 }
 constexpr std::uint64_t wire_max(ErrorCode) {
-  return static_cast<std::uint64_t>(ErrorCode::kNotReleased);
+  return static_cast<std::uint64_t>(ErrorCode::kCorrupt);
 }
 
 /// What an Envelope carries. Requests are answered by an envelope of the same kind and request id
@@ -126,12 +126,14 @@ enum class MessageKind : std::uint16_t {
   kRankComponents,
   kRankBroadcast,
   // manager -> worker, event
-  kLayersFailed
+  kLayersFailed,
+  // mover -> manager, event
+  kMoverSums
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kLayersFailed);
+  return static_cast<std::uint64_t>(MessageKind::kMoverSums);
 }
 
 struct Envelope {
@@ -156,8 +158,8 @@ struct RegistryHello {
   bool wants_rings = false;   ///< For its messages; what fits neither goes over ZeroMQ.
   template <typename V> void visit(V& v) { v(version, kind, incarnation, name, wants_rings); }
 };
-/// Movers also get the pool's descriptor, engines the prefix table's; who has rings gets theirs,
-/// last.
+/// Movers also get the descriptors of the pool and its catalogue, engines the prefix table's; who
+/// has rings gets theirs, last.
 struct RegistryWelcome {
   std::uint32_t version = kWireVersion;
   SessionId manager_session;
@@ -165,8 +167,11 @@ struct RegistryWelcome {
   std::optional<Error> refused;
   std::uint64_t ring_connection = 0;  ///< Names the connection in its messages; 0: no rings.
   std::uint64_t table_bytes = 0;      ///< Of the prefix table; 0: it has none.
+  Digest pool;                        ///< Names the pool over the lives of its managers.
+  std::uint64_t catalogue_bytes = 0;  ///< 0: the pool has no catalogue.
   template <typename V> void visit(V& v) {
-    v(version, manager_session, pool_bytes, refused, ring_connection, table_bytes);
+    v(version, manager_session, pool_bytes, refused, ring_connection, table_bytes, pool,
+      catalogue_bytes);
   }
 };
 
@@ -270,8 +275,11 @@ struct MoverItem {
   std::uint64_t replicated_offset = 0;  ///< Into the pool.
   std::uint64_t shard_offset = 0;       ///< Into the pool; this rank's part.
   bool with_replicated = true;          ///< Stores: only one rank stores it. Loads: always true.
+  // Loads: checksums of the contents, which are checked; 0: not.
+  std::uint64_t replicated_sum = 0;
+  std::uint64_t shard_sum = 0;
   template <typename V> void visit(V& v) {
-    v(group, block, replicated_offset, shard_offset, with_replicated);
+    v(group, block, replicated_offset, shard_offset, with_replicated, replicated_sum, shard_sum);
   }
 };
 struct MoverJob {
@@ -282,9 +290,10 @@ struct MoverJob {
   Urgency urgency;
   bool brief = false;                 ///< Over so soon that the mover does not sleep meanwhile.
   std::optional<LayerTicket> layers;  ///< Goes layer by layer, in step with the worker's compute.
+  bool wants_sums = false;            ///< A store's checksums, when they are computed: MoverSums.
   std::vector<MoverItem> items;
   template <typename V> void visit(V& v) {
-    v(job, session, epoch, direction, urgency, brief, layers, items);
+    v(job, session, epoch, direction, urgency, brief, layers, wants_sums, items);
   }
 };
 struct MoverCancel {
@@ -299,6 +308,15 @@ struct MoverJobDone {
   std::chrono::microseconds queued{};
   std::chrono::microseconds copied{};
   template <typename V> void visit(V& v) { v(job, results, message, bytes, queued, copied); }
+};
+
+/// Of a store that was answered, some time later, or never: checksums of what it left in the pool,
+/// by item; 0 for what failed, or was not this rank's to store.
+struct MoverSums {
+  JobId job;
+  std::vector<std::uint64_t> replicated;
+  std::vector<std::uint64_t> shard;
+  template <typename V> void visit(V& v) { v(job, replicated, shard); }
 };
 
 // ---- engine -> manager ----

@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "manager/host_pool.hpp"
+#include "manager/job_table.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// Puts the checksums together that the movers of all ranks tell of a store: some time after it was
+/// answered, or before the other ranks have answered, or never. @threading one thread.
+class AwaitedSums {
+ public:
+  /// So many jobs are awaited; the oldest is given up for the next one.
+  static constexpr std::size_t kMostJobs = 4096;
+
+  /// Of what the ranks share, then of each rank's part. The slot still holds what was stored.
+  using OnKnown = std::function<void(const HostSlot&, const std::vector<std::uint64_t>&)>;
+
+  explicit AwaitedSums(OnKnown on_known) : on_known_(std::move(on_known)) {}
+
+  /// The job has ended, some of it well.
+  void add(const Job& job, const HostPool& pool);
+  /// By a rank's mover. Of a job that has not ended on every rank, or is not awaited, too.
+  void told(std::uint32_t rank, ipc::MoverSums sums);
+
+ private:
+  struct Block {
+    std::weak_ptr<const HostBlock> block;
+    std::vector<std::uint64_t> sums;  ///< 0: not told.
+  };
+  struct Awaited {
+    std::vector<Block> blocks;
+    /// Of each rank: which blocks its mover's message named, in that order. Emptied when told.
+    std::vector<std::vector<std::uint32_t>> sent;
+    std::size_t ranks_left = 0;
+    std::vector<std::pair<std::uint32_t, ipc::MoverSums>> early;
+    bool has_ended = false;
+  };
+
+  [[nodiscard]] Awaited& open(ipc::JobId job);
+  void apply(Awaited& awaited, std::uint32_t rank, const ipc::MoverSums& sums);
+  void erase_if_over(ipc::JobId job);
+
+  OnKnown on_known_;
+  std::unordered_map<ipc::JobId, Awaited> jobs_;
+  std::deque<ipc::JobId> order_;  ///< Of their coming; some may be over.
+};
+
+}  // namespace kvferry::cache_manager

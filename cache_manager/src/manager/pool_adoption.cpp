@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/pool_adoption.hpp"
+
+#include "kvferry/ipc/base/log.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+/// In one turn of the loop: a few milliseconds.
+constexpr std::size_t kBlocksOfATurn = 2048;
+/// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
+/// that counts.
+constexpr auto kPatience = std::chrono::seconds(10);
+
+}  // namespace
+
+PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
+    : context_(context), catalogue_(catalogue), stats_(context.adopted.emplace()) {
+  context_.index.set_evicts(false);
+  for (const PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
+    if (!root.engine.empty()) {
+      context_.directory.adopt_root(root.engine, root.root, root.fingerprint);
+    }
+  }
+  for (const SlabPlace& place : catalogue_.slabs()) take_slab(place);
+  // What was used last comes last. The count wraps, after 4 billion.
+  std::stable_sort(visible_.begin(), visible_.end(), [this](const HostSlot& a, const HostSlot& b) {
+    return catalogue_.used(a) < catalogue_.used(b);
+  });
+  if (!visible_.empty()) context_.index.set_uses(catalogue_.used(visible_.back()));
+  stats_.found = visible_.size();
+  stats_.doubtful = doubtful_.size();
+  find_users();
+  ipc::log_info(
+      "pool {} is an earlier manager's: {} blocks, {} slots that somebody may be writing, "
+      "{} processes that may copy",
+      catalogue_.id().hex(), stats_.found, stats_.doubtful, users_.size());
+  patience_ = context_.loop.after(kPatience, [this] {
+    patience_ = 0;
+    if (!evicts_) {
+      ipc::log_warn(
+          "{} processes of an earlier manager have neither come nor ended: the {} slots "
+          "that they may be writing are not used",
+          users_.size(), doubtful_.size());
+    }
+    begin_to_evict();
+  });
+  look();
+  if (!visible_.empty()) {
+    context_.loop.post([this, living = is_living_] {
+      if (*living) adopt_some();
+    });
+  }
+}
+
+PoolAdoption::~PoolAdoption() {
+  *is_living_ = false;
+  context_.loop.cancel(patience_);
+  for (const User& user : users_) context_.loop.unwatch(user.process.pidfd());
+}
+
+void PoolAdoption::take_slab(const SlabPlace& place) {
+  const auto adopted = context_.pool.adopt(place);
+  if (!adopted) {
+    ipc::log_warn("pool {}: {}; its blocks are dropped", catalogue_.id().hex(),
+                  adopted.error().message);
+    catalogue_.forget_slab(place.first_page);
+    return;
+  }
+  for (std::uint32_t i = 0; i < place.capacity; ++i) {
+    switch (catalogue_.state(*adopted, i)) {
+      case catalogue::BlockState::kVisible:
+        visible_.push_back(context_.pool.adopt_slot(*adopted, i));
+        break;
+      case catalogue::BlockState::kSequence:
+        take_sequence(context_.pool.adopt_slot(*adopted, i));
+        break;
+      case catalogue::BlockState::kTaken:
+        doubtful_.push_back(std::make_shared<const HostBlock>(
+            context_.pool, context_.pool.adopt_slot(*adopted, i)));
+        break;
+      default: break;
+    }
+  }
+  context_.pool.close_if_unused(*adopted);
+}
+
+void PoolAdoption::take_sequence(const HostSlot& slot) {
+  auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true);
+  const auto found = catalogue_.find_sequence(slot);
+  if (!found || catalogue_.sums(slot).empty()) return;
+  catalogue_.note_adopted(slot);
+  const SequenceKey key{context_.directory.open(found->engine).id(), found->owner, found->handle};
+  const SequenceStore::Life life = context_.sequences.open(key, found->fingerprint);
+  if (context_.sequences.put(key, life, context_.pool.shape(slot).group, found->index,
+                             std::move(held))) {
+    ++stats_.sequences;
+  }
+}
+
+void PoolAdoption::find_users() {
+  for (const PoolCatalogue::FoundUser& known : catalogue_.users()) {
+    auto process = ipc::ProcessRef::of_pid(known.pid);
+    if (!process || process->start_time() != known.start_time || process->has_died()) {
+      catalogue_.forget_user(known.incarnation);
+      context_.sequences.drop_owner(known.incarnation);
+      continue;
+    }
+    users_.push_back({std::move(process).value(), known});
+    context_.loop.watch(users_.back().process.pidfd(), [this] { look(); });
+  }
+}
+
+bool PoolAdoption::is_settled(const User& user) const {
+  if (user.process.has_died()) return true;
+  if (user.known.kind == catalogue::UserKind::kEngine) {
+    return context_.directory.client(user.known.incarnation) != nullptr;
+  }
+  const EngineRecord* engine = context_.directory.engine_of(user.known.incarnation);
+  if (engine == nullptr) return false;
+  return user.known.kind == catalogue::UserKind::kMover ||
+         engine->is_settled_worker(user.known.incarnation);
+}
+
+void PoolAdoption::look() {
+  if (users_.empty() && evicts_) return;
+  std::erase_if(users_, [this](const User& user) {
+    if (!is_settled(user)) return false;
+    context_.loop.unwatch(user.process.pidfd());
+    if (user.process.has_died()) {
+      catalogue_.forget_user(user.known.incarnation);
+      context_.sequences.drop_owner(user.known.incarnation);
+    }
+    return true;
+  });
+  // An engine copies nothing itself.
+  if (std::any_of(users_.begin(), users_.end(), [](const User& user) {
+        return user.known.kind != catalogue::UserKind::kEngine;
+      })) {
+    return;
+  }
+  if (!doubtful_.empty()) {
+    ipc::log_info("nobody copies for an earlier manager any more: {} slots are free",
+                  doubtful_.size());
+  }
+  doubtful_.clear();
+  stats_.doubtful = 0;
+  begin_to_evict();
+}
+
+void PoolAdoption::begin_to_evict() {
+  evicts_ = true;
+  context_.index.set_evicts(true);
+  context_.loop.cancel(std::exchange(patience_, 0));
+}
+
+void PoolAdoption::adopt_some() {
+  std::vector<PrefixIndex::Found> blocks;
+  const std::size_t end = std::min(visible_.size(), next_ + kBlocksOfATurn);
+  for (; next_ < end; ++next_) {
+    const HostSlot& slot = visible_[next_];
+    auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true);
+    PoolCatalogue::FoundBlock found = catalogue_.find(slot);
+    const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
+    // One without checksums cannot be looked at.
+    if (found.state != catalogue::BlockState::kVisible || found.sums.empty() ||
+        context_.index.has(key)) {
+      ++stats_.dropped;
+      continue;  // and its slot is free
+    }
+    catalogue_.note_adopted(slot);
+    blocks.push_back({key, found.before, std::move(held)});
+  }
+  stats_.adopted += context_.index.adopt(blocks);
+  if (next_ < visible_.size()) {
+    context_.loop.post([this, living = is_living_] {
+      if (*living) adopt_some();
+    });
+    return;
+  }
+  visible_ = {};
+  next_ = 0;
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began_);
+  ipc::log_info("{} blocks of the earlier manager can be found again after {} ms, {} were dropped",
+                stats_.adopted, took.count(), stats_.dropped);
+}
+
+}  // namespace kvferry::cache_manager

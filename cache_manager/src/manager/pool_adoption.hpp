@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/os/process.hpp"
+#include "manager/adoption_stats.hpp"
+#include "manager/context.hpp"
+#include "manager/host_pool.hpp"
+#include "manager/pool_catalogue.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// What an earlier manager left in the pool becomes this one's: visible blocks can be found again,
+/// a piece of them in each turn of the loop, so that everybody is served meanwhile. Slots that
+/// somebody may have been writing stay taken, and nothing is evicted, until each process that may
+/// copy for the earlier manager is dead, or has come to this one, which it does when it is idle.
+/// @threading the loop's thread. @lifetime the context outlives it.
+class PoolAdoption {
+ public:
+  /// Takes slabs and slots; blocks follow. Before anything of the pool is given to anybody.
+  PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue);
+  PoolAdoption(const PoolAdoption&) = delete;
+  PoolAdoption& operator=(const PoolAdoption&) = delete;
+  ~PoolAdoption();
+
+  /// Somebody came, or is dead.
+  void look();
+
+ private:
+  struct User {
+    ipc::ProcessRef process;
+    PoolCatalogue::FoundUser known;
+  };
+
+  void take_slab(const SlabPlace& place);
+  void take_sequence(const HostSlot& slot);
+  void find_users();
+  void adopt_some();
+  [[nodiscard]] bool is_settled(const User& user) const;
+  void begin_to_evict();
+
+  ManagerContext& context_;
+  PoolCatalogue& catalogue_;
+  const ipc::TimePoint began_ = ipc::MonotonicClock::now();
+  std::vector<HostSlot> visible_;  ///< Taken, and not in the index yet.
+  std::size_t next_ = 0;           ///< Of those.
+  std::vector<HostBlockRef> doubtful_;
+  std::vector<User> users_;  ///< That are not settled.
+  bool evicts_ = false;
+  ipc::TimerId patience_ = 0;
+  /// Of posted work, which may come after the end.
+  std::shared_ptr<bool> is_living_ = std::make_shared<bool>(true);
+  AdoptionStats& stats_;
+};
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,241 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/pool_checks.hpp"
+
+#include "kvferry/ipc/base/checksum.hpp"
+#include "kvferry/ipc/base/log.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace kvferry::cache_manager {
+namespace {
+
+/// Of stores whose sums are not computed yet: beyond it the next ones get none, so that a mover
+/// that has no processor to spare does not remember ever more of them.
+constexpr std::size_t kMostPartsToSum = std::size_t{1} << 17;
+/// A load of many blocks is checked by several.
+constexpr unsigned kMostCheckers = 4;
+/// Between two looks at what else there is to do.
+constexpr std::uint64_t kBytesOfATurn = std::uint64_t{8} << 20;
+
+}  // namespace
+
+PoolChecks::PoolChecks(Done done, Summed summed)
+    : done_(std::move(done)), summed_(std::move(summed)) {
+  const unsigned checkers = std::clamp(std::thread::hardware_concurrency() / 4, 1U, kMostCheckers);
+  for (unsigned i = 0; i < checkers; ++i) {
+    threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-check", ipc::OwnThread::Runs::kOurCode,
+                                                        [this] { run(true); }));
+  }
+  threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-sums", ipc::OwnThread::Runs::kOurCode,
+                                                      [this] { run(false); }));
+}
+
+PoolChecks::~PoolChecks() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  // wait-brief: our threads, each in one part at most; limit OwnThread::kEndsWithin
+  for (const auto& thread : threads_) thread->wait_end();
+}
+
+bool PoolChecks::names_sums(const ipc::MoverJob& job) noexcept {
+  return job.direction == ipc::CopyDirection::kHostToDevice &&
+         std::any_of(job.items.begin(), job.items.end(), [](const ipc::MoverItem& item) {
+           return item.shard_sum != 0 || item.replicated_sum != 0;
+         });
+}
+
+PoolChecks::WorkRef PoolChecks::work_of(const ipc::MoverJob& job,
+                                        const std::shared_ptr<ipc::PoolMapping>& pool,
+                                        const BlockParts& parts,
+                                        bool is_check) {
+  auto work = std::make_shared<Work>();
+  work->job = job.job;
+  work->pool = pool;
+  work->items = job.items.size();
+  work->is_check = is_check;
+  for (std::size_t i = 0; i < job.items.size(); ++i) {
+    const ipc::MoverItem& item = job.items[i];
+    if (!parts.has(item.group)) continue;  // it will be refused
+    if (!is_check || item.shard_sum != 0) {
+      work->parts.push_back({item.shard_offset, parts.sharded_bytes(item.group), item.shard_sum, 0,
+                             i, /*is_shard=*/true});
+    }
+    if (item.with_replicated && (!is_check || item.replicated_sum != 0)) {
+      work->parts.push_back({item.replicated_offset, parts.replicated_bytes(item.group),
+                             item.replicated_sum, 0, i, /*is_shard=*/false});
+    }
+  }
+  work->left = work->parts.size();
+  return work;
+}
+
+void PoolChecks::begin(const ipc::MoverJob& job,
+                       const std::shared_ptr<ipc::PoolMapping>& pool,
+                       const BlockParts& parts) {
+  const bool is_check = names_sums(job) && !job.layers;
+  if (!is_check && !job.wants_sums) return;
+  WorkRef work = work_of(job, pool, parts, is_check);
+  const std::lock_guard lock(mutex_);
+  if (!under_way_.emplace(job.job, work).second) return;  // it will be refused
+  if (is_check) queue_check(std::move(work));
+}
+
+void PoolChecks::check_first(const ipc::MoverJob& job,
+                             const std::shared_ptr<ipc::PoolMapping>& pool,
+                             const BlockParts& parts,
+                             std::function<void(std::vector<std::uint8_t>)> checked) {
+  WorkRef work = work_of(job, pool, parts, /*is_check=*/true);
+  work->checked = std::move(checked);
+  const std::lock_guard lock(mutex_);
+  queue_check(std::move(work));
+}
+
+void PoolChecks::queue_check(WorkRef work) {
+  ++waiting_;
+  checks_.push_back(std::move(work));
+  changed_.notify_all();
+}
+
+void PoolChecks::finish(ipc::MoverJobDone done) {
+  WorkRef work;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = under_way_.find(done.job);
+    if (at == under_way_.end()) {
+      work = nullptr;
+    } else if (at->second->is_check && at->second->left > 0) {
+      at->second->held = std::move(done);
+      return;
+    } else {
+      work = std::move(at->second);
+      under_way_.erase(at);
+    }
+  }
+  if (work != nullptr && work->is_check) {
+    merge(done, *work);
+  } else if (work != nullptr) {
+    // What failed may hold anything.
+    std::erase_if(work->parts,
+                  [&done](const Part& part) { return done.results.at(part.item) != 0; });
+    work->left = work->parts.size();
+    const std::lock_guard lock(mutex_);
+    if (work->left > 0 && parts_to_sum_ + work->left <= kMostPartsToSum) {
+      parts_to_sum_ += work->left;
+      sums_.push_back(std::move(work));
+      changed_.notify_all();
+    }
+  }
+  done_(std::move(done));
+}
+
+bool PoolChecks::idle() {
+  const std::lock_guard lock(mutex_);
+  return waiting_ == 0;
+}
+
+void PoolChecks::run(bool checks) {
+  if (!checks) {
+    // It is not missed: what has no checksum is not kept for another manager, and not checked.
+    const sched_param none{};
+    if (::sched_setscheduler(0, SCHED_IDLE, &none) != 0) {
+      ipc::log_debug("checksums are computed at normal priority");
+    }
+  }
+  std::deque<WorkRef>& queue = checks ? checks_ : sums_;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    // wait-idle: jobs; begin(), finish() or the end; thread kvf-check, kvf-sums
+    changed_.wait(lock, [&] { return stopping_ || !queue.empty(); });
+    if (stopping_) return;
+    take_parts(queue, lock);
+  }
+}
+
+void PoolChecks::take_parts(std::deque<WorkRef>& queue, std::unique_lock<std::mutex>& lock) {
+  const WorkRef work = queue.front();
+  const std::size_t first = work->next;
+  std::uint64_t bytes = 0;
+  while (work->next < work->parts.size() && bytes < kBytesOfATurn) {
+    bytes += work->parts[work->next++].size_bytes;
+  }
+  if (work->next == work->parts.size()) queue.pop_front();
+  const std::size_t end = work->next;
+  lock.unlock();
+  for (std::size_t i = first; i < end; ++i) {
+    Part& part = work->parts[i];
+    part.sum = ipc::checksum(work->pool->bytes(part.offset, part.size_bytes));
+  }
+  lock.lock();
+  work->left -= end - first;
+  if (!work->is_check) parts_to_sum_ -= end - first;
+  if (work->left > 0) return;
+  lock.unlock();
+  if (work->is_check) {
+    end_check(work);
+  } else {
+    end_sums(*work);
+  }
+  lock.lock();
+}
+
+void PoolChecks::end_check(const WorkRef& work) {
+  if (work->checked) {
+    work->checked(results_of(*work));
+  } else {
+    std::optional<ipc::MoverJobDone> held;
+    {
+      const std::lock_guard lock(mutex_);
+      held = std::exchange(work->held, std::nullopt);
+      if (held) under_way_.erase(work->job);
+    }
+    if (held) {
+      merge(*held, *work);
+      done_(std::move(*held));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  --waiting_;
+}
+
+void PoolChecks::end_sums(const Work& work) {
+  ipc::MoverSums sums;
+  sums.job = work.job;
+  sums.shard.assign(work.items, 0);
+  sums.replicated.assign(work.items, 0);
+  for (const Part& part : work.parts) {
+    (part.is_shard ? sums.shard : sums.replicated)[part.item] = part.sum;
+  }
+  summed_(std::move(sums));
+}
+
+std::vector<std::uint8_t> PoolChecks::results_of(const Work& work) {
+  std::vector<std::uint8_t> results(work.items, 0);
+  for (const Part& part : work.parts) {
+    if (part.sum == part.expected) continue;
+    results[part.item] = static_cast<std::uint8_t>(ipc::ErrorCode::kCorrupt);
+    ipc::log_error(
+        "job {}: host memory at {} of the pool, {} bytes, has checksum {:x}, it was "
+        "stored with {:x}",
+        work.job.value, part.offset, part.size_bytes, part.sum, part.expected);
+  }
+  return results;
+}
+
+void PoolChecks::merge(ipc::MoverJobDone& done, const Work& work) {
+  const std::vector<std::uint8_t> results = results_of(work);
+  for (std::size_t i = 0; i < results.size() && i < done.results.size(); ++i) {
+    if (results[i] == 0 || done.results[i] != 0) continue;
+    done.results[i] = results[i];
+    if (done.message.empty()) done.message = "some blocks are damaged in host memory";
+  }
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,105 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/device/pool_mapping.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
+#include "mover/copy_plan.hpp"
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// Checksums of what jobs move to and from the pool. Of a store they are computed when it has been
+/// answered, by a thread that runs when nothing else wants its processor; of a load, whose items
+/// name them, while it is copied, and its answer waits for both. An item whose contents are others
+/// ends as kCorrupt.
+/// @threading any; calls back from its threads, and from within finish().
+class PoolChecks {
+ public:
+  using Done = std::function<void(ipc::MoverJobDone)>;
+  using Summed = std::function<void(ipc::MoverSums)>;
+
+  /// Of a load's answer, and of jobs that are not checked, as lanes give them.
+  PoolChecks(Done done, Summed summed);
+  PoolChecks(const PoolChecks&) = delete;
+  PoolChecks& operator=(const PoolChecks&) = delete;
+  /// What waits for a check ends unanswered.
+  ~PoolChecks();
+
+  /// Of a job that is about to begin. Nothing to do for one that neither wants nor names sums.
+  void begin(const ipc::MoverJob& job,
+             const std::shared_ptr<ipc::PoolMapping>& pool,
+             const BlockParts& parts);
+  /// A load's sums alone, before it is copied: of those that compute begins to read at once. The
+  /// results of its items are given to the callback; kCorrupt or 0.
+  void check_first(const ipc::MoverJob& job,
+                   const std::shared_ptr<ipc::PoolMapping>& pool,
+                   const BlockParts& parts,
+                   std::function<void(std::vector<std::uint8_t>)> checked);
+  /// The job has been copied, or has failed.
+  void finish(ipc::MoverJobDone done);
+  /// No answer waits for a check.
+  [[nodiscard]] bool idle();
+
+  /// Names sums that it is to be checked against.
+  [[nodiscard]] static bool names_sums(const ipc::MoverJob& job) noexcept;
+
+ private:
+  struct Part {
+    std::uint64_t offset = 0;
+    std::uint64_t size_bytes = 0;
+    std::uint64_t expected = 0;  ///< 0: not to be checked.
+    std::uint64_t sum = 0;
+    std::size_t item = 0;
+    bool is_shard = false;
+  };
+  struct Work {
+    ipc::JobId job;
+    std::shared_ptr<ipc::PoolMapping> pool;
+    std::vector<Part> parts;
+    std::size_t items = 0;
+    std::size_t next = 0;  ///< Of the parts.
+    std::size_t left = 0;  ///< Of the parts that are to be summed.
+    bool is_check = false;
+    std::optional<ipc::MoverJobDone> held;  ///< Copied before it was checked.
+    std::function<void(std::vector<std::uint8_t>)> checked;
+  };
+  using WorkRef = std::shared_ptr<Work>;
+
+  [[nodiscard]] static WorkRef work_of(const ipc::MoverJob& job,
+                                       const std::shared_ptr<ipc::PoolMapping>& pool,
+                                       const BlockParts& parts,
+                                       bool is_check);
+  void queue_check(WorkRef work);  ///< @pre mutex_ is held
+  void run(bool checks);
+  void take_parts(std::deque<WorkRef>& queue, std::unique_lock<std::mutex>& lock);
+  void end_check(const WorkRef& work);
+  void end_sums(const Work& work);
+  [[nodiscard]] static std::vector<std::uint8_t> results_of(const Work& work);
+  static void merge(ipc::MoverJobDone& done, const Work& work);
+
+  const Done done_;
+  const Summed summed_;
+  std::mutex mutex_;  ///< Guards all below; held for no sum.
+  std::condition_variable changed_;
+  std::map<ipc::JobId, WorkRef> under_way_;  ///< Of jobs that lanes have.
+  std::deque<WorkRef> checks_;
+  std::deque<WorkRef> sums_;
+  std::size_t parts_to_sum_ = 0;
+  std::size_t waiting_ = 0;  ///< Answers that wait for a check, and checks that somebody awaits.
+  bool stopping_ = false;
+  std::vector<std::unique_ptr<ipc::OwnThread>> threads_;
+};
+
+}  // namespace kvferry::cache_manager

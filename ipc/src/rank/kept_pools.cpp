@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/rank/pool_keeper.hpp"
+#include "kvferry/ipc/wire/keeper_messages.hpp"
+#include "wire/wire_version.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <string_view>
+#include <utility>
+
+namespace kvferry::ipc {
+namespace {
+
+/// One that is stopped must not keep the others from being asked.
+constexpr auto kEachDeadline = std::chrono::milliseconds(1000);
+
+struct Answer {
+  KeeperReply reply;
+  std::vector<UniqueFd> fds;
+  pid_t pid = 0;
+};
+
+Result<Answer> ask_keeper(const std::filesystem::path& path,
+                          const KeeperRequest& request,
+                          Deadline deadline) {
+  KVFERRY_ASSIGN(PacketSocket socket, PacketSocket::connect(path, deadline));
+  KVFERRY_TRY(socket.send(encode(request)));
+  // wait: a keeper's answer; deadline, at most kEachDeadline; the end of its process
+  KVFERRY_ASSIGN(Packet packet, socket.receive(deadline));
+  Answer answer;
+  KVFERRY_ASSIGN(answer.reply,
+                 decode_versioned<KeeperReply>(packet.bytes, "answer of a keeper", path.native()));
+  answer.fds = std::move(packet.fds);
+  answer.pid = socket.peer_pid();
+  return answer;
+}
+
+Deadline soonest(Deadline deadline) {
+  const Deadline each = Deadline::after(kEachDeadline);
+  return each.when() < deadline.when() ? each : deadline;
+}
+
+}  // namespace
+
+std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir, bool succeeds, Deadline deadline) {
+  std::vector<KeptPool> found;
+  const auto names = dir.held_names();
+  if (!names) {
+    log_warn("kept pools are not found: {}", names.error().to_string());
+    return found;
+  }
+  KeeperRequest ask;
+  ask.succeeds = succeeds;
+  const std::string ending = "." + std::string(PoolKeeper::kSocket);
+  for (const HeldName& held : *names) {
+    if (!held.name.ends_with(ending)) continue;
+    KeptPool pool;
+    pool.socket = dir.path() / held.name;
+    pool.holder = held.name;
+    auto answer = ask_keeper(pool.socket, ask, soonest(deadline));
+    if (!answer) {
+      log_warn("{} does not say whether it keeps a pool: {}", held.name,
+               answer.error().to_string());
+      continue;
+    }
+    if (answer->reply.pool.is_zero()) continue;
+    pool.pid = answer->pid;
+    pool.in_use = answer->reply.in_use;
+    pool.memory.id = answer->reply.pool;
+    pool.memory.pool_bytes = answer->reply.pool_bytes;
+    pool.memory.catalogue_bytes = answer->reply.catalogue_bytes;
+    if (!answer->fds.empty()) pool.memory.pool = std::move(answer->fds.front());
+    if (answer->fds.size() > 1) pool.memory.catalogue = std::move(answer->fds[1]);
+    found.push_back(std::move(pool));
+  }
+  std::sort(found.begin(), found.end(),
+            [](const KeptPool& a, const KeptPool& b) { return a.holder < b.holder; });
+  return found;
+}
+
+Status drop_kept_pool(const KeptPool& pool, Deadline deadline) {
+  KeeperRequest ask;
+  ask.ask = KeeperAsk::kDrop;
+  ask.pool = pool.memory.id;
+  KVFERRY_ASSIGN(const Answer answer, ask_keeper(pool.socket, ask, deadline));
+  if (answer.reply.refused) return *answer.reply.refused;
+  return ok();
+}
+
+}  // namespace kvferry::ipc

@@ -1,0 +1,401 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/os/event_loop.hpp"
+#include "kvferry/ipc/os/own_thread.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
+#include "kvferry/ipc/rank/pool_keeper.hpp"
+#include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "multiproc/manager/manager_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <set>
+
+namespace kvferry::test {
+namespace {
+
+using ipc::BlockId;
+using ipc::BlockPresence;
+using ipc::ErrorCode;
+using ipc::GroupId;
+using ipc::MessageKind;
+using ipc::ProcessKind;
+using testing::ElementsAre;
+
+constexpr GroupId kMain{0};
+
+/// What a mover has beside its copies: keeps the pool of its manager.
+class Keeper {
+ public:
+  Keeper(const std::filesystem::path& path, ipc::PoolMemory memory) {
+    std::promise<void> made;
+    thread_ = std::make_unique<ipc::OwnThread>(
+        "keeper", ipc::OwnThread::Runs::kOurCode,
+        [this, &path, memory = std::make_shared<ipc::PoolMemory>(std::move(memory)), &made] {
+          keeper_.emplace(loop_, path, [this] { dropped_ = true; });
+          keeper_->keep(std::move(*memory));
+          made.set_value();
+          (void)loop_.run();
+          keeper_.reset();
+        });
+    made.get_future().wait();
+  }
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+  ~Keeper() {
+    loop_.post([this] { loop_.stop(); });
+    thread_->wait_end();
+  }
+  /// Its manager is gone.
+  void offer() {
+    loop_.post([this] { keeper_->offer(); });
+  }
+  [[nodiscard]] bool has_dropped() const { return dropped_; }
+
+ private:
+  ipc::EventLoop loop_;
+  std::optional<ipc::PoolKeeper> keeper_;
+  std::atomic<bool> dropped_ = false;
+  std::unique_ptr<ipc::OwnThread> thread_;
+};
+
+class ManagerRestartTest : public ManagerTest {
+ protected:
+  void SetUp() override {
+    ManagerTest::SetUp();
+    ASSERT_NO_FATAL_FAILURE(start_engine());
+    memory_ = movers_[0]->link().take_pool();
+    ASSERT_TRUE(memory_.valid());
+    ASSERT_TRUE(memory_.catalogue.valid());
+    keeper_ = std::make_unique<Keeper>(keeper_name(), memory_.duplicate().value());
+  }
+  void TearDown() override {
+    ManagerTest::TearDown();
+    keeper_.reset();
+  }
+  [[nodiscard]] std::filesystem::path keeper_name() const {
+    return ipc::RuntimeDir::find(dir_.string(), "default")
+        ->rank_socket("chat", 0, ipc::PoolKeeper::kSocket);
+  }
+  void kill_manager() {
+    manager_->signal(SIGKILL);
+    ASSERT_TRUE(manager_->wait(soon()).has_value());
+    operator_.reset();
+    keeper_->offer();
+  }
+  /// The peer comes to the next manager, as the process that it was.
+  std::unique_ptr<ScriptedPeer> again(std::unique_ptr<ScriptedPeer>& peer,
+                                      ProcessKind kind,
+                                      const std::string& name) {
+    const ipc::IncarnationId id = peer->id();
+    peer.reset();
+    return std::make_unique<ScriptedPeer>(dir_.string(), kind, name, id);
+  }
+  void client_again() {
+    client_ = again(client_, ProcessKind::kEngine, "engine");
+    const auto state = client_->call<ipc::EngineState>(MessageKind::kEngineHello, client_hello());
+    ASSERT_TRUE(state.has_value()) << state.error().to_string();
+    state_ = *state;
+  }
+  void ranks_again() {
+    for (const std::uint32_t rank : {0U, 1U}) {
+      workers_[rank] = again(workers_[rank], ProcessKind::kWorker, "worker");
+      ASSERT_TRUE(workers_[rank]->rank_hello(rank, tiny_geometry()).has_value());
+      workers_[rank]->report_mapped(rank, 1);
+      movers_[rank] = again(movers_[rank], ProcessKind::kMover, "mover");
+      ASSERT_TRUE(movers_[rank]->rank_hello(rank, tiny_geometry()).has_value());
+      movers_[rank]->report_mapped(rank, 1);
+      settle(rank);
+    }
+    ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  }
+  void restart() {
+    ASSERT_NO_FATAL_FAILURE(kill_manager());
+    ASSERT_NO_FATAL_FAILURE(start_manager());
+    ASSERT_NO_FATAL_FAILURE(client_again());
+    ASSERT_NO_FATAL_FAILURE(ranks_again());
+  }
+  /// Once what was left is there, or not: asks until the count is told.
+  [[nodiscard]] nlohmann::json kept() {
+    for (;;) {
+      const nlohmann::json kept = status()["pool"]["kept"];
+      if (kept.is_null() ||
+          kept["adopted"].get<int>() + kept["dropped"].get<int>() == kept["found"].get<int>()) {
+        return kept;
+      }
+    }
+  }
+  [[nodiscard]] BlockPresence presence(std::uint64_t block) {
+    return static_cast<BlockPresence>(lookup({block}).presence.at(0));
+  }
+  /// Stores the block, and returns where rank 0 was told to put it.
+  [[nodiscard]] std::uint64_t place_of_store(std::uint64_t block, std::uint32_t device_block) {
+    const auto slots = reserve({{kMain, key(block)}});
+    submit_store(next_job_++, {{kMain, BlockId{device_block}, slots.at(0)}});
+    std::uint64_t place = 0;
+    for (const auto& mover : movers_) {
+      const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+      EXPECT_TRUE(job.has_value());
+      EXPECT_TRUE(job->wants_sums);
+      if (mover == movers_[0]) place = job->items.at(0).shard_offset;
+      mover->finish(*job);
+      if (tells_sums_) tell_sums(mover == movers_[0] ? 0 : 1, *job);
+    }
+    EXPECT_THAT(wait_done().results, ElementsAre(0));
+    return place;
+  }
+
+  void tell_sums(std::uint32_t rank, const ipc::MoverJob& job) {
+    ScriptedPeer& mover = *movers_[rank];
+    ipc::MoverSums sums;
+    sums.job = job.job;
+    for (const ipc::MoverItem& item : job.items) {
+      sums.shard.push_back(item.shard_offset + 1);
+      sums.replicated.push_back(item.with_replicated ? item.replicated_offset + 1 : 0);
+    }
+    mover.notify(MessageKind::kMoverSums, sums);
+    // Behind it: the manager has taken it when it answers.
+    ASSERT_TRUE(mover.call<ipc::Empty>(MessageKind::kRankState, ScriptedPeer::mapped_state(rank)));
+  }
+
+  ipc::PoolMemory memory_;
+  std::unique_ptr<Keeper> keeper_;
+  bool tells_sums_ = true;
+};
+
+TEST_F(ManagerRestartTest, WhatAKilledManagerHadIsServedByTheNextFromTheSamePlaces) {
+  const std::uint64_t place = place_of_store(1, 3);
+  (void)place_of_store(2, 4);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 2);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(presence(2), BlockPresence::kHit);
+  EXPECT_EQ(presence(3), BlockPresence::kMiss);
+  submit_load(5, {{kMain, BlockId{7}, key(1)}});
+  const auto job = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  EXPECT_EQ(job->items.at(0).shard_offset, place);
+  movers_[0]->finish(*job);
+  movers_[1]->finish(*movers_[1]->next_body<ipc::MoverJob>(MessageKind::kMoverJob));
+  EXPECT_THAT(wait_done().results, ElementsAre(0));
+  EXPECT_TRUE(ipc::is_same_memory(memory_.pool, movers_[0]->link().take_pool().pool));
+}
+
+TEST_F(ManagerRestartTest, AThirdManagerServesWhatTheFirstTwoStored) {
+  (void)place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  (void)kept();
+  (void)place_of_store(2, 4);
+  keeper_.reset();
+  keeper_ = std::make_unique<Keeper>(keeper_name(), movers_[0]->link().take_pool());
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 2);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(presence(2), BlockPresence::kHit);
+}
+
+TEST_F(ManagerRestartTest,
+       ABlockThatWasBeingStoredIsNotThereAndItsPlaceIsNobodysUntilTheMoverComes) {
+  (void)place_of_store(1, 3);
+  const auto slots = reserve({{kMain, key(2)}});
+  submit_store(50, {{kMain, BlockId{4}, slots.at(0)}});
+  const auto job = movers_[0]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+  ASSERT_TRUE(job.has_value());
+  const std::uint64_t doubtful = job->items.at(0).shard_offset;
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  ASSERT_NO_FATAL_FAILURE(client_again());
+  EXPECT_EQ(kept()["doubtful"], 1);
+  // The workers alone: their movers may still be copying.
+  for (const std::uint32_t rank : {0U, 1U}) {
+    workers_[rank] = again(workers_[rank], ProcessKind::kWorker, "worker");
+    ASSERT_TRUE(workers_[rank]->rank_hello(rank, tiny_geometry()).has_value());
+    workers_[rank]->report_mapped(rank, 1);
+  }
+  EXPECT_EQ(kept()["doubtful"], 1);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(presence(2), BlockPresence::kMiss);
+  for (const std::uint32_t rank : {0U, 1U}) {
+    movers_[rank] = again(movers_[rank], ProcessKind::kMover, "mover");
+    ASSERT_TRUE(movers_[rank]->rank_hello(rank, tiny_geometry()).has_value());
+    EXPECT_EQ(kept()["doubtful"], 1) << "a worker may still gather for an earlier mover";
+    movers_[rank]->report_mapped(rank, 1);
+    settle(rank);
+  }
+  ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  EXPECT_EQ(kept()["doubtful"], 0);
+  EXPECT_EQ(place_of_store(9, 5), doubtful) << "the first place that is free";
+}
+
+TEST_F(ManagerRestartTest, ABlockWhoseChecksumsWereNotToldIsDropped) {
+  (void)place_of_store(1, 3);
+  tells_sums_ = false;
+  (void)place_of_store(2, 4);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 1);
+  EXPECT_EQ(kept()["dropped"], 1);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(presence(2), BlockPresence::kMiss);
+}
+
+TEST_F(ManagerRestartTest, TheFirstLoadOfWhatAnEarlierManagerStoredIsChecked) {
+  const std::uint64_t place = place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 1);
+  for (const bool is_first : {true, false}) {
+    submit_load(is_first ? 5 : 6, {{kMain, BlockId{7}, key(1)}});
+    for (const auto& mover : movers_) {
+      const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+      ASSERT_TRUE(job.has_value());
+      EXPECT_EQ(job->items.at(0).shard_sum != 0, is_first);
+      EXPECT_EQ(job->items.at(0).replicated_sum != 0, is_first);
+      if (is_first && mover == movers_[0]) {
+        EXPECT_EQ(job->items.at(0).shard_sum, place + 1);
+      }
+      mover->finish(*job);
+    }
+    EXPECT_THAT(wait_done().results, ElementsAre(0));
+  }
+  EXPECT_EQ(status()["pool"]["integrity"]["checked"], 1);
+}
+
+TEST_F(ManagerRestartTest, ADamagedBlockIsAMissAndIsCounted) {
+  (void)place_of_store(1, 3);
+  (void)place_of_store(2, 4);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 2);
+  submit_load(5, {{kMain, BlockId{7}, key(1)}, {kMain, BlockId{8}, key(2)}});
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    ipc::MoverJobDone done;
+    done.job = job->job;
+    done.results = {mover == movers_[1] ? code(ErrorCode::kCorrupt) : std::uint8_t{0}, 0};
+    mover->notify(MessageKind::kMoverJobDone, done);
+  }
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound), 0));
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(presence(2), BlockPresence::kHit);
+  EXPECT_EQ(status()["pool"]["integrity"]["corrupt"], 1);
+  EXPECT_EQ(status()["pool"]["blocks"], 1) << "its slot is free";
+}
+
+TEST_F(ManagerRestartTest, BlocksOfAnotherIdentityAreMisses) {
+  (void)place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 1);
+  client_.reset();
+  client_ = peer(ProcessKind::kEngine, "other weights");
+  ipc::EngineHello hello = client_hello();
+  hello.weights = ipc::Digest::from_words(1, 2);
+  ASSERT_TRUE(client_->call<ipc::EngineState>(MessageKind::kEngineHello, hello).has_value());
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+}
+
+TEST_F(ManagerRestartTest, AClearFindsTheBlocksOfAnEngineThatOnlyTheEarlierManagerKnew) {
+  (void)place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  EXPECT_EQ(kept()["adopted"], 1);
+  ipc::ClearRequest clear;
+  clear.host = ipc::HostPolicy::kDrop;
+  const auto reply = operator_->call<ipc::ClearReply>(MessageKind::kClear, clear);
+  ASSERT_TRUE(reply.has_value()) << reply.error().to_string();
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+}
+
+TEST_F(ManagerRestartTest, ASequenceIsItsOwnersAgain) {
+  client_->notify(
+      MessageKind::kSwapOut,
+      ipc::SwapSequence{ipc::JobId{1}, state_.generation, 42, {{kMain, BlockId{2}, 0}}});
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    mover->finish(*job);
+    ASSERT_NO_FATAL_FAILURE(tell_sums(mover == movers_[0] ? 0 : 1, *job));
+  }
+  ASSERT_THAT(wait_done().results, ElementsAre(0));
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["sequence_blocks"], 1);
+  const auto swap_in = [&](std::uint64_t job, std::uint64_t handle) {
+    client_->notify(
+        MessageKind::kSwapIn,
+        ipc::SwapSequence{ipc::JobId{job}, state_.generation, handle, {{kMain, BlockId{5}, 0}}});
+  };
+  swap_in(2, 42);
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  EXPECT_THAT(wait_done().results, ElementsAre(0));
+  swap_in(3, 43);
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound)));
+  ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kDropSequence, ipc::DropSequence{42}));
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+}
+
+TEST_F(ManagerRestartTest, APoolOfAnotherFormatIsLetGo) {
+  (void)place_of_store(1, 3);
+  {
+    const auto mapping =
+        ipc::SharedMemory::map_pool(memory_.catalogue, memory_.catalogue_bytes).value();
+    const std::uint32_t unknown = 9'999;
+    std::memcpy(mapping.data() + 16, &unknown, sizeof(unknown));  // version
+  }
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  EXPECT_TRUE(kept().is_null());
+  EXPECT_TRUE(keeper_->has_dropped());
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+  ASSERT_NO_FATAL_FAILURE(client_again());
+  ASSERT_NO_FATAL_FAILURE(ranks_again());
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  (void)place_of_store(1, 3);
+}
+
+TEST_F(ManagerRestartTest, WithoutAKeeperTheNextManagerBeginsAnew) {
+  (void)place_of_store(1, 3);
+  keeper_.reset();
+  manager_->signal(SIGKILL);
+  ASSERT_TRUE(manager_->wait(soon()).has_value());
+  operator_.reset();
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  EXPECT_TRUE(kept().is_null());
+}
+
+TEST_F(ManagerRestartTest, AKeeperThatNoticesTheDeathLateIsWaitedFor) {
+  (void)place_of_store(1, 3);
+  manager_->signal(SIGKILL);
+  ASSERT_TRUE(manager_->wait(soon()).has_value());
+  operator_.reset();
+  // It answers who comes meanwhile once it has noticed: the manager asks before it serves.
+  auto started = std::async(std::launch::async, [this] { start_manager(); });
+  const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
+  ASSERT_TRUE(instance.has_value());
+  for (;;) {
+    const auto names = instance->held_names();
+    ASSERT_TRUE(names.has_value());
+    if (std::any_of(names->begin(), names->end(),
+                    [](const auto& held) { return held.name == "manager"; })) {
+      break;
+    }
+  }
+  keeper_->offer();
+  started.get();
+  EXPECT_EQ(kept()["adopted"], 1);
+}
+
+TEST_F(ManagerRestartTest, APoolWhoseManagerLivesIsNotGiven) {
+  const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
+  ASSERT_TRUE(instance.has_value());
+  const auto found = ipc::find_kept_pools(*instance, /*succeeds=*/false, soon());
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_TRUE(found[0].in_use);
+  EXPECT_FALSE(found[0].memory.pool.valid());
+  EXPECT_EQ(found[0].memory.id, memory_.id);
+  EXPECT_EQ(ipc::drop_kept_pool(found[0], soon()).error().code, ErrorCode::kBusy);
+  EXPECT_FALSE(keeper_->has_dropped());
+}
+
+}  // namespace
+}  // namespace kvferry::test
