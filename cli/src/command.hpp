@@ -33,7 +33,8 @@ inline constexpr auto kCommandNames = std::to_array<std::string_view>(
     {"replay",   "rl-loop",    "simulate",       "bench",          "calibrate",
      "manager",  "mover",      "worker",         "status",         "pause",
      "continue", "flush",      "update-weights", "export-weights", "release",
-     "resume",   "components", "clear",          "reinit",         "trace"});
+     "resume",   "components", "clear",          "reinit",         "gc",
+     "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -52,6 +53,7 @@ int resume_command(const Arguments& arguments);
 int components_command(const Arguments& arguments);
 int clear_command(const Arguments& arguments);
 int reinit_command(const Arguments& arguments);
+int gc_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int rl_loop_command(const Arguments& arguments);

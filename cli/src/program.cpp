@@ -44,6 +44,7 @@ constexpr std::array kCommands = {
             components_command},
     Command{"clear", "give the device memory of the KV cache back to the driver", clear_command},
     Command{"reinit", "allocate the KV cache again after a clear", reinit_command},
+    Command{"gc", "remove what killed processes have left behind, host pools included", gc_command},
     Command{"trace", "show what processes did in the handshake, and check it", trace_command}};
 /// What kvferry starts itself, and nobody else has a use for.
 constexpr std::array kHiddenCommands = {

@@ -232,24 +232,44 @@ Result<std::shared_ptr<const RuntimeDir::Hold>> RuntimeDir::make_and_hold(
   return Hold::take(path);
 }
 
+Result<std::filesystem::path> RuntimeDir::base_path(std::string_view base) {
+  std::error_code error;
+  std::filesystem::path path =
+      std::filesystem::absolute(base.empty() ? default_base() : std::filesystem::path(base), error)
+          .lexically_normal();
+  if (error) {
+    return KVFERRY_ERROR(kInvalidArgument, "runtime directory \"{}\": {}", base, error.message());
+  }
+  return path.has_filename() ? path : path.parent_path();
+}
+
+Result<std::vector<std::string>> RuntimeDir::instances(std::string_view base) {
+  KVFERRY_ASSIGN(const std::filesystem::path path, base_path(base));
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string name = at->path().filename();
+    std::error_code ignored;
+    if (is_name(name, kMaxInstanceChars) && at->is_directory(ignored)) names.push_back(name);
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return KVFERRY_ERROR(kSystem, "{}: {}", path.native(), error.message());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 Result<RuntimeDir> RuntimeDir::name(std::string_view base, std::string_view instance) {
   if (!is_name(instance, kMaxInstanceChars)) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "instance name \"{}\" must be 1 to {} characters of [A-Za-z0-9._-]",
                          instance, kMaxInstanceChars);
   }
-  std::error_code error;
-  std::filesystem::path base_path =
-      std::filesystem::absolute(base.empty() ? default_base() : std::filesystem::path(base), error)
-          .lexically_normal();
-  if (error) {
-    return KVFERRY_ERROR(kInvalidArgument, "runtime directory \"{}\": {}", base, error.message());
-  }
-  if (!base_path.has_filename()) base_path = base_path.parent_path();
-
+  KVFERRY_ASSIGN(const std::filesystem::path parent, base_path(base));
   RuntimeDir dir;
   dir.instance_ = std::string(instance);
-  dir.path_ = base_path / dir.instance_;
+  dir.path_ = parent / dir.instance_;
   // The longest fixed name; names of ranks are checked when their socket is made.
   KVFERRY_TRY(make_socket_address(dir.registry_socket()));
   return dir;

@@ -40,6 +40,9 @@ class RuntimeDir {
   /// open().
   [[nodiscard]] static Result<RuntimeDir> find(std::string_view base, std::string_view instance);
 
+  /// Names of the instances in DIR, in order; none when there is no DIR.
+  [[nodiscard]] static Result<std::vector<std::string>> instances(std::string_view base);
+
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   [[nodiscard]] const std::string& instance() const noexcept { return instance_; }
 
@@ -77,6 +80,7 @@ class RuntimeDir {
 
   [[nodiscard]] static Result<std::shared_ptr<const Hold>> make_and_hold(
       const std::filesystem::path& path);
+  [[nodiscard]] static Result<std::filesystem::path> base_path(std::string_view base);
   [[nodiscard]] static Result<RuntimeDir> name(std::string_view base, std::string_view instance);
 
   std::filesystem::path path_;
