@@ -320,6 +320,9 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
     if (entry->awaited_by > 0) policy_->hold(entry->id);
   }
   for (Entry* entry : entries) let_go_before(*entry);
+  if (observer_ != nullptr) {
+    for (const Entry* entry : entries) observer_->stored(entry->key, entry->before);
+  }
   return was_there;
 }
 
@@ -354,8 +357,21 @@ std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
   }
   use_new(entries);
   runs_.begin();
-  for (Entry* entry : entries) make_findable(*entry);
+  for (Entry* entry : entries) {
+    make_findable(*entry);
+    if (observer_ != nullptr) observer_->stored(entry->key, entry->before);
+  }
   return entries.size();
+}
+
+std::size_t PrefixIndex::visit_visible(std::size_t from,
+                                       std::size_t most,
+                                       const OnVisible& on_visible) const {
+  const std::size_t end = from + std::min(most, entries_.size() - std::min(from, entries_.size()));
+  for (std::size_t id = from; id < end; ++id) {
+    if (const Entry* entry = entries_[id]) on_visible(entry->key, entry->before);
+  }
+  return end < entries_.size() ? end : 0;
 }
 
 // What it continues first, where that became visible with it: else a job's blocks that come last to
@@ -472,6 +488,7 @@ void PrefixIndex::erase(Entry& entry) {
     if (PoolObserver* observer = pool_.observer()) observer->on_hidden(entry.block->slot());
     runs_.remove(entry);
     --stats_.visible;
+    if (observer_ != nullptr) observer_->removed(entry.key);
   } else {
     table_.erase(entry.key);
     --stats_.reserved;
@@ -541,6 +558,7 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   for (Entry* victim : victims) {
     erase(*victim);
   }
+  if (observer_ != nullptr && !has_root(root)) observer_->emptied(root);
   return visible;
 }
 

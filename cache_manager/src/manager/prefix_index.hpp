@@ -11,6 +11,7 @@
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/block_runs.hpp"
 #include "manager/host_pool.hpp"
+#include "manager/prefix_observer.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -49,6 +50,15 @@ class PrefixIndex {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
   ~PrefixIndex();
+
+  /// From now on; null: nobody. It outlives the index, or is taken away before it ends.
+  void observe(PrefixObserver* observer) noexcept { observer_ = observer; }
+  using OnVisible = std::function<void(const ipc::BlockKey& key, const ipc::Digest& before)>;
+  /// Calls back for the visible blocks among the `most` places from `from` on, and returns where
+  /// the next ones begin, or 0 at the end. A block has one place for as long as it is visible.
+  [[nodiscard]] std::size_t visit_visible(std::size_t from,
+                                          std::size_t most,
+                                          const OnVisible& on_visible) const;
 
   /// Presence of every block in every group, and the longest prefix that each group's rule allows.
   /// A look, which counts for nothing.
@@ -183,6 +193,7 @@ class PrefixIndex {
   bool evicts_ = true;
   std::uint32_t uses_ = 0;  ///< Of prefixes, ever; wraps.
   Stats stats_;
+  PrefixObserver* observer_ = nullptr;
 };
 
 }  // namespace kvferry::cache_manager
