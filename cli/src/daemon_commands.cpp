@@ -50,6 +50,29 @@ ipc::Status parse_shares(const std::vector<std::string>& texts,
   return ipc::ok();
 }
 
+void add_kv_events(CLI::App& app, cache_manager::ManagerConfig& config) {
+  const auto check = [](const std::string& text) {
+    const ipc::Status good = ipc::check_kv_endpoint(text, /*listens=*/true);
+    return good ? std::string() : good.error().message;
+  };
+  CLI::Option* events =
+      app.add_option("--kv-events", config.kv_events,
+                     "Where to tell cache-aware routers what host memory stores and removes: "
+                     "ipc:///PATH or tcp://ADDRESS:PORT [nowhere]")
+          ->type_name("ENDPOINT")
+          ->check(check);
+  app.add_option("--kv-events-snapshot", config.kv_events_snapshot,
+                 "Where those ask who missed some of that, or come late [nowhere]")
+      ->type_name("ENDPOINT")
+      ->check(check)
+      ->needs(events);
+  add_choice<ipc::KvEventEncoding>(
+      app, "--kv-events-encoding", config.kv_events_encoding,
+      {{"maps", ipc::KvEventEncoding::kMaps}, {"arrays", ipc::KvEventEncoding::kArrays}},
+      "How events are written: with the names of their fields, as "
+      "vLLM does, or by position, as it did until the middle of 2026");
+}
+
 }  // namespace
 
 int manager_command(const Arguments& arguments) {
@@ -106,6 +129,7 @@ int manager_command(const Arguments& arguments) {
       ->type_name("N")
       ->check(CLI::Range(1U, 1U << 20))
       ->default_str(std::to_string(config.max_jobs_per_engine));
+  add_kv_events(*app, config);
   std::vector<std::string> shares;
   app->add_option("--share", shares,
                   "What an engine gets of a GPU's link, each way, when others copy over it as "
@@ -115,6 +139,12 @@ int manager_command(const Arguments& arguments) {
   app->add_option("--parent-fd", parent_fd)->group("");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (auto status = parse_shares(shares, config); !status) return usage_error(*app, status.error());
+  if (!config.kv_events.empty() && config.kv_events == config.kv_events_snapshot) {
+    return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
+                                           "--kv-events and --kv-events-snapshot are both {}: give "
+                                           "each an endpoint of its own",
+                                           config.kv_events));
+  }
   config.instance = common.instance;
   config.runtime_dir = common.runtime_dir;
   config.pool_bytes = *host_memory;

@@ -87,6 +87,11 @@ void describe_host(const Json& status, std::string& out) {
   table.add({"prefix index", fmt::format("{} blocks, {} pinned, {} being stored, {} evicted so far",
                                          text(index, "blocks"), text(index, "pinned"),
                                          text(index, "reserved"), text(index, "evicted"))});
+  if (const Json* events = field(status, "kv_events"); events != nullptr) {
+    table.add({"KV events", fmt::format("{} in {} batches told at {}, {} batches dropped",
+                                        text(*events, "events"), text(*events, "batches"),
+                                        text(*events, "endpoint"), text(*events, "dropped"))});
+  }
   out += table.render("  ");
 }
 

@@ -24,6 +24,8 @@
 
 namespace kvferry::cache_manager {
 
+class KvEvents;
+
 /// Of host blocks, since the manager started.
 struct IntegrityStats {
   std::uint64_t summed = 0;   ///< Got their checksums.
@@ -55,6 +57,7 @@ struct ManagerContext {
       {};  ///< Clears and re-inits that have begun, for the transitions' record.
   std::optional<AdoptionStats> adopted{};  ///< When the pool is an earlier manager's.
   IntegrityStats integrity{};
+  const KvEvents* kv_events = nullptr;  ///< Null: they are told to nobody.
   bool stopping = false;
   std::uint64_t protocol_errors = 0;  ///< Messages that were well-formed and wrong.
 

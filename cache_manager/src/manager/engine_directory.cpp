@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 namespace kvferry::cache_manager {
 
@@ -80,14 +81,30 @@ ClientRecord* EngineDirectory::client(const ipc::IncarnationId& peer) {
 }
 
 void EngineDirectory::set_root(ClientRecord& client, const ipc::Digest& root) {
-  client.root = root;
+  const ipc::Digest before = std::exchange(client.root, root);
   roots_[client.engine->name()].emplace(root, client.fingerprint);
+  tell_root(client, before);
+}
+
+/// @param before its root until now, or the same
+void EngineDirectory::tell_root(const ClientRecord& client, const ipc::Digest& before) {
+  if (observer_ == nullptr) return;
+  const bool is_used = std::any_of(clients_.begin(), clients_.end(), [&](const auto& other) {
+    return other.second.engine == client.engine && other.second.root == before;
+  });
+  if (!is_used) observer_->root_left(client.engine->name(), before);
+  observer_->root_used(client);
 }
 
 ClientRecord& EngineDirectory::set_client(ClientRecord record) {
   roots_[record.engine->name()].emplace(record.root, record.fingerprint);
   const ipc::IncarnationId id = record.peer.id;
-  return clients_.insert_or_assign(id, std::move(record)).first->second;
+  const ClientRecord* known = client(id);
+  const bool is_known = known != nullptr && known->engine == record.engine;
+  const ipc::Digest before = is_known ? known->root : record.root;
+  ClientRecord& kept = clients_.insert_or_assign(id, std::move(record)).first->second;
+  tell_root(kept, before);
+  return kept;
 }
 
 EngineRecord* EngineDirectory::remove_client(const ipc::IncarnationId& peer) {
@@ -139,9 +156,11 @@ void EngineDirectory::prune_roots(const std::string& engine,
   }
   std::erase_if(at->second, [&](const auto& item) {
     const ipc::Digest& root = item.first;
-    return !used(root) && std::none_of(clients_.begin(), clients_.end(), [&](const auto& client) {
-      return client.second.root == root;
-    });
+    const bool is_unused =
+        !used(root) && std::none_of(clients_.begin(), clients_.end(),
+                                    [&](const auto& client) { return client.second.root == root; });
+    if (is_unused && observer_ != nullptr) observer_->root_left(engine, root);
+    return is_unused;
   });
   if (at->second.empty()) {
     roots_.erase(at);

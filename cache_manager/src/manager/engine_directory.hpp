@@ -40,10 +40,24 @@ struct ClientRecord {
   }
 };
 
+/// Is told under which roots an engine's clients look for blocks.
+class RootObserver {
+ public:
+  virtual ~RootObserver() = default;
+  /// The client's engine uses the client's root: again, or for the first time.
+  virtual void root_used(const ClientRecord& client) = 0;
+  /// No client of the engine uses it now, and the last that did has another one since; or nothing
+  /// is stored under it any more.
+  virtual void root_left(const std::string& engine, const ipc::Digest& root) = 0;
+};
+
 /// Who is connected, and to which engine everybody belongs. @threading one thread.
 class EngineDirectory {
  public:
   EngineDirectory();
+
+  /// From now on; null: nobody. It outlives the directory, or is taken away before it ends.
+  void observe(RootObserver* observer) noexcept { observer_ = observer; }
 
   void add_peer(const ipc::Peer& peer);
   void remove_peer(const ipc::IncarnationId& peer);
@@ -96,6 +110,8 @@ class EngineDirectory {
   [[nodiscard]] std::uint64_t& next_generation() noexcept { return next_generation_; }
 
  private:
+  void tell_root(const ClientRecord& client, const ipc::Digest& before);
+
   std::uint64_t next_generation_;
   std::map<ipc::IncarnationId, ipc::Peer> peers_;
   std::map<std::string, std::unique_ptr<EngineRecord>> engines_;
@@ -103,6 +119,7 @@ class EngineDirectory {
   std::map<ipc::IncarnationId, ClientRecord> clients_;
   std::map<std::string, std::map<ipc::Digest, ipc::Digest>> roots_;
   std::uint32_t next_engine_ = 1;
+  RootObserver* observer_ = nullptr;
 };
 
 }  // namespace kvferry::cache_manager

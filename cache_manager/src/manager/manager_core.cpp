@@ -114,6 +114,10 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       ranks_(context_, clients_, deaths_, job_service_),
       lifecycle_(context_),
       overdue_(context_, [this] { after_event(); }) {
+  if (!config_.kv_events.empty()) {
+    kv_events_.emplace(loop_, directory_, index_, config_, session_);
+    context_.kv_events = &*kv_events_;
+  }
   if (adopts) adoption_.emplace(context_, catalogue);
 }
 

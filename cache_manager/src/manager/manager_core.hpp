@@ -10,6 +10,7 @@
 #include "manager/context.hpp"
 #include "manager/death_proof.hpp"
 #include "manager/job_service.hpp"
+#include "manager/kv_events.hpp"
 #include "manager/lifecycle.hpp"
 #include "manager/overdue_jobs.hpp"
 #include "manager/pool_adoption.hpp"
@@ -77,6 +78,7 @@ class ManagerCore : private ipc::ControlHandler {
   PrefixIndex index_;
   SequenceStore sequences_;  ///< After the pool: its blocks go back there.
   HostTier host_;
+  std::optional<KvEvents> kv_events_;
   ipc::ControlServer server_;
   PeerCalls calls_;
   JobTable jobs_;

@@ -37,6 +37,21 @@ void sweep(const ipc::RuntimeDir& dir) {
   }
 }
 
+void check_kv_events(const ManagerConfig& config) {
+  for (const std::string& endpoint : {config.kv_events, config.kv_events_snapshot}) {
+    if (endpoint.empty()) continue;
+    if (ipc::Status good = ipc::check_kv_endpoint(endpoint, /*listens=*/true); !good) {
+      throw ipc::Exception(std::move(good).error());
+    }
+  }
+  const bool has_snapshot = !config.kv_events_snapshot.empty();
+  if (has_snapshot && (config.kv_events.empty() || config.kv_events == config.kv_events_snapshot)) {
+    throw ipc::Exception(KVFERRY_ERROR(
+        kInvalidArgument, "snapshots of KV events at {} and the events at '{}': give both, and two",
+        config.kv_events_snapshot, config.kv_events));
+  }
+}
+
 void check_config(const ManagerConfig& config) {
   if (config.max_jobs_per_engine == 0 || config.queue_deadline.count() <= 0 ||
       config.job_deadline.count() <= 0) {
@@ -46,6 +61,7 @@ void check_config(const ManagerConfig& config) {
         "positive",
         config.max_jobs_per_engine, config.queue_deadline.count(), config.job_deadline.count()));
   }
+  check_kv_events(config);
   for (const auto& [engine, share] : config.shares) {
     if (share < 1 || share > ManagerConfig::kMaxShare) {
       throw ipc::Exception(KVFERRY_ERROR(kInvalidArgument, "engine {} has a share of {}: 1 to {}",

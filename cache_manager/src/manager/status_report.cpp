@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/status_report.hpp"
 
+#include "manager/kv_events.hpp"
+
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
@@ -96,6 +98,23 @@ json kept_of(const ManagerContext& context) {
           {"doubtful", context.adopted->doubtful}};
 }
 
+json kv_events_json(const KvEvents* events) {
+  if (events == nullptr) return nullptr;
+  const ipc::KvEventPublisher& publisher = events->publisher();
+  const ipc::KvEventPublisher::Stats stats = publisher.stats();
+  return {
+      {"endpoint", publisher.endpoint()},
+      {"snapshot_endpoint",
+       publisher.snapshot_endpoint().empty() ? json(nullptr) : json(publisher.snapshot_endpoint())},
+      {"events", stats.events},
+      {"batches", stats.batches},
+      {"dropped", stats.dropped},
+      {"requests", stats.requests},
+      {"refused", stats.refused},
+      {"kept_batches", stats.kept_batches},
+      {"kept_bytes", stats.kept_bytes}};
+}
+
 }  // namespace
 
 std::string status_json(const ManagerContext& context,
@@ -147,6 +166,7 @@ std::string status_json(const ManagerContext& context,
         {"unkept", table.unkept}}},
       {"sequences",
        {{"count", context.sequences.sequences()}, {"blocks", context.sequences.blocks()}}},
+      {"kv_events", kv_events_json(context.kv_events)},
       {"engines", std::move(engines)},
       {"peers", std::move(peers)},
       {"unread_completions", unread_completions},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/cache_manager/eviction_policy.hpp"
+#include "kvferry/ipc/wire/kv_events.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -43,6 +44,11 @@ struct ManagerConfig {
   /// A mover that answers nothing for so long has its jobs cancelled (kTimeout); one that then does
   /// not even give them up is ended after as long again.
   std::chrono::milliseconds job_deadline{30'000};
+  /// Where it is told what the prefix index stores and removes; empty: nowhere.
+  std::string kv_events;
+  /// Where those ask who missed some of that or come late; empty: nowhere.
+  std::string kv_events_snapshot;
+  ipc::KvEventEncoding kv_events_encoding = ipc::KvEventEncoding::kMaps;
 
   [[nodiscard]] std::uint32_t share_of(const std::string& engine) const {
     const auto at = shares.find(engine);
@@ -53,7 +59,7 @@ struct ManagerConfig {
 /// Runs the manager until SIGTERM, SIGINT or SIGHUP. When an earlier one of the instance was
 /// killed, what it had in its pool is served on, if a mover still has that pool and it is of this
 /// size. Throws Exception when it cannot be set up (kAlreadyExists: a second manager on the
-/// instance; kNoHostMemory: the pool does not fit).
+/// instance, or another process at an endpoint; kNoHostMemory: the pool does not fit).
 void run_manager(const ManagerConfig& config);
 
 }  // namespace kvferry::cache_manager
