@@ -30,11 +30,11 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay",   "rl-loop",    "simulate",       "bench",          "calibrate",
-     "manager",  "mover",      "worker",         "status",         "pause",
-     "continue", "flush",      "update-weights", "export-weights", "release",
-     "resume",   "components", "clear",          "reinit",         "gc",
-     "trace"});
+    {"replay",  "rl-loop",  "simulate",   "bench",          "calibrate",
+     "manager", "mover",    "worker",     "status",         "events",
+     "pause",   "continue", "flush",      "update-weights", "export-weights",
+     "release", "resume",   "components", "clear",          "reinit",
+     "gc",      "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -43,6 +43,7 @@ int manager_command(const Arguments& arguments);
 int mover_command(const Arguments& arguments);
 int worker_command(const Arguments& arguments);
 int status_command(const Arguments& arguments);
+int events_command(const Arguments& arguments);
 int pause_command(const Arguments& arguments);
 int continue_command(const Arguments& arguments);
 int flush_command(const Arguments& arguments);

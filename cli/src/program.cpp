@@ -29,6 +29,7 @@ constexpr std::array kCommands = {
     Command{"worker", "run the reference worker of one rank: holds the device's KV arena",
             worker_command},
     Command{"status", "show what a running manager sees", status_command},
+    Command{"events", "show what a manager's host memory stores and removes", events_command},
     Command{"pause", "stop an engine's requests: abort, retract or keep them in place",
             pause_command},
     Command{"continue", "let a paused engine run again; its allocators give memory back",

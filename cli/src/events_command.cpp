@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/wire/kv_event_subscriber.hpp"
+#include "options.hpp"
+#include "print.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+/// events: what a manager's host tier stores and removes, for people.
+namespace kvferry::cli {
+namespace {
+
+using ipc::KvEventSubscriber;
+using std::chrono_literals::operator""s;
+using EventsJson = nlohmann::ordered_json;
+using News = KvEventSubscriber::News;
+
+std::string_view name_of(News::Kind kind) {
+  switch (kind) {
+    case News::Kind::kReset: return "reset";
+    case News::Kind::kSnapshot: return "snapshot";
+    case News::Kind::kComplete: return "complete";
+    case News::Kind::kLive: return "live";
+    case News::Kind::kReplayed: return "replayed";
+    case News::Kind::kLost: return "lost";
+  }
+  return "";
+}
+
+EventsJson hashes_json(const std::vector<ipc::Digest>& hashes) {
+  EventsJson list = EventsJson::array();
+  for (const ipc::Digest& hash : hashes) list.push_back(hash.hex());
+  return list;
+}
+
+struct EventJson {
+  EventsJson operator()(const ipc::KvStored& event) const {
+    EventsJson object = {
+        {"type", "BlockStored"},
+        {"block_hashes", hashes_json(event.hashes)},
+        {"parent_block_hash",
+         event.before.is_zero() ? EventsJson(nullptr) : EventsJson(event.before.hex())},
+        {"block_size", event.tokens_per_block},
+        {"group_idx", event.group.value}};
+    if (!event.group_kind.empty()) object["kv_cache_spec_kind"] = event.group_kind;
+    if (event.window_tokens != 0) object["kv_cache_spec_sliding_window"] = event.window_tokens;
+    return object;
+  }
+  EventsJson operator()(const ipc::KvRemoved& event) const {
+    return {{"type", "BlockRemoved"},
+            {"block_hashes", hashes_json(event.hashes)},
+            {"group_idx", event.group.value}};
+  }
+  EventsJson operator()(const ipc::KvCleared& /*event*/) const {
+    return {{"type", "AllBlocksCleared"}};
+  }
+};
+
+std::string to_json_line(const News& news) {
+  EventsJson object = {{"news", name_of(news.kind)}, {"sequence", news.sequence}};
+  if (news.kind == News::Kind::kLost) object["until"] = news.until;
+  if (!news.topic.empty()) {
+    object["topic"] = news.topic;
+    object["time"] = news.batch.time;
+    object["events"] = EventsJson::array();
+    for (const ipc::KvEvent& event : news.batch.events) {
+      object["events"].push_back(std::visit(EventJson{}, event));
+    }
+  }
+  return object.dump(-1, ' ', false, EventsJson::error_handler_t::replace) + "\n";
+}
+
+std::string blocks_text(const std::vector<ipc::Digest>& hashes) {
+  if (hashes.empty()) return "no blocks";
+  if (hashes.size() == 1) return hashes.front().hex();
+  return fmt::format("{} blocks, {} to {}", hashes.size(), hashes.front().hex(),
+                     hashes.back().hex());
+}
+
+struct EventText {
+  std::string operator()(const ipc::KvStored& event) const {
+    return fmt::format(
+        "stored   group {}: {}{}", event.group.value, blocks_text(event.hashes),
+        event.before.is_zero() ? "" : fmt::format(", behind {}", event.before.hex()));
+  }
+  std::string operator()(const ipc::KvRemoved& event) const {
+    return fmt::format("removed  group {}: {}", event.group.value, blocks_text(event.hashes));
+  }
+  std::string operator()(const ipc::KvCleared& /*event*/) const { return "cleared  all blocks"; }
+};
+
+/// What a publisher calls a topic, unless it would act on a terminal.
+std::string topic_text(const std::string& topic) {
+  const auto known = ipc::KvTopic::parse(topic);
+  return known ? known->text() : "(a topic of another shape)";
+}
+
+std::string to_text(const News& news) {
+  switch (news.kind) {
+    case News::Kind::kReset: return "-- all that is stored:\n";
+    case News::Kind::kComplete:
+      return fmt::format("-- complete; number {} is next\n", news.sequence);
+    case News::Kind::kLost:
+      return fmt::format("-- lost: numbers {} to {}\n", news.sequence, news.until);
+    default: break;
+  }
+  std::string text;
+  for (const ipc::KvEvent& event : news.batch.events) {
+    text += fmt::format(
+        "{} {} {}\n",
+        news.kind == News::Kind::kSnapshot ? std::string("-") : std::to_string(news.sequence),
+        topic_text(news.topic), std::visit(EventText{}, event));
+  }
+  return text;
+}
+
+bool is_batch(const News& news) {
+  return news.kind == News::Kind::kSnapshot || news.kind == News::Kind::kLive ||
+         news.kind == News::Kind::kReplayed;
+}
+
+struct EventsOptions {
+  KvEventSubscriber::Options publisher;
+  bool json = false;
+  std::uint64_t count = 0;  ///< Of batches; 0: no end.
+  std::chrono::milliseconds time{0};
+};
+
+void follow(const EventsOptions& options) {
+  KvEventSubscriber subscriber(options.publisher);
+  const ipc::Deadline end = ipc::Deadline::after(options.time);
+  std::uint64_t batches = 0;
+  while (options.count == 0 || batches < options.count) {
+    // Once a second: whether that was all.
+    const ipc::Deadline look = ipc::Deadline::after(1s);
+    const auto news = subscriber.next(options.time.count() == 0 ? look : look.earlier(end));
+    if (!news) {
+      print_err("kvferry events: {}\n", news.error().to_string());
+    } else if (*news) {
+      const News& one = **news;
+      if (!write_out(options.json ? to_json_line(one) : to_text(one))) return;
+      if (is_batch(one)) ++batches;
+    }
+    if (options.time.count() != 0 && end.expired()) return;
+  }
+}
+
+void check_endpoint_option(CLI::Option& option) {
+  option.type_name("ENDPOINT")->check([](const std::string& text) {
+    const ipc::Status good = ipc::check_kv_endpoint(text, /*listens=*/false);
+    return good ? std::string() : good.error().message;
+  });
+}
+
+}  // namespace
+
+int events_command(const Arguments& arguments) {
+  CommonOptions common;
+  common.log_level = ipc::LogLevel::kWarn;
+  EventsOptions options;
+  auto app = make_app(
+      "events",
+      "Shows what a manager's host memory stores and removes, as cache-aware routers are told it. "
+      "With --snapshot it begins with all that is stored, and asks for what it has missed.",
+      "example: a manager that was started with these endpoints\n"
+      "  kvferry events --endpoint ipc:///tmp/chat-events --snapshot ipc:///tmp/chat-snapshots",
+      common);
+  check_endpoint_option(*app->add_option("--endpoint", options.publisher.endpoint,
+                                         "Where it is told: what the manager has as --kv-events")
+                             ->required());
+  check_endpoint_option(*app->add_option(
+      "--snapshot", options.publisher.snapshot_endpoint,
+      "Where to ask for what came before: what the manager has as --kv-events-snapshot [nobody]"));
+  app->add_flag("--json", options.json, "Print a JSON object per batch");
+  app->add_option("--count", options.count, "End after so many batches; 0: never")
+      ->type_name("N")
+      ->default_str("0");
+  add_seconds(*app, "--seconds", options.time, "End after so long; 0: never");
+  if (const auto code = parse_arguments(*app, arguments)) return *code;
+  ipc::init_logging("kvferry events", common.log_level);
+  try {
+    follow(options);
+  } catch (const ipc::Exception& exception) {
+    return failure("events", exception.error());
+  }
+  return stdout_complete("events") ? kExitDone : kExitFailed;
+}
+
+}  // namespace kvferry::cli
