@@ -208,12 +208,15 @@ ipc::Result<std::uint32_t> HostPool::adopt(const SlabPlace& place) {
 }
 
 HostSlot HostPool::adopt_slot(std::uint32_t slab, std::uint32_t index) {
+  KVFERRY_CHECK(slab < slabs_.size() && slabs_[slab] && index < slabs_[slab]->capacity &&
+                    !slabs_[slab]->is_taken(index),
+                "a slot is adopted that is not free");
   mark_taken(slab, index);
   return {slab, index, slabs_[slab]->generation};
 }
 
 void HostPool::close_if_unused(std::uint32_t slab) {
-  if (slabs_[slab]->used == 0) close_slab(slab);
+  if (slabs_[slab] && slabs_[slab]->used == 0) close_slab(slab);
 }
 
 bool HostPool::Slab::is_taken(std::uint32_t index) const noexcept {

@@ -28,6 +28,8 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
     }
   }
   for (const SlabPlace& place : catalogue_.slabs()) take_slab(place);
+  // Behind all slots: one that is not kept may be the last of its slab that is taken.
+  for (const HostSlot& slot : std::exchange(sequences_, {})) take_sequence(slot);
   // What was used last comes last. The count wraps, after 4 billion.
   std::stable_sort(visible_.begin(), visible_.end(), [this](const HostSlot& a, const HostSlot& b) {
     return catalogue_.used(a) < catalogue_.used(b);
@@ -78,7 +80,7 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
         visible_.push_back(context_.pool.adopt_slot(*adopted, i));
         break;
       case catalogue::BlockState::kSequence:
-        take_sequence(context_.pool.adopt_slot(*adopted, i));
+        sequences_.push_back(context_.pool.adopt_slot(*adopted, i));
         break;
       case catalogue::BlockState::kTaken:
         doubtful_.push_back(std::make_shared<const HostBlock>(

@@ -45,8 +45,9 @@ class PoolAdoption {
   ManagerContext& context_;
   PoolCatalogue& catalogue_;
   const ipc::TimePoint began_ = ipc::MonotonicClock::now();
-  std::vector<HostSlot> visible_;  ///< Taken, and not in the index yet.
-  std::size_t next_ = 0;           ///< Of those.
+  std::vector<HostSlot> sequences_;  ///< Taken, of swapped-out sequences.
+  std::vector<HostSlot> visible_;    ///< Taken, and not in the index yet.
+  std::size_t next_ = 0;             ///< Of those.
   std::vector<HostBlockRef> doubtful_;
   std::vector<User> users_;  ///< That are not settled.
   bool evicts_ = false;

@@ -334,6 +334,31 @@ TEST_F(ManagerRestartTest, ASequenceIsItsOwnersAgain) {
   EXPECT_EQ(status()["pool"]["blocks"], 0);
 }
 
+// It comes first in its slab, which is none any more once it is dropped alone.
+TEST_F(ManagerRestartTest, ASequenceThatIsDroppedDoesNotTakeItsNeighboursWithIt) {
+  for (const std::uint64_t handle : {41U, 42U, 43U}) {
+    client_->notify(
+        MessageKind::kSwapOut,
+        ipc::SwapSequence{ipc::JobId{handle},
+                          state_.generation,
+                          handle,
+                          {{kMain, BlockId{static_cast<std::uint32_t>(handle % 16)}, 0}}});
+    for (const auto& mover : movers_) {
+      const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+      ASSERT_TRUE(job.has_value());
+      mover->finish(*job);
+      if (handle != 41) {
+        ASSERT_NO_FATAL_FAILURE(tell_sums(mover == movers_[0] ? 0 : 1, *job));
+      }
+    }
+    ASSERT_THAT(wait_done().results, ElementsAre(0));
+  }
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["sequence_blocks"], 2);
+  EXPECT_EQ(status()["pool"]["blocks"], 2);
+  EXPECT_EQ(status()["pool"]["slabs"], 1);
+}
+
 TEST_F(ManagerRestartTest, APoolOfAnotherFormatIsLetGo) {
   (void)place_of_store(1, 3);
   {
