@@ -21,6 +21,9 @@ namespace {
 constexpr std::uint32_t kMostThreads = 8;
 constexpr std::chrono::milliseconds kLook{50};
 
+/// Whoever waits for this process's map of its memory (to grow its heap, say) waits for a step.
+constexpr std::uint64_t kStepBytes = 4ULL << 20;
+
 // A piece of the pool as this process sees it, for as long as it is filled: kept mapped it would
 // cost page tables.
 class PieceMapping {
@@ -123,8 +126,13 @@ Status PoolFiller::fill(std::uint64_t piece) const {
   // Where the kernel gives shared memory huge pages (shmem_enabled), they are wanted; elsewhere
   // this says nothing.
   static_cast<void>(::madvise(mapping.data(), size, MADV_HUGEPAGE));
-  const auto populate = [&] { return ::madvise(mapping.data(), size, MADV_POPULATE_WRITE); };
-  if (retry_interrupted(populate) == 0) return ok();
+  std::uint64_t done = 0;
+  const auto populate = [&] {
+    const std::uint64_t step = std::min(kStepBytes, size - done);
+    return ::madvise(static_cast<std::byte*>(mapping.data()) + done, step, MADV_POPULATE_WRITE);
+  };
+  while (done < size && retry_interrupted(populate) == 0) done += kStepBytes;
+  if (done >= size) return ok();
   if (errno == EINVAL) {  // before Linux 5.14
     const auto allocate = [&] {
       return ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(size));
