@@ -43,6 +43,19 @@ template <typename Item> std::vector<DeviceBlock> blocks_of(std::span<const Item
   return blocks;
 }
 
+Result<JobId> send_load(ClientLink& link,
+                        ipc::SubmitLoad message,
+                        std::span<const LoadItem> items) {
+  KVFERRY_TRY(check_count(items.size(), "blocks to load"));
+  message.job = link.jobs().next_id();
+  message.generation = link.acknowledged_generation();
+  message.items.reserve(items.size());
+  for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});
+  KVFERRY_TRY(
+      link.submit(MessageKind::kSubmitLoad, message.job, ipc::encode(message), blocks_of(items)));
+  return message.job;
+}
+
 Result<JobId> submit_swap(ClientLink& link,
                           MessageKind kind,
                           std::uint64_t sequence,
@@ -189,18 +202,19 @@ Result<JobId> Client::submit_load(std::span<const LoadItem> items,
                                   std::uint8_t priority,
                                   std::optional<LayerTicket> layers,
                                   std::optional<ipc::TimePoint> due) {
-  KVFERRY_TRY(check_count(items.size(), "blocks to load"));
-  ClientLink& link = impl_->link;
   ipc::SubmitLoad message;
-  message.job = link.jobs().next_id();
-  message.generation = link.acknowledged_generation();
   message.urgency = {priority, ipc::Urgency::ns_of(due)};
   message.layers = layers;
-  message.items.reserve(items.size());
-  for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});
-  KVFERRY_TRY(
-      link.submit(MessageKind::kSubmitLoad, message.job, ipc::encode(message), blocks_of(items)));
-  return message.job;
+  return send_load(impl_->link, std::move(message), items);
+}
+
+Result<JobId> Client::submit_load_when_stored(std::span<const LoadItem> items,
+                                              std::uint8_t priority,
+                                              ipc::TimePoint until) {
+  ipc::SubmitLoad message;
+  message.urgency = {priority, ipc::Urgency::ns_of(until)};
+  message.waits = true;
+  return send_load(impl_->link, std::move(message), items);
 }
 
 Result<JobId> Client::swap_out(std::uint64_t sequence, std::span<const SequenceItem> items) {

@@ -29,7 +29,26 @@ JobService::JobService(ManagerContext& context)
       sums_([this](const HostSlot& slot, const std::vector<std::uint64_t>& sums) {
         ++context_.integrity.summed;
         context_.catalogue.on_summed(slot, sums);
-      }) {}
+      }),
+      waiting_(context.loop,
+               {.acquire =
+                    [this](const ipc::BlockKey& key, JobItem& item) {
+                      HostBlockRef block = context_.index.acquire(key);
+                      if (block != nullptr) item.sums = sums_to_check(*block);
+                      return block;
+                    },
+                .submit = [this](Job part) { context_.jobs.submit(std::move(part)); },
+                .cancel = [this](const ipc::IncarnationId& client,
+                                 ipc::JobId part) { (void)context_.jobs.cancel(client, part); },
+                .done =
+                    [this](const ipc::IncarnationId& client, ipc::JobDone done) {
+                      context_.jobs.note_over(client, done.job);
+                      send(client, std::move(done));
+                    }}) {
+  context_.index.add_observer(waiting_);
+}
+
+JobService::~JobService() { context_.index.remove_observer(waiting_); }
 
 template <typename Items>
 ipc::Status JobService::check(const ClientRecord& client,
@@ -39,6 +58,14 @@ ipc::Status JobService::check(const ClientRecord& client,
   const EngineRecord& engine = *client.engine;
   // First: a second answer to that id would be taken for the first one's.
   KVFERRY_TRY(context_.jobs.check_id(client.peer.id, job));
+  if (waiting_.has(client.peer.id, job)) {
+    return KVFERRY_ERROR(kAlreadyExists, "job {} of {} waits for blocks", job.value,
+                         client.peer.name);
+  }
+  if (WaitingLoads::is_part(job)) {
+    return KVFERRY_ERROR(kInvalidArgument, "job {}: ids begin below {}", job.value,
+                         WaitingLoads::kFirstPartId);
+  }
   if (context_.stopping) {
     return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
   }
@@ -78,7 +105,8 @@ ipc::Status JobService::admit(const ClientRecord& client) const {
 
 // What a client does not read must not grow for as long as it submits.
 bool JobService::has_backlog(const ClientRecord& client) const {
-  return unsent(client.peer.id) + context_.jobs.unfinished(client.engine->id()) >=
+  const std::uint32_t engine = client.engine->id();
+  return unsent(client.peer.id) + context_.jobs.unfinished(engine) + waiting_.count(engine) >=
          context_.config.max_jobs_per_engine;
 }
 
@@ -241,6 +269,12 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
   if (status) {
     status = admit(client);
   }
+  if (status && load->waits && (load->layers || !load->urgency.due())) {
+    status = KVFERRY_ERROR(kInvalidArgument,
+                           "job {}: a load that waits for its blocks does so until it is due, and "
+                           "not layer by layer",
+                           load->job.value);
+  }
   if (status && load->layers) {
     status = check_all_there(client, load->job, load->items);
   }
@@ -250,6 +284,9 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
       tell_failed(client.engine->id(), *load->layers, status.error());
     }
     return;
+  }
+  if (load->waits) {
+    return wait_for(client, request, *load);
   }
   Job job = begin(client, load->job, load->generation, JobKind::kLoad);
   job.layers = load->layers;
@@ -272,6 +309,19 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     }
   }
   accept(client, request, std::move(job));
+}
+
+void JobService::wait_for(const ClientRecord& client,
+                          const ipc::Envelope& request,
+                          const ipc::SubmitLoad& load) {
+  Job job = begin(client, load.job, load.generation, JobKind::kLoad);
+  job.urgency = load.urgency;
+  job.urgency.priority = std::max<std::uint8_t>(job.urgency.priority, 1);
+  std::vector<ipc::BlockKey> keys;
+  keys.reserve(load.items.size());
+  for (const ipc::LoadItem& item : load.items) keys.push_back({client.root, item.key, item.group});
+  context_.reply(client.peer, request, ipc::Empty{});
+  waiting_.add(std::move(job), std::move(keys), load.items, *load.urgency.due());
 }
 
 void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& request) {
@@ -381,7 +431,7 @@ void JobService::cancel(const ClientRecord& client, ipc::JobId job) {
     tell_failed(client.engine->id(), *layers, KVFERRY_ERROR(kCancelled, "its job was cancelled"));
   }
   // A job that is over already was or will be answered: nothing to do, and no error.
-  (void)context_.jobs.cancel(client.peer.id, job);
+  if (!waiting_.cancel(client.peer.id, job)) (void)context_.jobs.cancel(client.peer.id, job);
 }
 
 std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block) {
@@ -476,6 +526,10 @@ void JobService::finished(Job& job) {
     tell_failed(job.engine, *job.layers,
                 ipc::Error{static_cast<ipc::ErrorCode>(failed->result), job.message});
   }
+  if (WaitingLoads::is_part(job.client_job)) {
+    waiting_.part_ended(job);
+    return;
+  }
   if (job.orphaned) {
     return;
   }
@@ -537,6 +591,9 @@ std::size_t JobService::unsent(const ipc::IncarnationId& client) const {
   return at == unsent_.end() ? 0 : at->second.size();
 }
 
-void JobService::forget_client(const ipc::IncarnationId& client) { unsent_.erase(client); }
+void JobService::forget_client(const ipc::IncarnationId& client) {
+  unsent_.erase(client);
+  waiting_.drop_client(client);
+}
 
 }  // namespace kvferry::cache_manager

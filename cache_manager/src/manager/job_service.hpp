@@ -4,6 +4,7 @@
 
 #include "manager/awaited_sums.hpp"
 #include "manager/context.hpp"
+#include "manager/waiting_loads.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -20,13 +21,18 @@ class JobService {
   explicit JobService(ManagerContext& context);
   JobService(const JobService&) = delete;
   JobService& operator=(const JobService&) = delete;
-  ~JobService() = default;
+  ~JobService();
 
   void submit_store(const ClientRecord& client, const ipc::Envelope& request);
   void submit_load(const ClientRecord& client, const ipc::Envelope& request);
   void swap_out(const ClientRecord& client, const ipc::Envelope& request);
   void swap_in(const ClientRecord& client, const ipc::Envelope& request);
   void cancel(const ClientRecord& client, ipc::JobId job);
+  /// Of an engine, or of all: loads that wait for blocks to be stored.
+  void fail_waiting(std::uint32_t engine, const ipc::Error& error) {
+    waiting_.fail_waiting(engine, error);
+  }
+  void fail_all_waiting(const ipc::Error& error) { waiting_.fail_all_waiting(error); }
   /// The job table's port: commits or discards, then answers.
   void finished(Job& job);
   /// A mover's event, of the rank's part of a store.
@@ -67,6 +73,9 @@ class JobService {
   /// What a load of that block is checked against, if it is.
   [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block);
   void end_load(Job& job);
+  void wait_for(const ClientRecord& client,
+                const ipc::Envelope& request,
+                const ipc::SubmitLoad& load);
   void commit_store(Job& job);
   void commit_swap_out(Job& job);
   void send(const ipc::IncarnationId& client, ipc::JobDone done);
@@ -76,6 +85,7 @@ class JobService {
   ManagerContext& context_;
   std::uint32_t loads_ = 0;  ///< Of blocks, for the sample.
   AwaitedSums sums_;
+  WaitingLoads waiting_;
   std::map<ipc::IncarnationId, std::deque<ipc::JobDone>> unsent_;  ///< Never empty ones.
 };
 

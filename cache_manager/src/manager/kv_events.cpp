@@ -34,7 +34,7 @@ KvEvents::KvEvents(ipc::EventLoop& loop,
       index_(index),
       encoding_(config.kv_events_encoding),
       publisher_(loop, publisher_options(config, session), *this) {
-  index_.observe(this);
+  index_.add_observer(*this);
   directory_.observe(this);
   ipc::log_info("KV events are told at {}{}{}", publisher_.endpoint(),
                 publisher_.snapshot_endpoint().empty() ? "" : ", snapshots at ",
@@ -42,7 +42,7 @@ KvEvents::KvEvents(ipc::EventLoop& loop,
 }
 
 KvEvents::~KvEvents() {
-  index_.observe(nullptr);
+  index_.remove_observer(*this);
   directory_.observe(nullptr);
   loop_.cancel(tell_timer_);
   loop_.cancel(join_timer_);

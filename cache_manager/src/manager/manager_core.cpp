@@ -307,20 +307,21 @@ void ManagerCore::engine_changed(EngineRecord& engine) {
       }
     }
   }
+  const auto fail = [&](const ipc::Error& error) {
+    job_service_.fail_waiting(engine.id(), error);
+    jobs_.fail_queued(engine.id(), error);
+  };
   if (engine.offload_ready()) {
     jobs_.pump(engine.id());
   } else if (engine.phase() == ipc::CachePhase::kReady) {
-    jobs_.fail_queued(engine.id(),
-                      KVFERRY_ERROR(kNotReady, "engine {} has lost a mover", engine.name()));
+    fail(KVFERRY_ERROR(kNotReady, "engine {} has lost a mover", engine.name()));
   } else if (engine.waits_for_worker()) {
-    jobs_.fail_queued(engine.id(),
-                      KVFERRY_ERROR(kNotReady,
-                                    "engine {} waits for a worker; its device blocks are kept, "
-                                    "submit again when it is ready",
-                                    engine.name()));
+    fail(KVFERRY_ERROR(kNotReady,
+                       "engine {} waits for a worker; its device blocks are kept, submit again "
+                       "when it is ready",
+                       engine.name()));
   } else {
-    jobs_.fail_queued(engine.id(), KVFERRY_ERROR(kRevoked, "engine {} is {}", engine.name(),
-                                                 to_string(engine.phase())));
+    fail(KVFERRY_ERROR(kRevoked, "engine {} is {}", engine.name(), to_string(engine.phase())));
   }
   lifecycle_.on_engine_changed(engine);
   deaths_.settle(engine);
@@ -378,6 +379,7 @@ void ManagerCore::begin_stop(std::function<void()> stopped) {
   ipc::log_info("ending: {} jobs are unfinished, waiting at most {} ms for them",
                 jobs_.unfinished(), kStopDrain.count());
   lifecycle_.cancel_all();
+  job_service_.fail_all_waiting(KVFERRY_ERROR(kCancelled, "the manager is ending"));
   for (const auto& [name, engine] : directory_.engines()) {
     jobs_.fail_queued(engine->id(), KVFERRY_ERROR(kCancelled, "the manager is ending"));
   }

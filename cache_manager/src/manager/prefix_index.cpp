@@ -320,8 +320,8 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
     if (entry->awaited_by > 0) policy_->hold(entry->id);
   }
   for (Entry* entry : entries) let_go_before(*entry);
-  if (observer_ != nullptr) {
-    for (const Entry* entry : entries) observer_->stored(entry->key, entry->before);
+  for (PrefixObserver* observer : observers_) {
+    for (const Entry* entry : entries) observer->stored(entry->key, entry->before);
   }
   return was_there;
 }
@@ -359,7 +359,7 @@ std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
   runs_.begin();
   for (Entry* entry : entries) {
     make_findable(*entry);
-    if (observer_ != nullptr) observer_->stored(entry->key, entry->before);
+    for (PrefixObserver* observer : observers_) observer->stored(entry->key, entry->before);
   }
   return entries.size();
 }
@@ -488,7 +488,7 @@ void PrefixIndex::erase(Entry& entry) {
     if (PoolObserver* observer = pool_.observer()) observer->on_hidden(entry.block->slot());
     runs_.remove(entry);
     --stats_.visible;
-    if (observer_ != nullptr) observer_->removed(entry.key);
+    for (PrefixObserver* observer : observers_) observer->removed(entry.key);
   } else {
     table_.erase(entry.key);
     --stats_.reserved;
@@ -558,7 +558,9 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   for (Entry* victim : victims) {
     erase(*victim);
   }
-  if (observer_ != nullptr && !has_root(root)) observer_->emptied(root);
+  if (!has_root(root)) {
+    for (PrefixObserver* observer : observers_) observer->emptied(root);
+  }
   return visible;
 }
 

@@ -51,8 +51,9 @@ class PrefixIndex {
   PrefixIndex& operator=(const PrefixIndex&) = delete;
   ~PrefixIndex();
 
-  /// From now on; null: nobody. It outlives the index, or is taken away before it ends.
-  void observe(PrefixObserver* observer) noexcept { observer_ = observer; }
+  /// Is told from now on. It outlives the index, or is taken away before it ends.
+  void add_observer(PrefixObserver& observer) { observers_.push_back(&observer); }
+  void remove_observer(PrefixObserver& observer) { std::erase(observers_, &observer); }
   using OnVisible = std::function<void(const ipc::BlockKey& key, const ipc::Digest& before)>;
   /// Calls back for the visible blocks among the `most` places from `from` on, and returns where
   /// the next ones begin, or 0 at the end. A block has one place for as long as it is visible.
@@ -193,7 +194,7 @@ class PrefixIndex {
   bool evicts_ = true;
   std::uint32_t uses_ = 0;  ///< Of prefixes, ever; wraps.
   Stats stats_;
-  PrefixObserver* observer_ = nullptr;
+  std::vector<PrefixObserver*> observers_;
 };
 
 }  // namespace kvferry::cache_manager

@@ -50,7 +50,7 @@ class Recorder : public PrefixObserver {
 
 class PrefixObserverTest : public testing::Test {
  protected:
-  void SetUp() override { index_.observe(&recorder_); }
+  void SetUp() override { index_.add_observer(recorder_); }
 
   PrefixIndex::Token reserve(std::uint64_t block,
                              std::uint64_t before = 0,
@@ -149,7 +149,7 @@ TEST_F(PrefixObserverTest, ARootOfWhichSomethingStaysIsNotEmpty) {
 }
 
 TEST_F(PrefixObserverTest, NobodyIsToldAfterTheObserverIsGone) {
-  index_.observe(nullptr);
+  index_.remove_observer(recorder_);
   store(1);
   (void)index_.drop_root(root_, [](const auto&) { return false; });
   EXPECT_THAT(recorder_.take(), IsEmpty());

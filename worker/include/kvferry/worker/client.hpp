@@ -400,6 +400,13 @@ class Client {
                                           std::uint8_t priority,
                                           std::optional<LayerTicket> layers = std::nullopt,
                                           std::optional<ipc::TimePoint> due = std::nullopt);
+  /// The same for blocks that another engine of the same model and weights is storing, or is about
+  /// to, on this host: a prefill's, for the decode that goes on with them. Each block is copied
+  /// when every rank has stored it; the completion comes when all have, or at `until`, when those
+  /// that were not stored end with kTimeout. What is there goes at once.
+  [[nodiscard]] Result<JobId> submit_load_when_stored(std::span<const LoadItem> items,
+                                                      std::uint8_t priority,
+                                                      ipc::TimePoint until);
   /// A running sequence by its owner's handle: survives a weights update, is never indexed.
   /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
   /// or none: kNoHostMemory when eviction cannot make room for them, kBusy while the host pool is

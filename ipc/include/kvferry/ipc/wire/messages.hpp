@@ -461,7 +461,8 @@ struct SubmitLoad {
   Urgency urgency{1};
   std::optional<LayerTicket> layers;  ///< Then all blocks are loaded, or none counts.
   std::vector<LoadItem> items;
-  template <typename V> void visit(V& v) { v(job, generation, urgency, layers, items); }
+  bool waits = false;  ///< Until it is due, for blocks that are not there (yet).
+  template <typename V> void visit(V& v) { v(job, generation, urgency, layers, items, waits); }
 };
 struct CancelJob {
   JobId job;
