@@ -30,11 +30,11 @@ struct Command {
 
 /// The subcommands in the order of the help text.
 inline constexpr auto kCommandNames = std::to_array<std::string_view>(
-    {"replay",  "rl-loop",  "simulate",   "bench",          "calibrate",
-     "manager", "mover",    "worker",     "status",         "events",
-     "pause",   "continue", "flush",      "update-weights", "export-weights",
-     "release", "resume",   "components", "clear",          "reinit",
-     "gc",      "trace"});
+    {"replay",         "rl-loop", "longctx",  "simulate",   "bench",
+     "calibrate",      "manager", "mover",    "worker",     "status",
+     "events",         "pause",   "continue", "flush",      "update-weights",
+     "export-weights", "release", "resume",   "components", "clear",
+     "reinit",         "gc",      "trace"});
 
 /// All of them, in the same order.
 [[nodiscard]] std::span<const Command> commands();
@@ -58,6 +58,7 @@ int gc_command(const Arguments& arguments);
 int trace_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int rl_loop_command(const Arguments& arguments);
+int longctx_command(const Arguments& arguments);
 int simulate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 int bench_copier_command(const Arguments& arguments);

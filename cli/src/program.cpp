@@ -16,6 +16,8 @@ constexpr std::array kCommands = {
             replay_command},
     Command{"rl-loop", "run rollouts, pauses and weight updates in a loop, and check every answer",
             rl_loop_command},
+    Command{"longctx", "decode sequences that do not fit the device together, in turns",
+            longctx_command},
     Command{"simulate", "play a trace through caches without data: hits by policy and capacity",
             simulate_command},
     Command{"bench", "measure transfers against the link and against others' ways to copy",
