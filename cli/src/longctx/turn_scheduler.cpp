@@ -338,6 +338,11 @@ std::uint32_t TurnScheduler::device_block(Number number, std::uint32_t index) co
   return block.device;
 }
 
+bool TurnScheduler::is_present(Number number) const {
+  const auto found = sequences_.find(number);
+  return found != sequences_.end() && !found->second.over;
+}
+
 void TurnScheduler::check() const {
   std::set<std::uint32_t> owned(free_);
   std::uint64_t host = 0;

@@ -95,6 +95,8 @@ class TurnScheduler {
 
   [[nodiscard]] std::uint32_t device_block(Number number, std::uint32_t index) const;
   [[nodiscard]] std::uint32_t tokens(Number number) const { return sequences_.at(number).tokens; }
+  /// It has neither ended nor left.
+  [[nodiscard]] bool is_present(Number number) const;
   /// Sequences that have neither ended nor left, and those whose jobs have not ended.
   [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
   [[nodiscard]] std::size_t free_blocks() const noexcept { return free_.size(); }

@@ -1,0 +1,375 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "longctx/turn_scheduler.hpp"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Way = TurnScheduler::Way;
+using Number = TurnScheduler::Number;
+
+/// Blocks of four tokens; turns of two blocks, of a device that has twice as many.
+TurnScheduler::Limits small_limits() {
+  TurnScheduler::Limits limits;
+  limits.device_blocks = 4;
+  limits.host_blocks = 100;
+  limits.active_blocks = 2;
+  limits.tokens_per_block = 4;
+  limits.slice = 1;
+  limits.job_blocks = 8;
+  limits.jobs_each_way = 2;
+  return limits;
+}
+
+/// Computes all that a turn is to compute.
+std::vector<Number> take_turn(TurnScheduler& sut) {
+  const auto turn = sut.begin_turn();
+  if (!turn) return {};
+  for (const Number number : turn->members) sut.computed(number, sut.to_compute(number));
+  sut.end_turn();
+  return turn->members;
+}
+
+/// Does jobs at once until there is none; returns how many blocks went each way.
+std::pair<std::size_t, std::size_t> do_jobs(TurnScheduler& sut) {
+  std::pair<std::size_t, std::size_t> blocks;
+  while (const auto job = sut.next_job()) {
+    (job->way == Way::kStore ? blocks.first : blocks.second) += job->places.size();
+    sut.job_ended(job->id, true);
+    sut.check();
+  }
+  return blocks;
+}
+
+TEST(TurnSchedulerTest, MovesNothingWhenTheDeviceHoldsAll) {
+  TurnScheduler sut(small_limits());
+  ASSERT_TRUE(sut.arrive(1, 4, 3));
+  ASSERT_TRUE(sut.arrive(2, 4, 3));
+  for (int turn = 0; turn < 4; ++turn) {
+    // A block each for the context, two each for one token more.
+    EXPECT_EQ(take_turn(sut).size(), turn == 0 ? 2U : 1U);
+    EXPECT_EQ(do_jobs(sut), std::make_pair(0UL, 0UL));
+  }
+  while (sut.sequences() > 0) ASSERT_FALSE(take_turn(sut).empty());
+  EXPECT_EQ(sut.free_blocks(), 4U);
+  EXPECT_EQ(sut.host_reserved(), 0U);
+}
+
+TEST(TurnSchedulerTest, TurnsGoRoundAndWhatWasComputedLastGoesFirst) {
+  TurnScheduler sut(small_limits());
+  for (Number number = 0; number < 4; ++number) ASSERT_TRUE(sut.arrive(number, 5, 3));
+  std::vector<Number> turns;
+  while (sut.sequences() > 0) {
+    (void)do_jobs(sut);
+    const auto members = take_turn(sut);
+    ASSERT_EQ(members.size(), 1U);
+    turns.push_back(members.front());
+  }
+  EXPECT_THAT(turns, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0));
+}
+
+TEST(TurnSchedulerTest, LoadsTheNextTurnDuringATurnWithLookAheadOnly) {
+  for (const bool look_ahead : {true, false}) {
+    auto limits = small_limits();
+    limits.look_ahead = look_ahead;
+    TurnScheduler sut(limits);
+    for (Number number = 0; number < 4; ++number) ASSERT_TRUE(sut.arrive(number, 7, 3));
+    for (int turn = 0; turn < 6; ++turn) {
+      (void)do_jobs(sut);
+      ASSERT_FALSE(take_turn(sut).empty());
+    }
+    (void)do_jobs(sut);
+    const auto turn = sut.begin_turn();
+    ASSERT_TRUE(turn);
+    const auto [stored, loaded] = do_jobs(sut);
+    EXPECT_EQ(loaded > 0, look_ahead);
+    for (const Number number : turn->members) sut.computed(number, 1);
+    sut.end_turn();
+    EXPECT_EQ(sut.begin_turn().has_value(), look_ahead) << "its blocks are there";
+  }
+}
+
+TEST(TurnSchedulerTest, StoresABlockOnceUnlessItWasWrittenSince) {
+  auto limits = small_limits();
+  limits.look_ahead = false;
+  TurnScheduler sut(limits);
+  for (Number number = 0; number < 4; ++number) ASSERT_TRUE(sut.arrive(number, 6, 10));
+  std::size_t stored = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    stored += do_jobs(sut).first;
+    ASSERT_FALSE(take_turn(sut).empty());
+  }
+  stored += do_jobs(sut).first;
+  EXPECT_EQ(stored, 6U) << "two blocks of each but of the one that is next";
+  for (int turn = 0; turn < 4; ++turn) {
+    ASSERT_FALSE(take_turn(sut).empty());
+    // One token more, in the second block. The sequence that was next had no copy at all.
+    EXPECT_EQ(do_jobs(sut).first, turn == 0 ? 2U : 1U) << turn;
+  }
+}
+
+TEST(TurnSchedulerTest, ASequenceIsRefusedThatHostMemoryDoesNotHoldBesideTheOthers) {
+  auto limits = small_limits();
+  limits.host_blocks = 7;
+  TurnScheduler sut(limits);
+  ASSERT_TRUE(sut.arrive(1, 4, 4));
+  ASSERT_TRUE(sut.arrive(2, 4, 4));
+  const auto refused = sut.arrive(3, 4, 4);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ipc::ErrorCode::kNoHostMemory);
+  EXPECT_THAT(refused.error().message, HasSubstr("needs 3 blocks of host memory, 1 of 7 are left"));
+  sut.leave(1);
+  EXPECT_TRUE(sut.arrive(3, 4, 4));
+}
+
+TEST(TurnSchedulerTest, ASequenceIsRefusedThatTheDeviceNeverHolds) {
+  TurnScheduler sut(small_limits());
+  const auto refused = sut.arrive(1, 16, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ipc::ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refused.error().message, HasSubstr("grows to 5 blocks, the device has 4"));
+}
+
+TEST(TurnSchedulerTest, AFailedJobComesAgain) {
+  TurnScheduler sut(small_limits());
+  for (Number number = 0; number < 4; ++number) ASSERT_TRUE(sut.arrive(number, 6, 2));
+  ASSERT_FALSE(take_turn(sut).empty());
+  const auto job = sut.next_job();
+  ASSERT_TRUE(job);
+  EXPECT_EQ(job->way, Way::kStore);
+  sut.job_ended(job->id, false);
+  const auto again = sut.next_job();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->sequence, job->sequence);
+  EXPECT_EQ(again->places.size(), job->places.size());
+}
+
+TEST(TurnSchedulerTest, ABlockThatAStoreReadsIsNotWritten) {
+  auto limits = small_limits();
+  limits.device_blocks = 6;
+  TurnScheduler sut(limits);
+  for (Number number = 0; number < 4; ++number) ASSERT_TRUE(sut.arrive(number, 6, 2));
+  ASSERT_FALSE(take_turn(sut).empty());
+  ASSERT_FALSE(take_turn(sut).empty());
+  const auto job = sut.next_job();
+  ASSERT_TRUE(job);
+  for (Number number = 0; number < 4; ++number) {
+    if (number != job->sequence) sut.leave(number);
+  }
+  EXPECT_FALSE(sut.begin_turn()) << "its last block is being stored";
+  sut.job_ended(job->id, true);
+  EXPECT_TRUE(sut.begin_turn());
+}
+
+/// Device and host memory, and an engine that does whatever it may, in any order. Every block's
+/// contents are followed: what a turn reads is what was last computed.
+class World {
+ public:
+  World(std::uint64_t seed, bool look_ahead) : random_(seed), limits_(draw(look_ahead)) {
+    sut_.emplace(limits_);
+  }
+
+  void step() {
+    switch (below(10)) {
+      case 0: arrive(); break;
+      case 1: leave(); break;
+      case 2:
+      case 3: begin_job(); break;
+      case 4:
+      case 5: end_job(below(4) != 0 && !host_is_full_); break;
+      case 6: host_is_full_ = below(8) == 0; break;
+      case 7: end_turn(); break;  // however much of it was computed: a preemption
+      default: compute(); break;
+    }
+    sut_->check();
+  }
+
+  /// From now on everything goes well: all sequences have to end, in so many rounds.
+  void drain() {
+    host_is_full_ = false;
+    std::uint64_t rounds = 0;
+    while (sut_->sequences() > 0) {
+      ASSERT_LT(++rounds, 100'000U) << "nothing goes on: " << sut_->sequences() << " sequences";
+      begin_job();
+      if (below(2) == 0) end_job(true);
+      compute();
+      if (turn_ && !can_compute()) end_turn();
+    }
+    EXPECT_EQ(sut_->free_blocks(), limits_.device_blocks);
+    EXPECT_EQ(sut_->host_reserved(), 0U);
+    EXPECT_EQ(sut_->jobs(), 0U);
+  }
+  [[nodiscard]] std::uint64_t turns() const noexcept { return turns_; }
+  [[nodiscard]] std::uint64_t loads() const noexcept { return loads_; }
+
+ private:
+  struct UnderWay {
+    TurnScheduler::Job job;
+    std::vector<std::uint64_t> contents;  ///< Of the source, when it began.
+  };
+
+  std::uint32_t below(std::uint32_t bound) { return static_cast<std::uint32_t>(random_() % bound); }
+
+  TurnScheduler::Limits draw(bool look_ahead) {
+    TurnScheduler::Limits limits;
+    limits.device_blocks = 2 + below(14);
+    limits.host_blocks = 10 + below(60);
+    limits.active_blocks = 1 + below(limits.device_blocks);
+    limits.active_sequences = 1 + below(4);
+    limits.tokens_per_block = 1 + below(5);
+    limits.slice = 1 + below(7);
+    limits.job_blocks = 1 + below(6);
+    limits.jobs_each_way = 1 + below(3);
+    limits.look_ahead = look_ahead;
+    return limits;
+  }
+
+  void arrive() {
+    const std::uint32_t most = limits_.device_blocks * limits_.tokens_per_block;
+    const Number number = next_number_++;
+    const std::uint32_t context = 1 + below(most);
+    if (!sut_->arrive(number, context, below(most))) return;
+    written_[number];
+    present_.push_back(number);
+  }
+
+  void leave() {
+    if (present_.empty()) return;
+    const Number number = present_[below(static_cast<std::uint32_t>(present_.size()))];
+    if (turn_ && std::count(turn_->members.begin(), turn_->members.end(), number) > 0) return;
+    std::erase(present_, number);
+    sut_->leave(number);
+  }
+
+  void begin_job() {
+    auto job = sut_->next_job();
+    if (!job) return;
+    UnderWay under_way{*job, {}};
+    for (const auto& place : job->places) {
+      if (job->way == Way::kStore) {
+        under_way.contents.push_back(device_[place.block]);
+      } else {
+        ASSERT_TRUE(host_.contains({job->sequence, place.index})) << "never stored";
+        under_way.contents.push_back(host_.at({job->sequence, place.index}));
+        device_[place.block] = 0;  // anything until the load has ended
+      }
+    }
+    jobs_.push_back(std::move(under_way));
+  }
+
+  void end_job(bool done) {
+    if (jobs_.empty()) return;
+    const auto at = jobs_.begin() + below(static_cast<std::uint32_t>(jobs_.size()));
+    const UnderWay ended = std::move(*at);
+    jobs_.erase(at);
+    for (std::size_t i = 0; i < ended.job.places.size(); ++i) {
+      const auto& place = ended.job.places[i];
+      const std::pair<Number, std::uint32_t> key{ended.job.sequence, place.index};
+      if (ended.job.way == Way::kStore) {
+        ASSERT_EQ(device_[place.block], ended.contents[i]) << "written under a store";
+        if (done) host_[key] = ended.contents[i];
+      } else {
+        ASSERT_EQ(device_[place.block], 0U) << "written under a load";
+        if (done) device_[place.block] = ended.contents[i];
+      }
+    }
+    if (done && ended.job.way == Way::kLoad) ++loads_;
+    sut_->job_ended(ended.job.id, done);
+  }
+
+  [[nodiscard]] bool can_compute() const {
+    return turn_ && std::any_of(turn_->members.begin(), turn_->members.end(),
+                                [this](Number number) { return sut_->to_compute(number) > 0; });
+  }
+
+  void compute() {
+    if (!turn_) {
+      turn_ = sut_->begin_turn();
+      if (!turn_) return;
+      ++turns_;
+      for (const Number number : turn_->members) read(number);
+    }
+    for (const Number number : turn_->members) {
+      const std::uint32_t left = sut_->to_compute(number);
+      if (left == 0) continue;
+      const std::uint32_t from = sut_->tokens(number);
+      const std::uint32_t count = 1 + below(left);
+      for (std::uint32_t token = from; token < from + count; ++token) {
+        const std::uint32_t index = token / limits_.tokens_per_block;
+        written_[number][index] = device_[sut_->device_block(number, index)] = ++next_contents_;
+      }
+      sut_->computed(number, count);
+    }
+  }
+
+  void read(Number number) {
+    for (const auto& [index, contents] : written_[number]) {
+      ASSERT_EQ(device_[sut_->device_block(number, index)], contents)
+          << "sequence " << number << ", block " << index;
+    }
+  }
+
+  void end_turn() {
+    if (!turn_) return;
+    for (const Number number : turn_->members) read(number);
+    turn_.reset();
+    sut_->end_turn();
+    std::erase_if(present_, [this](Number number) { return !sut_->is_present(number); });
+  }
+
+  std::mt19937_64 random_;
+  const TurnScheduler::Limits limits_;
+  std::optional<TurnScheduler> sut_;
+  std::optional<TurnScheduler::Turn> turn_;
+  std::vector<UnderWay> jobs_;
+  std::vector<Number> present_;
+  std::map<std::uint32_t, std::uint64_t> device_;
+  std::map<std::pair<Number, std::uint32_t>, std::uint64_t> host_;
+  std::map<Number, std::map<std::uint32_t, std::uint64_t>> written_;
+  Number next_number_ = 1;
+  std::uint64_t next_contents_ = 0;
+  std::uint64_t turns_ = 0;
+  std::uint64_t loads_ = 0;
+  bool host_is_full_ = false;
+};
+
+class TurnSchedulerPropertyTest : public testing::TestWithParam<bool> {};
+
+TEST_P(TurnSchedulerPropertyTest, WhateverHappensContentsAreKeptAndEverySequenceEnds) {
+  constexpr std::uint64_t kWorlds = 300;
+  constexpr int kSteps = 400;
+  std::uint64_t turns = 0;
+  std::uint64_t loads = 0;
+  for (std::uint64_t seed = 0; seed < kWorlds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    World world(seed, GetParam());
+    for (int i = 0; i < kSteps && !HasFatalFailure(); ++i) world.step();
+    if (!HasFatalFailure()) world.drain();
+    if (HasFailure()) return;
+    turns += world.turns();
+    loads += world.loads();
+  }
+  EXPECT_GT(turns, 10 * kWorlds);
+  EXPECT_GT(loads, kWorlds) << "sequences that were swapped out came back";
+}
+
+INSTANTIATE_TEST_SUITE_P(LookAhead,
+                         TurnSchedulerPropertyTest,
+                         testing::Bool(),
+                         [](const auto& sort) { return sort.param ? "With" : "Without"; });
+
+}  // namespace
+}  // namespace kvferry::cli
