@@ -77,11 +77,18 @@ TEST(LongctxSizesTest, WhatDoesNotFitIsToldWithBothNumbersAndTheRemedy) {
   EXPECT_THAT(decide_sizes(config, 0, 0).error().message,
               AllOf(HasSubstr("has 8 blocks"), HasSubstr("gives 7")));
   config.gpu_blocks.reset();
-  EXPECT_THAT(decide_sizes(config, 1U << 20, 0).error().message, HasSubstr("1.00 MiB available"));
-  EXPECT_THAT(decide_sizes(config, 0, 1U << 10).error().message, HasSubstr("give less"));
-  EXPECT_THAT(decide_sizes(config, 0, 1U << 20).error().message, HasSubstr("--no-check"));
-  config.check = false;
-  EXPECT_TRUE(decide_sizes(config, 0, 1U << 20));
+  EXPECT_THAT(decide_sizes(config, 1U << 20, 0).error().message,
+              AllOf(HasSubstr("1.00 MiB available"), HasSubstr("give less")));
+  config.devices.kind = ipc::DeviceKind::kCuda;
+  EXPECT_THAT(decide_sizes(config, 0, 1U << 10).error().message,
+              AllOf(HasSubstr("512.0 KiB"), HasSubstr("1.00 KiB"), HasSubstr("--gpu-blocks")));
+}
+
+TEST(LongctxSizesTest, OneAfterTheOtherIsComparedWithWhereTheDeviceNeverHoldsAll) {
+  LongctxConfig config = small_config();
+  config.devices.kind = ipc::DeviceKind::kCuda;
+  EXPECT_TRUE(decide_sizes(config, 0, 64 * 32'768)->large_arena);
+  EXPECT_FALSE(decide_sizes(config, 0, 64 * 32'768 - 1)->large_arena);
 }
 
 TEST(LongctxSizesTest, AGroupThatForgetsTokensIsRefused) {
@@ -98,7 +105,6 @@ LongctxReport small_report() {
   report.link = kLink;
   LongctxFigures run;
   run.checksums = {1, 2};
-  run.decode_s = 10;
   run.tokens = 200;
   run.turns = {turn(0, 4, 0, 0), turn(3, 3, 300, 10)};
   report.no_swap = report.look_ahead = report.without = run;

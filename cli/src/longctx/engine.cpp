@@ -45,6 +45,12 @@ bool may_pass(ErrorCode code) {
 
 }  // namespace
 
+double LongctxFigures::decode_s() const noexcept {
+  double sum = 0;
+  for (const TurnRecord& turn : turns) sum += turn.waited_s + turn.computed_s;
+  return sum;
+}
+
 double LongctxFigures::waiting_s() const noexcept {
   double sum = 0;
   for (const TurnRecord& turn : turns) sum += turn.waited_s;
@@ -73,7 +79,6 @@ LongctxEngine::LongctxEngine(BenchInstance& instance, const ipc::RuntimeDir& dir
   for (std::uint32_t number = 0; number < options_.sequences; ++number) {
     models_.emplace_back(options_.seed, number);
     loaded_.push_back(0);
-    must(scheduler_.arrive(number, options_.context, options_.steps));
   }
 }
 
@@ -88,11 +93,11 @@ LongctxFigures LongctxEngine::run() {
   started_at_ = turn_ended_at_ = ipc::MonotonicClock::now();
   options_.doing(
       fmt::format("{} contexts of {} tokens are computed", options_.sequences, options_.context));
-  await("a context that does not fit the device", [this] {
+  await("a sequence", [this] {
+    if (!failed_ && scheduler_.sequences() == 0) let_in();
     pump();
-    return failed_ || scheduler_.sequences() == 0;
+    return failed_ || (scheduler_.sequences() == 0 && arrived_ == options_.sequences);
   });
-  figures_.decode_s = seconds_between(started_at_, turn_ended_at_);
   for (const SequenceModel& model : models_) figures_.checksums.push_back(model.checksum());
   drop_sequences();
   return std::move(figures_);
@@ -107,6 +112,17 @@ void LongctxEngine::await(std::string_view what, const std::function<bool()>& do
     error.message += fmt::format("; the last copy that failed: {}", last_refusal_->to_string());
   }
   throw ipc::Exception(error);
+}
+
+void LongctxEngine::let_in() {
+  const std::uint32_t many = options_.at_a_time.value_or(options_.sequences);
+  for (std::uint32_t i = 0; i < many && arrived_ < options_.sequences; ++i) {
+    if (const auto in = scheduler_.arrive(arrived_, options_.context, options_.steps); !in) {
+      fail(in.error());
+      return;
+    }
+    ++arrived_;
+  }
 }
 
 void LongctxEngine::pump() {
@@ -130,6 +146,9 @@ void LongctxEngine::take_completions() {
     if (found == jobs_.end()) return;
     const TurnScheduler::Job job = std::move(found->second);
     jobs_.erase(found);
+    if (job.way == TurnScheduler::Way::kLoad && --loads_ == 0) {
+      figures_.loading_s += seconds_between(loads_since_, ipc::MonotonicClock::now());
+    }
     on_job_ended(job, ended);
   });
 }
@@ -178,24 +197,31 @@ void LongctxEngine::begin_turn() {
   turn_ = scheduler_.begin_turn();
   if (!turn_) return;
   turn_began_at_ = ipc::MonotonicClock::now();
-  if (!turn_->is_prefill && !decoding_) {
-    decoding_ = true;
-    figures_.prefill_s = seconds_between(started_at_, turn_began_at_);
-    figures_.prefill_stored_bytes = std::exchange(stored_, 0);
-    started_at_ = turn_ended_at_ = turn_began_at_;
-    std::fill(loaded_.begin(), loaded_.end(), 0);
-    options_.doing(fmt::format("{} sequences take turns", options_.sequences));
+  if (turn_->is_prefill) {
+    if (decoding_) started_at_ = turn_began_at_;
+  } else {
+    note_turn();
   }
-  if (!turn_->is_prefill) {
-    TurnRecord record;
-    record.waited_s = seconds_between(turn_ended_at_, turn_began_at_);
-    record.stored_bytes = std::exchange(stored_, 0);
-    for (const TurnScheduler::Number number : turn_->members) {
-      record.loaded_bytes += std::exchange(loaded_[number], 0);
-    }
-    figures_.turns.push_back(record);
-  }
+  decoding_ = !turn_->is_prefill;
   start_step();
+}
+
+void LongctxEngine::note_turn() {
+  if (!decoding_) {
+    figures_.prefill_s += seconds_between(started_at_, turn_began_at_);
+    figures_.prefill_stored_bytes += std::exchange(stored_, 0);
+    turn_ended_at_ = turn_began_at_;
+    std::fill(loaded_.begin(), loaded_.end(), 0);
+    figures_.loading_s = 0;
+    options_.doing(fmt::format("{} sequences take turns", scheduler_.sequences()));
+  }
+  TurnRecord record;
+  record.waited_s = seconds_between(turn_ended_at_, turn_began_at_);
+  record.stored_bytes = std::exchange(stored_, 0);
+  for (const TurnScheduler::Number number : turn_->members) {
+    record.loaded_bytes += std::exchange(loaded_[number], 0);
+  }
+  figures_.turns.push_back(record);
 }
 
 void LongctxEngine::submit_jobs() {
@@ -221,6 +247,9 @@ ipc::Status LongctxEngine::submit(const TurnScheduler::Job& job) {
                  instance_.submit(options_.first_handle + job.sequence, items,
                                   job.way == TurnScheduler::Way::kStore));
   jobs_.emplace(id, job);
+  if (job.way == TurnScheduler::Way::kLoad && loads_++ == 0) {
+    loads_since_ = ipc::MonotonicClock::now();
+  }
   return ipc::ok();
 }
 

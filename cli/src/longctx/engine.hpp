@@ -26,16 +26,19 @@ struct LongctxFigures {
   std::vector<std::uint64_t> checksums;  ///< Of each sequence's outputs.
   double prefill_s = 0;                  ///< Until all contexts are computed, and stored.
   std::uint64_t prefill_stored_bytes = 0;
-  double decode_s = 0;       ///< From the first turn to the end of the last one.
   std::uint64_t tokens = 0;  ///< That were decoded.
   std::vector<TurnRecord> turns;
+  double loading_s = 0;           ///< Of all that: some load was under way.
   std::uint64_t failed_jobs = 0;  ///< Done again.
 
+  /// From the first turn to the end of the last one, without contexts that were computed between.
+  [[nodiscard]] double decode_s() const noexcept;
   [[nodiscard]] double waiting_s() const noexcept;
   [[nodiscard]] std::uint64_t loaded_bytes() const noexcept;
   [[nodiscard]] std::uint64_t stored_bytes() const noexcept;
   [[nodiscard]] double tokens_per_s() const noexcept {
-    return decode_s > 0 ? static_cast<double>(tokens) / decode_s : 0;
+    const double seconds = decode_s();
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   }
 };
 
@@ -53,6 +56,9 @@ class LongctxEngine {
     std::uint32_t steps = 0;
     std::uint64_t seed = 0;
     std::uint64_t first_handle = 1;
+    /// Nothing: all sequences are there at once. Else so many, and the next ones when they have
+    /// ended, so that nobody is swapped out.
+    std::optional<std::uint32_t> at_a_time;
     std::function<void(const std::string&)> doing;  ///< Told what goes on; may throw.
   };
 
@@ -74,9 +80,11 @@ class LongctxEngine {
   };
 
   void await(std::string_view what, const std::function<bool()>& done);
+  void let_in();
   void pump();
   void take_completions();
   void begin_turn();
+  void note_turn();
   [[nodiscard]] bool is_settled();
   void submit_jobs();
   [[nodiscard]] ipc::Status submit(const TurnScheduler::Job& job);
@@ -108,7 +116,10 @@ class LongctxEngine {
   std::optional<TurnScheduler::Turn> turn_;
   std::optional<Step> step_;
   LongctxFigures figures_;
-  bool decoding_ = false;  ///< All contexts are computed.
+  std::uint32_t arrived_ = 0;
+  std::uint32_t loads_ = 0;  ///< Of the jobs.
+  ipc::TimePoint loads_since_{};
+  bool decoding_ = false;  ///< The turn before was one of decoding.
   ipc::TimePoint started_at_{};
   ipc::TimePoint turn_began_at_{};
   ipc::TimePoint turn_ended_at_{};

@@ -136,7 +136,9 @@ LongctxEngine::Options LongctxRuns::options(const InstancePlan& plan) const {
 }
 
 void LongctxRuns::run_without_swaps() {
-  const auto blocks = static_cast<std::uint32_t>(report_.sizes.all_blocks);
+  const LongctxSizes& sizes = report_.sizes;
+  const std::uint32_t blocks =
+      sizes.large_arena ? static_cast<std::uint32_t>(sizes.all_blocks) : sizes.gpu_blocks;
   const InstancePlan plan =
       context_.plan(shape_, blocks, kLeastPool, cache_manager::CopyStrategy::kAuto);
   context_.with_instance(shape_, plan, [&](BenchInstance& instance) {
@@ -144,6 +146,10 @@ void LongctxRuns::run_without_swaps() {
     LongctxEngine::Options options = this->options(plan);
     // Nothing is ever stored.
     options.limits.host_blocks = std::numeric_limits<std::uint64_t>::max();
+    if (!sizes.large_arena) {
+      options.at_a_time = std::clamp(sizes.active_blocks / sizes.sequence_blocks, 1U,
+                                     options.limits.active_sequences);
+    }
     report_.no_swap = LongctxEngine(instance, dir, std::move(options)).run();
   });
 }

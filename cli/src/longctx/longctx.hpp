@@ -45,7 +45,10 @@ struct LongctxSizes {
   std::uint32_t gpu_blocks = 0;
   std::uint32_t active_blocks = 0;  ///< Of those that compute at a time.
   std::uint64_t block_bytes = 0;    ///< Of one block of every group, all ranks.
-  std::uint64_t host_needed = 0;    ///< Bytes of host memory.
+  /// An arena of all_blocks fits the device: what to compare with is computed there, else by a few
+  /// sequences at a time.
+  bool large_arena = true;
+  std::uint64_t host_needed = 0;  ///< Bytes of host memory.
   std::uint64_t host_bytes = 0;
 
   [[nodiscard]] double oversubscription() const noexcept {

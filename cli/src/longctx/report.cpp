@@ -26,14 +26,15 @@ std::optional<double> over_bound(const LongctxFigures& run, const LinkRates& lin
 
 json json_of(const LongctxFigures& run, const LinkRates& link) {
   return {{"tokens_per_s", run.tokens_per_s()},
-          {"decode_s", run.decode_s},
+          {"decode_s", run.decode_s()},
           {"turns", run.turns.size()},
           {"waiting_s", run.waiting_s()},
-          {"waiting_share", share_of(run.waiting_s(), run.decode_s)},
+          {"waiting_share", share_of(run.waiting_s(), run.decode_s())},
           {"bound_s", least_wait(run.turns, link)},
           {"waiting_over_bound", or_null(over_bound(run, link))},
           {"bytes_to_device", run.loaded_bytes()},
           {"bytes_to_host", run.stored_bytes()},
+          {"loading_s", run.loading_s},
           {"prefill_s", run.prefill_s},
           {"prefill_bytes_to_host", run.prefill_stored_bytes},
           {"failed_jobs", run.failed_jobs}};
@@ -50,7 +51,7 @@ void add_row(Table& table,
                                100 * share_of(run.tokens_per_s(), report.no_swap->tokens_per_s()))
                  : "",
              fmt::format("{:.3f}", run.waiting_s()),
-             fmt::format("{:.1f} %", 100 * share_of(run.waiting_s(), run.decode_s)),
+             fmt::format("{:.1f} %", 100 * share_of(run.waiting_s(), run.decode_s())),
              fmt::format("{:.3f}", least_wait(run.turns, report.link)),
              ratio ? fmt::format("{:.2f}", *ratio) : "-", ipc::format_size(run.loaded_bytes()),
              ipc::format_size(run.stored_bytes())});
@@ -87,6 +88,9 @@ json to_json(const LongctxReport& report) {
   out["oversubscription"] = report.sizes.oversubscription();
   out["link_gbps"] = {{"d2h", report.link.to_host / 1e9}, {"h2d", report.link.to_device / 1e9}};
   out["tokens_per_s_no_swap"] = report.no_swap ? json(report.no_swap->tokens_per_s()) : json();
+  out["no_swap"] = report.no_swap
+                       ? json(report.sizes.large_arena ? "large arena" : "one after another")
+                       : json();
   out["without_lookahead"] = report.without ? json_of(*report.without, report.link) : json();
   const auto equal = report.outputs_equal();
   out["outputs_equal"] = equal ? json(*equal) : json();
@@ -119,9 +123,13 @@ std::string table_of(const LongctxReport& report) {
                {"over bound", kRight},
                {"loaded", kRight},
                {"stored", kRight}});
-  if (report.no_swap) add_row(table, "no swap", *report.no_swap, report);
+  if (report.no_swap) {
+    const bool large = report.sizes.large_arena;
+    add_row(table, large ? "no swap, large arena" : "no swap, one after another", *report.no_swap,
+            report);
+  }
   if (report.look_ahead) add_row(table, "look-ahead", *report.look_ahead, report);
-  if (report.without) add_row(table, "without", *report.without, report);
+  if (report.without) add_row(table, "without look-ahead", *report.without, report);
   text += table.render("  ");
   const auto equal = report.outputs_equal();
   text += fmt::format(

@@ -29,54 +29,45 @@ Status check_groups(const LongctxConfig& config) {
   return ipc::ok();
 }
 
-Status check_host(const LongctxConfig& config,
-                  const LongctxSizes& sizes,
-                  std::uint64_t host_available) {
-  if (sizes.host_bytes < sizes.host_needed) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "{} sequences of {} tokens need {} of host memory to be swapped out, "
-                         "--host-memory gives {}: give more, or less --context or --sequences",
-                         config.sequences, config.context + config.steps,
-                         ipc::format_size(sizes.host_needed), ipc::format_size(sizes.host_bytes));
-  }
-  if (host_available == 0) return ipc::ok();
-  // Simulated devices lie there, too, with room for two epochs; the larger one counts.
-  std::uint64_t arena = 0;
-  if (config.devices.kind == ipc::DeviceKind::kHost) {
-    const std::uint64_t blocks = config.check ? sizes.all_blocks : sizes.gpu_blocks;
-    arena = blocks * device_bytes_per_block(config.geometry) * config.geometry.ranks;
-  }
-  const std::uint64_t swapping =
-      sizes.host_bytes + (arena == 0 ? 0
-                                     : sizes.gpu_blocks * device_bytes_per_block(config.geometry) *
-                                           config.geometry.ranks);
-  const std::uint64_t needed = std::max(arena, swapping);
-  if (needed <= host_available) return ipc::ok();
+Status check_pool(const LongctxConfig& config, const LongctxSizes& sizes) {
+  if (sizes.host_bytes >= sizes.host_needed) return ipc::ok();
   return KVFERRY_ERROR(kInvalidArgument,
-                       "{} of host memory are needed for what is swapped out and for simulated "
-                       "devices, this host has {} available: give less --context or --sequences{}",
-                       ipc::format_size(needed), ipc::format_size(host_available),
-                       arena > swapping ? ", or --no-check" : "");
+                       "{} sequences of {} tokens need {} of host memory to be swapped out, "
+                       "--host-memory gives {}: give more, or less --context or --sequences",
+                       config.sequences, config.context + config.steps,
+                       ipc::format_size(sizes.host_needed), ipc::format_size(sizes.host_bytes));
 }
 
-Status check_device(const LongctxConfig& config,
-                    const LongctxSizes& sizes,
+/// Of an arena in one memory: a GPU's, or this host's, where all simulated devices lie.
+std::uint64_t arena_bytes(const LongctxConfig& config, std::uint64_t blocks) {
+  const std::uint32_t ranks = config.geometry.ranks;
+  const bool cuda = config.devices.kind == ipc::DeviceKind::kCuda;
+  return blocks * device_bytes_per_block(config.geometry) *
+         (cuda ? config.devices.ranks_on_each(ranks) : ranks);
+}
+
+Status check_memory(const LongctxConfig& config,
+                    LongctxSizes& sizes,
+                    std::uint64_t host_available,
                     std::uint64_t device_free) {
-  if (device_free == 0) return ipc::ok();
-  const std::uint64_t per_device =
-      device_bytes_per_block(config.geometry) * config.devices.ranks_on_each(config.geometry.ranks);
-  const std::uint64_t small = sizes.gpu_blocks * per_device;
-  if (small > device_free) {
+  const bool cuda = config.devices.kind == ipc::DeviceKind::kCuda;
+  const std::uint64_t small = arena_bytes(config, sizes.gpu_blocks);
+  const std::uint64_t on_host = sizes.host_bytes + (cuda ? 0 : small);
+  if (host_available > 0 && on_host > host_available) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "{} of host memory are needed for what is swapped out{}, this host has {} "
+                         "available: give less --context or --sequences",
+                         ipc::format_size(on_host), cuda ? "" : " and for simulated devices",
+                         ipc::format_size(host_available));
+  }
+  if (cuda && device_free > 0 && small > device_free) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "{} blocks take {} of a device, where {} are free: give less --gpu-blocks",
                          sizes.gpu_blocks, ipc::format_size(small), ipc::format_size(device_free));
   }
-  const std::uint64_t large = sizes.all_blocks * per_device;
-  if (!config.check || large <= device_free) return ipc::ok();
-  return KVFERRY_ERROR(kInvalidArgument,
-                       "all sequences at once, to compare with, take {} of a device, where {} are "
-                       "free: give --no-check, or less --context or --sequences",
-                       ipc::format_size(large), ipc::format_size(device_free));
+  const std::uint64_t room = cuda ? device_free : host_available;
+  sizes.large_arena = room == 0 || arena_bytes(config, sizes.all_blocks) <= room;
+  return ipc::ok();
 }
 
 }  // namespace
@@ -109,8 +100,8 @@ Result<LongctxSizes> decide_sizes(const LongctxConfig& config,
   sizes.host_needed =
       TurnScheduler::host_blocks_of(sizes.sequence_blocks) * config.sequences * sizes.block_bytes;
   sizes.host_bytes = config.host_memory.value_or(sizes.host_needed + kSlabSlack);
-  KVFERRY_TRY(check_host(config, sizes, host_available));
-  KVFERRY_TRY(check_device(config, sizes, device_free));
+  KVFERRY_TRY(check_pool(config, sizes));
+  KVFERRY_TRY(check_memory(config, sizes, host_available, device_free));
   return sizes;
 }
 

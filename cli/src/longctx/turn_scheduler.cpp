@@ -139,7 +139,6 @@ void TurnScheduler::end_turn() {
   for (const Number number : turn.members) {
     Sequence& sequence = sequences_.at(number);
     sequence.in_turn = false;
-    sequence.evict_end = static_cast<std::uint32_t>(sequence.blocks.size());
     if (sequence.tokens == sequence.most_tokens) {
       finish(number);
     } else if (sequence.tokens < sequence.context) {
@@ -226,8 +225,8 @@ bool TurnScheduler::evict_from(Sequence& sequence) {
     const std::uint32_t i = sequence.evict_end - 1;
     const Block& block = sequence.blocks[i];
     const bool is_copied = i >= with_contents || block.on_host;
-    const bool goes = block.where == Where::kAwaitsLoad ||
-                      (block.where == Where::kHere && !block.storing && is_copied);
+    const bool goes =
+        block.where == Where::kAwaitsLoad || (block.where == Where::kHere && is_copied);
     if (!goes) continue;
     give_up_block(sequence, i);
     return true;
@@ -358,6 +357,8 @@ void TurnScheduler::check() const {
       const bool has_contents = i < blocks_of(sequence.tokens);
       KVFERRY_CHECK(!has_contents || sequence.over || block.where == Where::kHere || block.on_host,
                     "the contents of a block are nowhere");
+      KVFERRY_CHECK(!block.storing || (block.where == Where::kHere && !block.on_host),
+                    "a block is stored for nothing");
       KVFERRY_CHECK(block.where != Where::kLoading || sequence.jobs > 0, "nobody loads a block");
     }
   }
