@@ -58,7 +58,7 @@ TEST(LongctxSizesTest, DefaultsAreAQuarterOfTheBlocksAndHostMemoryForAll) {
   EXPECT_EQ(sizes->gpu_blocks, 16U);
   EXPECT_EQ(sizes->active_blocks, 8U);
   EXPECT_EQ(sizes->oversubscription(), 4);
-  EXPECT_EQ(sizes->host_needed, 8 * 9 * sizes->block_bytes);
+  EXPECT_EQ(sizes->host_needed, 72U * sizes->block_bytes);
   EXPECT_GE(sizes->host_bytes, sizes->host_needed);
 }
 
@@ -87,8 +87,8 @@ TEST(LongctxSizesTest, WhatDoesNotFitIsToldWithBothNumbersAndTheRemedy) {
 TEST(LongctxSizesTest, OneAfterTheOtherIsComparedWithWhereTheDeviceNeverHoldsAll) {
   LongctxConfig config = small_config();
   config.devices.kind = ipc::DeviceKind::kCuda;
-  EXPECT_TRUE(decide_sizes(config, 0, 64 * 32'768)->large_arena);
-  EXPECT_FALSE(decide_sizes(config, 0, 64 * 32'768 - 1)->large_arena);
+  EXPECT_TRUE(decide_sizes(config, 0, std::uint64_t{64} * 32'768)->large_arena);
+  EXPECT_FALSE(decide_sizes(config, 0, std::uint64_t{64} * 32'768 - 1)->large_arena);
 }
 
 TEST(LongctxSizesTest, AGroupThatForgetsTokensIsRefused) {

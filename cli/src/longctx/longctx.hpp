@@ -52,7 +52,7 @@ struct LongctxSizes {
   std::uint64_t host_bytes = 0;
 
   [[nodiscard]] double oversubscription() const noexcept {
-    return static_cast<double>(all_blocks) / gpu_blocks;
+    return gpu_blocks == 0 ? 0 : static_cast<double>(all_blocks) / gpu_blocks;
   }
 };
 

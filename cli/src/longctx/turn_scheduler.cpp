@@ -175,6 +175,7 @@ void TurnScheduler::drop_if_over(Number number) {
 void TurnScheduler::give_up_block(Sequence& sequence, std::uint32_t index) {
   Block& block = sequence.blocks[index];
   free_.insert(block.device);
+  if (block.where == Where::kAwaitsLoad) --sequence.awaiting;
   block.where = Where::kAway;
   sequence.marks.away = std::min(sequence.marks.away, index);
   sequence.marks.not_here = std::min(sequence.marks.not_here, index);
@@ -206,6 +207,7 @@ bool TurnScheduler::give_blocks_to(Sequence& sequence,
     block.device = *free_.begin();
     free_.erase(free_.begin());
     block.where = i < with_contents ? Where::kAwaitsLoad : Where::kHere;
+    if (block.where == Where::kAwaitsLoad) ++sequence.awaiting;
     sequence.evict_end = std::max(sequence.evict_end, i + 1);
   }
   return true;
@@ -250,6 +252,7 @@ std::optional<TurnScheduler::Job> TurnScheduler::next_load() {
 
 std::optional<TurnScheduler::Job> TurnScheduler::load_of(Number number) {
   Sequence& sequence = sequences_.at(number);
+  if (sequence.awaiting == 0) return std::nullopt;
   const std::uint32_t blocks = blocks_of(sequence.tokens);
   std::uint32_t& first = sequence.marks.not_here;
   while (first < blocks && sequence.blocks[first].where == Where::kHere) ++first;
@@ -258,8 +261,8 @@ std::optional<TurnScheduler::Job> TurnScheduler::load_of(Number number) {
     const Block& block = sequence.blocks[i];
     if (block.where == Where::kAwaitsLoad) places.push_back({i, block.device});
   }
-  if (places.empty()) return std::nullopt;
   for (const Place& place : places) sequence.blocks[place.index].where = Where::kLoading;
+  sequence.awaiting -= static_cast<std::uint32_t>(places.size());
   return begin_job(Way::kLoad, number, std::move(places));
 }
 
@@ -349,8 +352,10 @@ void TurnScheduler::check() const {
   for (const auto& [number, sequence] : sequences_) {
     host += host_blocks_of(static_cast<std::uint32_t>(sequence.blocks.size()));
     if (!sequence.over) most += sequence.blocks.size();
+    std::uint32_t awaiting = 0;
     for (std::uint32_t i = 0; i < sequence.blocks.size(); ++i) {
       const Block& block = sequence.blocks[i];
+      if (block.where == Where::kAwaitsLoad) ++awaiting;
       if (block.where != Where::kAway) {
         KVFERRY_CHECK(owned.insert(block.device).second, "a device block has two owners");
       }
@@ -361,6 +366,7 @@ void TurnScheduler::check() const {
                     "a block is stored for nothing");
       KVFERRY_CHECK(block.where != Where::kLoading || sequence.jobs > 0, "nobody loads a block");
     }
+    KVFERRY_CHECK(awaiting == sequence.awaiting, "loads are counted wrongly");
   }
   KVFERRY_CHECK(owned.size() == limits_.device_blocks, "a device block has no owner");
   KVFERRY_CHECK(host == host_reserved_ && host <= limits_.host_blocks,

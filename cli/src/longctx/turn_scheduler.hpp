@@ -140,6 +140,7 @@ class TurnScheduler {
     std::vector<Block> blocks;
     Marks marks;
     std::uint32_t evict_end = 0;  ///< No block from here on can be given up.
+    std::uint32_t awaiting = 0;   ///< Blocks that await their load.
     std::uint32_t jobs = 0;
     bool in_turn = false;
     bool over = false;
