@@ -113,11 +113,10 @@ TEST(TurnSchedulerTest, StoresABlockOnceUnlessItWasWrittenSince) {
     ASSERT_FALSE(take_turn(sut).empty());
   }
   stored += do_jobs(sut).first;
-  EXPECT_EQ(stored, 6U) << "two blocks of each but of the one that is next";
+  EXPECT_EQ(stored, 7U) << "two blocks of each, and one of what is next: it writes the other";
   for (int turn = 0; turn < 4; ++turn) {
     ASSERT_FALSE(take_turn(sut).empty());
-    // One token more, in the second block. The sequence that was next had no copy at all.
-    EXPECT_EQ(do_jobs(sut).first, turn == 0 ? 2U : 1U) << turn;
+    EXPECT_EQ(do_jobs(sut).first, 1U) << "one token more, in the second block";
   }
 }
 

@@ -267,27 +267,27 @@ std::optional<TurnScheduler::Job> TurnScheduler::load_of(Number number) {
 }
 
 // First what computes, which is given up next; then from the back of the order, which gives up
-// before others. The next turn gives up nothing.
+// before others; and when there is nothing else to do, what the next turn will not write any more.
 std::optional<TurnScheduler::Job> TurnScheduler::next_store() {
   if (stores_ >= limits_.jobs_each_way || !is_oversubscribed()) return std::nullopt;
   if (turn_) {
     for (const Number number : turn_->members) {
-      if (auto job = store_of(number)) return job;
+      if (auto job = store_of(number, Part::kWholeBlocks)) return job;
     }
   }
   const std::vector<Number> order = this->order();
   const std::size_t next = next_turn().members.size();
-  for (std::size_t place = order.size(); place > next; --place) {
-    if (auto job = store_of(order[place - 1])) return job;
+  for (std::size_t place = order.size(); place > 0; --place) {
+    const Part part = place > next ? Part::kAll : Part::kWholeBlocks;
+    if (auto job = store_of(order[place - 1], part)) return job;
   }
   return std::nullopt;
 }
 
-std::optional<TurnScheduler::Job> TurnScheduler::store_of(Number number) {
+std::optional<TurnScheduler::Job> TurnScheduler::store_of(Number number, Part part) {
   Sequence& sequence = sequences_.at(number);
-  // In its turn the block behind the last whole one is written still.
   const std::uint32_t end =
-      sequence.in_turn ? sequence.tokens / limits_.tokens_per_block : blocks_of(sequence.tokens);
+      part == Part::kAll ? blocks_of(sequence.tokens) : sequence.tokens / limits_.tokens_per_block;
   std::vector<Place> places;
   bool all_stored = true;
   for (std::uint32_t i = sequence.marks.unstored; i < end; ++i) {

@@ -120,6 +120,8 @@ class TurnScheduler {
     kLoading,
     kHere
   };
+  /// kWholeBlocks: those that are never written again.
+  enum class Part : std::uint8_t { kAll = 1, kWholeBlocks };
   struct Block {
     Where where = Where::kAway;
     bool on_host = false;  ///< With the same contents.
@@ -169,7 +171,7 @@ class TurnScheduler {
   [[nodiscard]] std::optional<Job> next_load();
   [[nodiscard]] std::optional<Job> next_store();
   [[nodiscard]] std::optional<Job> load_of(Number number);
-  [[nodiscard]] std::optional<Job> store_of(Number number);
+  [[nodiscard]] std::optional<Job> store_of(Number number, Part part);
   Job begin_job(Way way, Number number, std::vector<Place> places);
   void give_up_block(Sequence& sequence, std::uint32_t index);
   void finish(Number number);
