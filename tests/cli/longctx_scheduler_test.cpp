@@ -256,6 +256,11 @@ class World {
   void begin_job() {
     auto job = sut_->next_job();
     if (!job) return;
+    ASSERT_LE(job->places.size(), limits_.job_blocks);
+    ASSERT_LT(jobs_of(job->way), limits_.jobs_each_way);
+    if (job->way == Way::kLoad && turn_) {
+      ASSERT_TRUE(limits_.look_ahead);
+    }
     UnderWay under_way{*job, {}};
     for (const auto& place : job->places) {
       if (job->way == Way::kStore) {
@@ -267,6 +272,11 @@ class World {
       }
     }
     jobs_.push_back(std::move(under_way));
+  }
+
+  [[nodiscard]] std::int64_t jobs_of(Way way) const {
+    return std::count_if(jobs_.begin(), jobs_.end(),
+                         [way](const UnderWay& under_way) { return under_way.job.way == way; });
   }
 
   void end_job(bool done) {
