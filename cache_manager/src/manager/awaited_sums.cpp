@@ -9,15 +9,14 @@
 namespace kvferry::cache_manager {
 
 AwaitedSums::Awaited& AwaitedSums::open(ipc::JobId job) {
-  const auto [at, is_new] = jobs_.try_emplace(job);
-  if (is_new) {
-    order_.push_back(job);
-    while (order_.size() > kMostJobs) {
+  if (!jobs_.contains(job)) {
+    while (order_.size() >= kMostJobs) {
       jobs_.erase(order_.front());
       order_.pop_front();
     }
+    order_.push_back(job);
   }
-  return at->second;
+  return jobs_[job];
 }
 
 void AwaitedSums::add(const Job& job, const HostPool& pool) {
@@ -44,11 +43,12 @@ void AwaitedSums::add(const Job& job, const HostPool& pool) {
   erase_if_over(job.id);
 }
 
-void AwaitedSums::told(std::uint32_t rank, ipc::MoverSums sums) {
+void AwaitedSums::told(std::uint32_t rank, ipc::MoverSums sums, bool is_under_way) {
   const ipc::JobId job = sums.job;
+  if (!is_under_way && !jobs_.contains(job)) return;
   Awaited& awaited = open(job);
   if (!awaited.has_ended) {
-    awaited.early.emplace_back(rank, std::move(sums));
+    awaited.early.insert_or_assign(rank, std::move(sums));
     return;
   }
   apply(awaited, rank, sums);

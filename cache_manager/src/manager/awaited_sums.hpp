@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -31,8 +32,9 @@ class AwaitedSums {
 
   /// The job has ended, some of it well.
   void add(const Job& job, const HostPool& pool);
-  /// By a rank's mover. Of a job that has not ended on every rank, or is not awaited, too.
-  void told(std::uint32_t rank, ipc::MoverSums sums);
+  /// By a rank's mover. is_under_way: the job has not ended on every rank; else what is not awaited
+  /// counts for nothing.
+  void told(std::uint32_t rank, ipc::MoverSums sums, bool is_under_way);
 
  private:
   struct Block {
@@ -44,7 +46,7 @@ class AwaitedSums {
     /// Of each rank: which blocks its mover's message named, in that order. Emptied when told.
     std::vector<std::vector<std::uint32_t>> sent;
     std::size_t ranks_left = 0;
-    std::vector<std::pair<std::uint32_t, ipc::MoverSums>> early;
+    std::map<std::uint32_t, ipc::MoverSums> early;  ///< By rank.
     bool has_ended = false;
   };
 

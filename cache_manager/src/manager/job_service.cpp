@@ -63,8 +63,7 @@ ipc::Status JobService::check(const ClientRecord& client,
                          client.peer.name);
   }
   if (WaitingLoads::is_part(job)) {
-    return KVFERRY_ERROR(kInvalidArgument, "job {}: ids begin below {}", job.value,
-                         WaitingLoads::kFirstPartId);
+    return KVFERRY_ERROR(kInvalidArgument, "job {}: ids begin below {}", job.value, kFirstPartId);
   }
   if (context_.stopping) {
     return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
@@ -358,6 +357,14 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
                                          extents[item.group.value]);
     if (taken.host == nullptr) {
       // A sequence that is half on the host is of no use: all or nothing.
+      if (!context_.index.evicts()) {
+        status =
+            KVFERRY_ERROR(kBusy,
+                          "sequence {}: nothing is evicted until the movers of an earlier manager "
+                          "have come: submit it later, as a job of another id",
+                          swap->sequence);
+        break;
+      }
       if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {
         status = KVFERRY_ERROR(kBusy,
                                "sequence {}: {} of the host pool's {} are there so far and have no "
@@ -432,77 +439,6 @@ void JobService::cancel(const ClientRecord& client, ipc::JobId job) {
   }
   // A job that is over already was or will be answered: nothing to do, and no error.
   if (!waiting_.cancel(client.peer.id, job)) (void)context_.jobs.cancel(client.peer.id, job);
-}
-
-std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block) {
-  const VerifyLoads policy = context_.config.verify_loads;
-  const bool is_in_sample = ++loads_ % ManagerConfig::kSample == 0;
-  if (!block.is_doubted() && policy != VerifyLoads::kAlways &&
-      (policy == VerifyLoads::kOff || !is_in_sample)) {
-    return {};
-  }
-  const auto sums = context_.catalogue.sums(block.slot());
-  return {sums.begin(), sums.end()};
-}
-
-// A damaged block is a miss from now on, and for this load, too.
-void JobService::end_load(Job& job) {
-  for (JobItem& item : job.items) {
-    if (item.sums.empty()) continue;
-    if (item.result == 0) {
-      ++context_.integrity.checked;
-      item.host->trust();
-    } else if (item.result == code_of(ipc::ErrorCode::kCorrupt)) {
-      ++context_.integrity.checked;
-      ++context_.integrity.corrupt;
-      ipc::log_error("block {} of slab {} in the host pool is damaged: dropped",
-                     item.host->slot().index, item.host->slot().slab);
-      item.result = code_of(ipc::ErrorCode::kNotFound);
-      if (job.kind == JobKind::kLoad) {
-        context_.index.drop_block(*item.host);
-      } else {
-        context_.sequences.drop_block(job.sequence_key(), *item.host);
-      }
-    }
-  }
-}
-
-void JobService::commit_store(Job& job) {
-  std::vector<PrefixIndex::Token> tokens;
-  std::vector<JobItem*> items;
-  for (JobItem& item : job.items) {
-    if (item.result != 0) {
-      context_.index.discard(item.token);
-    } else {
-      tokens.push_back(item.token);
-      items.push_back(&item);
-    }
-  }
-  const std::vector<bool> was_there = context_.index.commit(tokens);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (was_there[i]) continue;
-    items[i]->result = code_of(ipc::ErrorCode::kRevoked);
-    if (job.message.empty()) {
-      job.message = "the host tier was cleared while the block was stored";
-    }
-  }
-}
-
-void JobService::commit_swap_out(Job& job) {
-  const ClientRecord* client = context_.directory.client(job.client);
-  for (JobItem& item : job.items) {
-    if (item.result == 0 && !context_.sequences.put(job.sequence_key(), job.sequence_life,
-                                                    item.group, item.sequence_index, item.host)) {
-      item.result = code_of(ipc::ErrorCode::kRevoked);
-      if (job.message.empty()) {
-        job.message = "the sequence was dropped while it was swapped out";
-      }
-    } else if (item.result == 0 && client != nullptr) {
-      context_.catalogue.on_sequence(item.host->slot(), client->root, job.client, job.sequence,
-                                     item.sequence_index);
-    }
-  }
-  context_.sequences.drop_if_empty(job.sequence_key());
 }
 
 void JobService::finished(Job& job) {

@@ -36,7 +36,7 @@ class JobService {
   /// The job table's port: commits or discards, then answers.
   void finished(Job& job);
   /// A mover's event, of the rank's part of a store.
-  void summed(std::uint32_t rank, ipc::MoverSums sums) { sums_.told(rank, std::move(sums)); }
+  void summed(std::uint32_t rank, ipc::MoverSums sums);
   void forget_client(const ipc::IncarnationId& client);
   /// The client takes messages again.
   void on_writable(const ipc::IncarnationId& client);

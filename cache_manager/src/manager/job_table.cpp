@@ -494,7 +494,8 @@ void JobTable::settle() {
       ++counters.failed;
     }
     by_client_.erase({job.client, job.client_job});
-    over_before_[job.client].add(job.client_job);
+    // No client ever names a part's id; and theirs are not next to each other.
+    if (job.client_job.value < kFirstPartId) over_before_[job.client].add(job.client_job);
     if (--unfinished_[engine] == 0) {
       unfinished_.erase(engine);
     }

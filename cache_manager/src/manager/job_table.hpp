@@ -47,6 +47,9 @@ struct JobItem {
                             bool to_host,
                             std::uint32_t rank) noexcept;
 
+/// Ids from here on are no client's: parts of a load that waits for blocks (WaitingLoads).
+inline constexpr std::uint64_t kFirstPartId = std::uint64_t{1} << 63U;
+
 /// What a client asked for, and how far it is.
 struct Job {
   ipc::JobId id;  ///< Ours, unique in this manager's life and the one before.
@@ -194,6 +197,7 @@ class JobTable {
   void set_share(std::uint32_t engine, const LinkShares::Member& member);
   [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
+  [[nodiscard]] bool is_unfinished(ipc::JobId job) const { return entries_.contains(job); }
   void cancel_all();
 
  private:

@@ -118,6 +118,8 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
     kv_events_.emplace(loop_, directory_, index_, config_, session_);
     context_.kv_events = &*kv_events_;
   }
+  sequences_.on_let_go(
+      [this](const HostBlock& block) { context_.catalogue.on_hidden(block.slot()); });
   if (adopts) adoption_.emplace(context_, catalogue);
 }
 
@@ -361,6 +363,13 @@ void ManagerCore::after_event() {
   lifecycle_.on_jobs_changed();
   clients_.answer_waiting_hellos();
   overdue_.arm();
+  // Nothing of theirs may begin in the middle of it.
+  for (const auto& [name, engine] : directory_.engines()) {
+    if (holds_while_it_runs(engine->operation())) {
+      job_service_.fail_waiting(engine->id(), KVFERRY_ERROR(kRevoked, "engine {}: {} runs", name,
+                                                            to_string(engine->operation())));
+    }
+  }
   if (adoption_) adoption_->look();
   if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
     finish_stop();

@@ -22,12 +22,17 @@ constexpr auto kPatience = std::chrono::seconds(10);
 PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
     : context_(context), catalogue_(catalogue), stats_(context.adopted.emplace()) {
   context_.index.set_evicts(false);
+  std::vector<ipc::Digest> roots;
   for (const PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
+    roots.push_back(root.root);
     if (!root.engine.empty()) {
       context_.directory.adopt_root(root.engine, root.root, root.fingerprint);
     }
   }
+  // A clear that comes before they can be found drops them, too.
+  context_.index.await_roots(roots);
   for (const SlabPlace& place : catalogue_.slabs()) take_slab(place);
+  find_users();
   // Behind all slots: one that is not kept may be the last of its slab that is taken.
   for (const HostSlot& slot : std::exchange(sequences_, {})) take_sequence(slot);
   // What was used last comes last. The count wraps, after 4 billion.
@@ -37,7 +42,6 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   if (!visible_.empty()) context_.index.set_uses(catalogue_.used(visible_.back()));
   stats_.found = visible_.size();
   stats_.doubtful = doubtful_.size();
-  find_users();
   ipc::log_info(
       "pool {} is an earlier manager's: {} blocks, {} slots that somebody may be writing, "
       "{} processes that may copy",
@@ -53,7 +57,9 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
     begin_to_evict();
   });
   look();
-  if (!visible_.empty()) {
+  if (visible_.empty()) {
+    context_.index.forget_awaited_roots();
+  } else {
     context_.loop.post([this, living = is_living_] {
       if (*living) adopt_some();
     });
@@ -63,7 +69,9 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
 PoolAdoption::~PoolAdoption() {
   *is_living_ = false;
   context_.loop.cancel(patience_);
-  for (const User& user : users_) context_.loop.unwatch(user.process.pidfd());
+  for (const User& user : users_) {
+    if (user.process.valid()) context_.loop.unwatch(user.process.pidfd());
+  }
 }
 
 void PoolAdoption::take_slab(const SlabPlace& place) {
@@ -75,7 +83,7 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
     return;
   }
   for (std::uint32_t i = 0; i < place.capacity; ++i) {
-    switch (catalogue_.state(*adopted, i)) {
+    switch (catalogue_.adopt(*adopted, i)) {
       case catalogue::BlockState::kVisible:
         visible_.push_back(context_.pool.adopt_slot(*adopted, i));
         break;
@@ -95,8 +103,8 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
 void PoolAdoption::take_sequence(const HostSlot& slot) {
   auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true);
   const auto found = catalogue_.find_sequence(slot);
-  if (!found || catalogue_.sums(slot).empty()) return;
-  catalogue_.note_adopted(slot);
+  // Of an owner that nobody knows, nobody would ever be told that it is dead.
+  if (!found || catalogue_.sums(slot).empty() || !owners_.contains(found->owner)) return;
   const SequenceKey key{context_.directory.open(found->engine).id(), found->owner, found->handle};
   const SequenceStore::Life life = context_.sequences.open(key, found->fingerprint);
   if (context_.sequences.put(key, life, context_.pool.shape(slot).group, found->index,
@@ -108,18 +116,26 @@ void PoolAdoption::take_sequence(const HostSlot& slot) {
 void PoolAdoption::find_users() {
   for (const PoolCatalogue::FoundUser& known : catalogue_.users()) {
     auto process = ipc::ProcessRef::of_pid(known.pid);
-    if (!process || process->start_time() != known.start_time || process->has_died()) {
+    const bool is_gone = process ? process->start_time() != known.start_time || process->has_died()
+                                 : process.error().code == ipc::ErrorCode::kPeerDied;
+    if (is_gone) {
       catalogue_.forget_user(known.incarnation);
-      context_.sequences.drop_owner(known.incarnation);
       continue;
     }
-    users_.push_back({std::move(process).value(), known});
-    context_.loop.watch(users_.back().process.pidfd(), [this] { look(); });
+    if (known.kind == catalogue::UserKind::kEngine) owners_.insert(known.incarnation);
+    users_.push_back({process ? std::move(process).value() : ipc::ProcessRef(), known});
+    if (!process) {
+      // It may live, and write.
+      ipc::log_warn("process {} of an earlier manager cannot be watched: {}", known.pid,
+                    process.error().to_string());
+    } else {
+      context_.loop.watch(users_.back().process.pidfd(), [this] { look(); });
+    }
   }
 }
 
 bool PoolAdoption::is_settled(const User& user) const {
-  if (user.process.has_died()) return true;
+  if (user.process.valid() && user.process.has_died()) return true;
   if (user.known.kind == catalogue::UserKind::kEngine) {
     return context_.directory.client(user.known.incarnation) != nullptr;
   }
@@ -133,10 +149,10 @@ void PoolAdoption::look() {
   if (users_.empty() && evicts_) return;
   std::erase_if(users_, [this](const User& user) {
     if (!is_settled(user)) return false;
-    context_.loop.unwatch(user.process.pidfd());
-    if (user.process.has_died()) {
-      catalogue_.forget_user(user.known.incarnation);
+    if (user.process.valid()) context_.loop.unwatch(user.process.pidfd());
+    if (user.process.valid() && user.process.has_died()) {
       context_.sequences.drop_owner(user.known.incarnation);
+      catalogue_.forget_user(user.known.incarnation);
     }
     return true;
   });
@@ -175,7 +191,6 @@ void PoolAdoption::adopt_some() {
       ++stats_.dropped;
       continue;  // and its slot is free
     }
-    catalogue_.note_adopted(slot);
     blocks.push_back({key, found.before, std::move(held)});
   }
   stats_.adopted += context_.index.adopt(blocks);
@@ -187,6 +202,7 @@ void PoolAdoption::adopt_some() {
   }
   visible_ = {};
   next_ = 0;
+  context_.index.forget_awaited_roots();
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began_);
   ipc::log_info("{} blocks of the earlier manager can be found again after {} ms, {} were dropped",

@@ -9,6 +9,8 @@
 #include "manager/pool_catalogue.hpp"
 
 #include <cstdint>
+#include <memory>
+#include <set>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -49,7 +51,8 @@ class PoolAdoption {
   std::vector<HostSlot> visible_;    ///< Taken, and not in the index yet.
   std::size_t next_ = 0;             ///< Of those.
   std::vector<HostBlockRef> doubtful_;
-  std::vector<User> users_;  ///< That are not settled.
+  std::vector<User> users_;              ///< That are not settled.
+  std::set<ipc::IncarnationId> owners_;  ///< Engines that live, and may come back for sequences.
   bool evicts_ = false;
   ipc::TimerId patience_ = 0;
   /// Of posted work, which may come after the end.

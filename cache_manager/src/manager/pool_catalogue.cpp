@@ -122,12 +122,21 @@ ipc::Result<std::unique_ptr<PoolCatalogue>> PoolCatalogue::open(const ipc::PoolM
                          memory.id.hex());
   }
   for (std::uint32_t i = 0; i < catalogue::kRoots; ++i) {
-    if (opened->is_whole(*opened->root(i))) {
+    if (!opened->is_whole(*opened->root(i))) {
+      store_check(opened->root(i)->check, 0);
+    } else {
       opened->root_ids_.emplace(opened->root(i)->root, static_cast<std::uint16_t>(i));
     }
   }
   for (std::uint32_t i = 0; i < catalogue::kUsers; ++i) {
-    if (opened->is_whole(*opened->user(i))) {
+    if (opened->user(i)->check != 0 && !opened->is_whole(*opened->user(i))) {
+      return KVFERRY_ERROR(
+          kProtocol,
+          "the catalogue of pool {} has a damaged user: who may still write is not "
+          "known",
+          memory.id.hex());
+    }
+    if (opened->user(i)->check != 0) {
       opened->user_places_.emplace(opened->user(i)->incarnation, i);
     }
   }
@@ -278,6 +287,10 @@ void PoolCatalogue::note_user(const ipc::ProcessRef& process,
     return;
   }
   User& record = *user(place);
+  if (known != user_places_.end() && record.pid == static_cast<std::uint32_t>(process.pid()) &&
+      record.start_time == process.start_time()) {
+    return;  // it comes again: at no moment is it not known
+  }
   store_check(record.check, 0);
   record.pid = static_cast<std::uint32_t>(process.pid());
   record.kind = static_cast<std::uint32_t>(kind);
@@ -313,10 +326,10 @@ void PoolCatalogue::note_root(const ipc::Digest& digest,
 std::optional<std::uint16_t> PoolCatalogue::root_id(const ipc::Digest& digest) {
   if (const auto known = root_ids_.find(digest); known != root_ids_.end()) return known->second;
   std::uint32_t place = catalogue::kRoots;
-  if (root_ids_.size() < catalogue::kRoots) {
-    for (place = 0; root(place)->check != 0; ++place) {
-    }
-  } else {
+  for (std::uint32_t i = 0; place == catalogue::kRoots && i < catalogue::kRoots; ++i) {
+    if (root(i)->check == 0) place = i;
+  }
+  if (place == catalogue::kRoots) {
     const auto unused = std::find_if(root_ids_.begin(), root_ids_.end(), [this](const auto& entry) {
       return blocks_of_root_[entry.second] == 0;
     });
@@ -402,7 +415,9 @@ void PoolCatalogue::on_freed(const HostSlot& slot) {
 void PoolCatalogue::let_root_go(const Block& record) {
   const bool has_one =
       record.state == BlockState::kVisible || record.state == BlockState::kSequence;
-  if (has_one && blocks_of_root_[record.root] > 0) --blocks_of_root_[record.root];
+  if (has_one && record.root < catalogue::kRoots && blocks_of_root_[record.root] > 0) {
+    --blocks_of_root_[record.root];
+  }
 }
 
 void PoolCatalogue::seal_block(const HostSlot& slot, Block& record) {
@@ -415,7 +430,8 @@ void PoolCatalogue::on_visible(const HostSlot& slot,
                                std::span<const std::uint64_t> sums) {
   Block* record = block(slot);
   if (record == nullptr) return;
-  const bool was_visible = record->state == BlockState::kVisible;
+  const bool was_visible =
+      record->state == BlockState::kVisible && record->root < catalogue::kRoots;
   const auto id = was_visible ? std::optional(record->root) : root_id(key.root);
   if (!id) return;
   store_check(record->check, 0);
@@ -476,13 +492,26 @@ void PoolCatalogue::forget_slab(std::uint32_t first_page) {
   store_check(slab(first_page)->check, 0);
 }
 
-void PoolCatalogue::note_adopted(const HostSlot& slot) {
-  if (const Block* record = block(slot); record != nullptr) ++blocks_of_root_.at(record->root);
+BlockState PoolCatalogue::adopt(std::uint32_t slab_id, std::uint32_t index) {
+  const BlockState found = state(slab_id, index);
+  if (found != BlockState::kVisible && found != BlockState::kSequence) return found;
+  Block& record = *block({slab_id, index, 0});
+  const Root* named = root_of(record);
+  if (named == nullptr || named->fingerprint != slab(areas_[slab_id].first_page)->fingerprint) {
+    store_check(record.check, 0);
+    record.state = BlockState::kNone;
+    return BlockState::kNone;
+  }
+  ++blocks_of_root_[record.root];
+  return found;
 }
 
 void PoolCatalogue::on_hidden(const HostSlot& slot) {
   Block* record = block(slot);
-  if (record == nullptr || record->state != BlockState::kVisible) return;
+  if (record == nullptr ||
+      (record->state != BlockState::kVisible && record->state != BlockState::kSequence)) {
+    return;
+  }
   let_root_go(*record);
   on_taken(slot);
 }

@@ -96,8 +96,9 @@ class PoolCatalogue final : public PoolObserver {
 
   /// A slab that was found, and is not as the pool would have it.
   void forget_slab(std::uint32_t first_page);
-  /// A visible block that was found, and is kept.
-  void note_adopted(const HostSlot& slot);
+  /// As state(), once for each slot that was found: a record whose root is not whole, or not of the
+  /// slab's geometry, is emptied.
+  [[nodiscard]] catalogue::BlockState adopt(std::uint32_t slab, std::uint32_t index);
 
   // PoolObserver
   void on_slab_opened(std::uint32_t slab, const SlabPlace& place) override;
@@ -169,7 +170,7 @@ class PoolCatalogue final : public PoolObserver {
   const std::uint32_t pages_;
   const catalogue::Layout layout_;
   std::vector<Area> areas_;  ///< By slab.
-  /// Places of roots, and how many visible blocks each has.
+  /// Places of roots, and how many blocks each has, of sequences, too.
   std::unordered_map<ipc::Digest, std::uint16_t> root_ids_;
   std::vector<std::uint64_t> blocks_of_root_;
   std::map<ipc::IncarnationId, std::uint32_t> user_places_;

@@ -342,7 +342,7 @@ void PrefixIndex::tell_used(const Entry& entry) const {
 std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
   std::vector<Entry*> entries;
   for (const Found& found : blocks) {
-    if (has(found.key)) continue;
+    if (!awaited_roots_.contains(found.key.root) || has(found.key)) continue;
     auto entry = std::make_unique<Entry>();
     entry->key = found.key;
     entry->before = found.before;
@@ -538,6 +538,7 @@ void PrefixIndex::drop_client(const ipc::IncarnationId& client) {
 }
 
 std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& is_foreign) {
+  awaited_roots_.erase(root);
   const auto at = roots_.find(root);
   if (at == roots_.end()) {
     return 0;

@@ -122,11 +122,19 @@ class PrefixIndex {
     ipc::Digest before;
     HostBlockRef block;
   };
-  /// Makes them visible, but not those whose key is there: counts the others. Blocks that continue
-  /// each other in this order are used as one request; so the one that was used last comes last.
+  /// These are to be adopted: until drop_root() or forget_awaited_roots() their roots count as
+  /// there.
+  void await_roots(std::span<const ipc::Digest> roots) {
+    awaited_roots_.insert(roots.begin(), roots.end());
+  }
+  void forget_awaited_roots() { awaited_roots_.clear(); }
+  /// Makes them visible, but not those whose root is not awaited (any more), or whose key is there:
+  /// counts the others. Blocks that continue each other in this order are used as one request; so
+  /// the one that was used last comes last.
   std::size_t adopt(std::span<const Found> blocks);
   /// Whether blocks go when room is wanted. @default yes
   void set_evicts(bool evicts) noexcept { evicts_ = evicts; }
+  [[nodiscard]] bool evicts() const noexcept { return evicts_; }
   /// Counts on from an earlier manager's.
   void set_uses(std::uint32_t uses) noexcept { uses_ = uses; }
 
@@ -135,7 +143,9 @@ class PrefixIndex {
   /// Drops the root's blocks, except those that a foreign client pins, reserves or fills. Readers
   /// keep their slots until they are done. Counts visible blocks.
   std::uint64_t drop_root(const ipc::Digest& root, const IsForeign& is_foreign);
-  [[nodiscard]] bool has_root(const ipc::Digest& root) const { return roots_.contains(root); }
+  [[nodiscard]] bool has_root(const ipc::Digest& root) const {
+    return roots_.contains(root) || awaited_roots_.contains(root);
+  }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const ipc::PrefixTable& table() const noexcept { return table_; }
 
@@ -191,6 +201,7 @@ class PrefixIndex {
   ipc::PrefixTable table_;
   BlockRuns runs_;
   Token next_token_;
+  std::unordered_set<ipc::Digest> awaited_roots_;
   bool evicts_ = true;
   std::uint32_t uses_ = 0;  ///< Of prefixes, ever; wraps.
   Stats stats_;

@@ -22,7 +22,9 @@ bool SequenceStore::put(const SequenceKey& key,
   if (at == sequences_.end() || at->second.life != life) {
     return false;
   }
-  at->second.blocks[{group.value, index}] = std::move(block);
+  HostBlockRef& place = at->second.blocks[{group.value, index}];
+  if (place != nullptr) on_let_go_(*place);
+  place = std::move(block);
   return true;
 }
 
@@ -44,22 +46,42 @@ void SequenceStore::drop_if_empty(const SequenceKey& key) {
   }
 }
 
-bool SequenceStore::drop(const SequenceKey& key) { return sequences_.erase(key) > 0; }
+void SequenceStore::tell(const Sequence& sequence) const {
+  for (const auto& [place, block] : sequence.blocks) on_let_go_(*block);
+}
+
+bool SequenceStore::drop(const SequenceKey& key) {
+  const auto at = sequences_.find(key);
+  if (at == sequences_.end()) return false;
+  tell(at->second);
+  sequences_.erase(at);
+  return true;
+}
 
 void SequenceStore::drop_block(const SequenceKey& key, const HostBlock& block) {
   const auto at = sequences_.find(key);
   if (at == sequences_.end()) return;
-  std::erase_if(at->second.blocks, [&](const auto& item) { return item.second.get() == &block; });
+  std::erase_if(at->second.blocks, [&](const auto& item) {
+    if (item.second.get() != &block) return false;
+    on_let_go_(block);
+    return true;
+  });
 }
 
 void SequenceStore::drop_owner(const ipc::IncarnationId& owner) {
-  std::erase_if(sequences_, [&](const auto& item) { return item.first.owner == owner; });
+  std::erase_if(sequences_, [&](const auto& item) {
+    if (item.first.owner != owner) return false;
+    tell(item.second);
+    return true;
+  });
 }
 
 std::size_t SequenceStore::drop_other_geometries(std::uint32_t engine,
                                                  const ipc::Digest& fingerprint) {
   return std::erase_if(sequences_, [&](const auto& item) {
-    return item.first.engine == engine && item.second.fingerprint != fingerprint;
+    if (item.first.engine != engine || item.second.fingerprint == fingerprint) return false;
+    tell(item.second);
+    return true;
   });
 }
 

@@ -8,6 +8,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -30,6 +31,10 @@ class SequenceStore {
   /// One life of a handle: a swap-out that ends after a drop must not bring the sequence back.
   using Life = std::uint64_t;
 
+  /// Is told of each block that it lets go of, before that is free.
+  void on_let_go(std::function<void(const HostBlock&)> on_let_go) {
+    on_let_go_ = std::move(on_let_go);
+  }
   /// The handle's current life, started when there is none.
   [[nodiscard]] Life open(const SequenceKey& key, const ipc::Digest& fingerprint);
   /// Replaces the block at that place; false when the life is over.
@@ -63,6 +68,9 @@ class SequenceStore {
     std::map<std::pair<std::uint32_t, std::uint32_t>, HostBlockRef> blocks;  ///< (group, index).
   };
 
+  void tell(const Sequence& sequence) const;
+
+  std::function<void(const HostBlock&)> on_let_go_ = [](const HostBlock&) {};
   std::map<SequenceKey, Sequence> sequences_;
   Life next_life_ = 1;
 };

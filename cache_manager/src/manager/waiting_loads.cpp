@@ -37,6 +37,7 @@ void WaitingLoads::add(Job job,
     all.push_back(i);
   }
   submit_part(id, load, all);
+  end_if_over(id);  // of no items
   arm();
 }
 

@@ -28,9 +28,6 @@ namespace kvferry::cache_manager {
 /// @threading the loop's thread. @lifetime the loop outlives it.
 class WaitingLoads final : public PrefixObserver {
  public:
-  /// Ids of parts: no client's.
-  static constexpr std::uint64_t kFirstPartId = std::uint64_t{1} << 63U;
-
   struct Ports {
     /// The slot of a visible block, and what it is checked against; null: it is not there.
     std::function<HostBlockRef(const ipc::BlockKey&, JobItem&)> acquire;

@@ -109,37 +109,37 @@ class MoverProcess {
   void on_manager(ipc::PoolMemory memory) {
     loop_.cancel(std::exchange(keep_timer_, 0));
     manager_ends_ = false;
-    keep(memory);
     // What is registered already stays so.
     if (pool_ == nullptr || !ipc::is_same_memory(pool_->descriptor(), memory.pool)) {
-      auto mapped =
-          ipc::PoolMapping::map(*device_, std::move(memory.pool), memory.pool_bytes, &background_);
+      auto mapped = map_pool(memory);
       if (!mapped) {
         end(mapped.error());
         return;
       }
       pool_ = std::move(mapped).value();
     }
+    keep(std::move(memory));
     engine_.set_pool(pool_);
     connected_ = true;
   }
 
+  ipc::Result<std::shared_ptr<ipc::PoolMapping>> map_pool(const ipc::PoolMemory& memory) {
+    KVFERRY_ASSIGN(ipc::PoolMemory own, memory.duplicate());
+    return ipc::PoolMapping::map(*device_, std::move(own.pool), memory.pool_bytes, &background_);
+  }
+
   // Only now: a predecessor of the rank is gone when the manager takes this one.
-  void keep(const ipc::PoolMemory& memory) {
+  void keep(ipc::PoolMemory memory) {
+    if (keeper_ != nullptr) keeper_->drop();
     if (!memory.catalogue.valid() || keep_pool_.count() == 0) return;
-    auto kept = memory.duplicate();
-    if (kept && keeper_ == nullptr) {
-      try {
+    try {
+      if (keeper_ == nullptr) {
         keeper_ = std::make_unique<ipc::PoolKeeper>(loop_, keep_name_, [this] { pool_.reset(); });
-      } catch (const ipc::Exception& exception) {
-        kept = exception.error();
       }
-    }
-    if (kept) {
-      keeper_->keep(std::move(kept).value());
-    } else {
+      keeper_->keep(std::move(memory));
+    } catch (const ipc::Exception& exception) {
       ipc::log_warn("what is in the host pool is lost when its manager is killed: {}",
-                    kept.error().to_string());
+                    exception.error().to_string());
     }
   }
 
@@ -147,7 +147,7 @@ class MoverProcess {
     connected_ = false;
     unsent_.clear();
     engine_.drop_pool();
-    if (manager_ends_ || keeper_ == nullptr) return let_pool_go();
+    if (manager_ends_ || keeper_ == nullptr || pool_ == nullptr) return let_pool_go();
     keeper_->offer();
     ipc::log_info("keeping the host pool of {} for {} ms for the next manager",
                   ipc::format_size(pool_->size_bytes()), keep_pool_.count());

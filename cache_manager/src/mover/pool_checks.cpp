@@ -29,10 +29,10 @@ PoolChecks::PoolChecks(Done done, Summed summed)
   const unsigned checkers = std::clamp(std::thread::hardware_concurrency() / 4, 1U, kMostCheckers);
   for (unsigned i = 0; i < checkers; ++i) {
     threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-check", ipc::OwnThread::Runs::kOurCode,
-                                                        [this] { run(true); }));
+                                                        [this] { run_checks(); }));
   }
   threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-sums", ipc::OwnThread::Runs::kOurCode,
-                                                      [this] { run(false); }));
+                                                      [this] { run_sums(); }));
 }
 
 PoolChecks::~PoolChecks() {
@@ -41,6 +41,11 @@ PoolChecks::~PoolChecks() {
     stopping_ = true;
   }
   changed_.notify_all();
+  {
+    const std::lock_guard lock(sums_mutex_);
+    sums_stop_ = true;
+  }
+  sums_changed_.notify_all();
   // wait-brief: our threads, each in one part at most; limit OwnThread::kEndsWithin
   for (const auto& thread : threads_) thread->wait_end();
 }
@@ -126,11 +131,11 @@ void PoolChecks::finish(ipc::MoverJobDone done) {
     std::erase_if(work->parts,
                   [&done](const Part& part) { return done.results.at(part.item) != 0; });
     work->left = work->parts.size();
-    const std::lock_guard lock(mutex_);
-    if (work->left > 0 && parts_to_sum_ + work->left <= kMostPartsToSum) {
+    const std::unique_lock lock(sums_mutex_, std::try_to_lock);
+    if (lock && work->left > 0 && parts_to_sum_ + work->left <= kMostPartsToSum) {
       parts_to_sum_ += work->left;
       sums_.push_back(std::move(work));
-      changed_.notify_all();
+      sums_changed_.notify_all();
     }
   }
   done_(std::move(done));
@@ -141,48 +146,68 @@ bool PoolChecks::idle() {
   return waiting_ == 0;
 }
 
-void PoolChecks::run(bool checks) {
-  if (!checks) {
-    // It is not missed: what has no checksum is not kept for another manager, and not checked.
-    const sched_param none{};
-    if (::sched_setscheduler(0, SCHED_IDLE, &none) != 0) {
-      ipc::log_debug("checksums are computed at normal priority");
-    }
-  }
-  std::deque<WorkRef>& queue = checks ? checks_ : sums_;
+void PoolChecks::forget_sums() {
+  std::deque<WorkRef> forgotten;  // whose pool goes outside the lock
+  const std::lock_guard lock(sums_mutex_);
+  forgotten.swap(sums_);
+  parts_to_sum_ = 0;
+}
+
+void PoolChecks::run_checks() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    // wait-idle: jobs; begin(), finish() or the end; thread kvf-check, kvf-sums
-    changed_.wait(lock, [&] { return stopping_ || !queue.empty(); });
+    // wait-idle: loads to check; begin(), check_first() or the end; thread kvf-check
+    changed_.wait(lock, [&] { return stopping_ || !checks_.empty(); });
     if (stopping_) return;
-    take_parts(queue, lock);
+    take_parts(lock);
   }
 }
 
-void PoolChecks::take_parts(std::deque<WorkRef>& queue, std::unique_lock<std::mutex>& lock) {
-  const WorkRef work = queue.front();
+void PoolChecks::run_sums() {
+  // It is not missed: what has no checksum is not kept for another manager, and not checked.
+  const sched_param none{};
+  if (::sched_setscheduler(0, SCHED_IDLE, &none) != 0) {
+    ipc::log_debug("checksums are computed at normal priority");
+  }
+  for (;;) {
+    WorkRef work;
+    {
+      std::unique_lock lock(sums_mutex_);
+      // wait-idle: stores that have ended; finish() or the end; thread kvf-sums
+      sums_changed_.wait(lock, [&] { return sums_stop_ || !sums_.empty(); });
+      if (sums_stop_) return;
+      work = std::move(sums_.front());
+      sums_.pop_front();
+      parts_to_sum_ -= std::min(parts_to_sum_, work->parts.size());
+    }
+    sum_up(*work, 0, work->parts.size());
+    end_sums(*work);
+  }
+}
+
+void PoolChecks::sum_up(Work& work, std::size_t first, std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) {
+    Part& part = work.parts[i];
+    part.sum = ipc::checksum(work.pool->bytes(part.offset, part.size_bytes));
+  }
+}
+
+void PoolChecks::take_parts(std::unique_lock<std::mutex>& lock) {
+  const WorkRef work = checks_.front();
   const std::size_t first = work->next;
   std::uint64_t bytes = 0;
   while (work->next < work->parts.size() && bytes < kBytesOfATurn) {
     bytes += work->parts[work->next++].size_bytes;
   }
-  if (work->next == work->parts.size()) queue.pop_front();
+  if (work->next == work->parts.size()) checks_.pop_front();
   const std::size_t end = work->next;
   lock.unlock();
-  for (std::size_t i = first; i < end; ++i) {
-    Part& part = work->parts[i];
-    part.sum = ipc::checksum(work->pool->bytes(part.offset, part.size_bytes));
-  }
+  sum_up(*work, first, end);
   lock.lock();
   work->left -= end - first;
-  if (!work->is_check) parts_to_sum_ -= end - first;
   if (work->left > 0) return;
   lock.unlock();
-  if (work->is_check) {
-    end_check(work);
-  } else {
-    end_sums(*work);
-  }
+  end_check(work);
   lock.lock();
 }
 

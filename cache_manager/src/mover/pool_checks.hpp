@@ -51,6 +51,9 @@ class PoolChecks {
   void finish(ipc::MoverJobDone done);
   /// No answer waits for a check.
   [[nodiscard]] bool idle();
+  /// The manager is gone: sums of stores that were answered are of no use to anybody, and their
+  /// pool is to go.
+  void forget_sums();
 
   /// Names sums that it is to be checked against.
   [[nodiscard]] static bool names_sums(const ipc::MoverJob& job) noexcept;
@@ -82,8 +85,11 @@ class PoolChecks {
                                        const BlockParts& parts,
                                        bool is_check);
   void queue_check(WorkRef work);  ///< @pre mutex_ is held
-  void run(bool checks);
-  void take_parts(std::deque<WorkRef>& queue, std::unique_lock<std::mutex>& lock);
+  void run_checks();
+  void run_sums();
+  /// The next parts of a check. @pre mutex_ is held, and there is one.
+  void take_parts(std::unique_lock<std::mutex>& lock);
+  static void sum_up(Work& work, std::size_t first, std::size_t end);
   void end_check(const WorkRef& work);
   void end_sums(const Work& work);
   [[nodiscard]] static std::vector<std::uint8_t> results_of(const Work& work);
@@ -91,14 +97,19 @@ class PoolChecks {
 
   const Done done_;
   const Summed summed_;
-  std::mutex mutex_;  ///< Guards all below; held for no sum.
+  std::mutex mutex_;  ///< Guards the next five; held for no sum, and never by the thread of sums.
   std::condition_variable changed_;
   std::map<ipc::JobId, WorkRef> under_way_;  ///< Of jobs that lanes have.
   std::deque<WorkRef> checks_;
-  std::deque<WorkRef> sums_;
-  std::size_t parts_to_sum_ = 0;
   std::size_t waiting_ = 0;  ///< Answers that wait for a check, and checks that somebody awaits.
   bool stopping_ = false;
+  /// Guards the next four. Its thread may be kept from running while it holds this: nobody whom
+  /// anybody waits for waits for it.
+  std::mutex sums_mutex_;
+  std::condition_variable sums_changed_;
+  std::deque<WorkRef> sums_;
+  std::size_t parts_to_sum_ = 0;
+  bool sums_stop_ = false;
   std::vector<std::unique_ptr<ipc::OwnThread>> threads_;
 };
 

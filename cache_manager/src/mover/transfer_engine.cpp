@@ -142,8 +142,18 @@ void TransferEngine::admit(ipc::MoverJob job) {
 
 void TransferEngine::check_first(ipc::MoverJob job) {
   auto kept = std::make_shared<ipc::MoverJob>(std::move(job));
+  checked_first_.emplace(kept->job, false);
   checks_.check_first(
       *kept, pool_, arena_->parts, [this, kept](const std::vector<std::uint8_t>& results) {
+        bool is_cancelled = false;
+        {
+          const std::lock_guard lock(mutex_);
+          const auto node = checked_first_.extract(kept->job);
+          is_cancelled = !node.empty() && node.mapped();
+        }
+        if (is_cancelled) {
+          return refuse(*kept, KVFERRY_ERROR(kCancelled, "cancelled before it started"));
+        }
         if (std::all_of(results.begin(), results.end(), [](std::uint8_t r) { return r == 0; })) {
           for (ipc::MoverItem& item : kept->items) item.shard_sum = item.replicated_sum = 0;
           return submit(std::move(*kept));
@@ -173,6 +183,10 @@ void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
 }
 
 void TransferEngine::cancel(ipc::JobId job) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = checked_first_.find(job); at != checked_first_.end()) at->second = true;
+  }
   stores_.cancel(job);
   loads_.cancel(job);
 }
@@ -192,6 +206,7 @@ void TransferEngine::drop_pool() {
     const std::lock_guard lock(mutex_);
     dropped.swap(pool_);
   }
+  checks_.forget_sums();
   for (TransferLane* lane : {&stores_, &loads_}) {
     lane->revoke(ipc::ErrorCode::kCancelled);
     lane->take_pool_back();

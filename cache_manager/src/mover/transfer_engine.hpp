@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -66,10 +67,11 @@ class TransferEngine final : public ipc::ArenaUser {
   Options options_;
   TransferLane::Done done_;
 
-  std::mutex mutex_;  // guards arena_, pool_, admitting_
+  std::mutex mutex_;  // guards arena_, pool_, admitting_, checked_first_
   std::shared_ptr<const MappedArena> arena_;
   std::shared_ptr<ipc::PoolMapping> pool_;
   bool admitting_ = false;
+  std::map<ipc::JobId, bool> checked_first_;  ///< By layers, under way; cancelled?
 
   std::atomic<std::uint64_t> submitted_ = 0;
   PoolChecks checks_;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -262,19 +263,77 @@ TEST_F(PoolCatalogueTest, WhatIsNoCatalogueIsRefused) {
   EXPECT_EQ(open(wrong).error().code, ErrorCode::kProtocol);
 }
 
+TEST_F(PoolCatalogueTest, ARootWithBlocksOfAnEarlierManagerKeepsItsPlace) {
+  for (std::uint64_t i = 1; i <= 4; ++i) store(i);
+  auto opened = open(memory()).value();
+  HostPool successor(kPool);
+  successor.observe(opened.get());
+  std::vector<HostSlot> slots;
+  for (const SlabPlace& place : opened->slabs()) {
+    const auto slab = successor.adopt(place);
+    ASSERT_TRUE(slab.has_value());
+    for (std::uint32_t i = 0; i < place.capacity; ++i) {
+      if (opened->adopt(*slab, i) == BlockState::kVisible) {
+        slots.push_back(successor.adopt_slot(*slab, i));
+      }
+    }
+  }
+  ASSERT_EQ(slots.size(), 4U);
+  // As many are dropped as are kept.
+  successor.free(slots[0]);
+  successor.free(slots[1]);
+  for (std::uint64_t i = 0; i < 2ULL * catalogue::kRoots; ++i) {
+    opened->note_root(digest(10'000 + i), digest(99), "other");
+  }
+  EXPECT_EQ(opened->find(slots[2]).root, root_);
+  EXPECT_EQ(opened->find(slots[3]).root, root_);
+  successor.observe(nullptr);
+}
+
+TEST_F(PoolCatalogueTest, BlocksWhoseRootIsNotWholeAreEmptyBeforeItsPlaceIsAnotherOnes) {
+  store(1);
+  const catalogue::Layout layout(pool_.stats().pages, pool_.stats().page_bytes);
+  auto* root = reinterpret_cast<catalogue::Root*>(bytes() + layout.roots);
+  ASSERT_NE(root->check, 0U);
+  root->check = 0;  // its writer was killed there
+  auto opened = open(memory()).value();
+  HostPool successor(kPool);
+  successor.observe(opened.get());
+  for (const SlabPlace& place : opened->slabs()) {
+    const auto slab = successor.adopt(place);
+    ASSERT_TRUE(slab.has_value());
+    for (std::uint32_t i = 0; i < place.capacity; ++i) {
+      EXPECT_EQ(opened->adopt(*slab, i), BlockState::kNone);
+    }
+    opened->note_root(digest(5), digest(99), "other");
+    for (std::uint32_t i = 0; i < place.capacity; ++i) {
+      EXPECT_EQ(opened->state(*slab, i), BlockState::kNone);
+    }
+  }
+  successor.observe(nullptr);
+}
+
+TEST_F(PoolCatalogueTest, ADamagedUserMakesThePoolOneThatIsNotServed) {
+  catalogue_->note_user(*ipc::ProcessRef::of_pid(::getpid()), digest(1),
+                        catalogue::UserKind::kMover);
+  auto* user = reinterpret_cast<catalogue::User*>(bytes() + catalogue::kPage);
+  user->pid += 1;
+  EXPECT_EQ(open(memory()).error().code, ErrorCode::kProtocol);
+}
+
 // Each byte of what was written: a block is then as it was, or it is not there.
 TEST_F(PoolCatalogueTest, ADamagedByteNeverMakesAnotherBlock) {
   for (std::uint64_t i = 1; i <= 6; ++i) store(i, i % 2, digest(i - 1));
   const Reading whole = read();
   ASSERT_EQ(whole.visible.size(), 6U);
   std::byte* const memory_bytes = bytes();
+  const std::vector<std::byte> kept(memory_bytes, memory_bytes + catalogue_->size_bytes());
   std::vector<std::size_t> written;
   for (std::size_t i = 0; i < catalogue_->size_bytes(); ++i) {
     if (memory_bytes[i] != std::byte{0}) written.push_back(i);
   }
   std::mt19937_64 random(3);
   for (const std::size_t at : written) {
-    const std::byte was = memory_bytes[at];
     memory_bytes[at] ^= static_cast<std::byte>(1U << (random() % 8));
     auto opened = open(memory());
     if (opened) {
@@ -294,7 +353,7 @@ TEST_F(PoolCatalogueTest, ADamagedByteNeverMakesAnotherBlock) {
       }
       successor.observe(nullptr);
     }
-    memory_bytes[at] = was;
+    std::copy(kept.begin(), kept.end(), memory_bytes);  // damaged records are emptied
   }
   EXPECT_EQ(read().visible.size(), 6U);
 }

@@ -30,6 +30,12 @@ ipc::GroupRule group_with(ipc::HitRule rule, std::uint32_t window = 0) { return 
 
 class PrefixIndexTest : public testing::Test {
  protected:
+  /// As an earlier manager has left it.
+  PrefixIndex::Found found(std::uint64_t block, const Digest& root) {
+    return {{root, digest(block), ipc::GroupId{0}},
+            {},
+            std::make_shared<const HostBlock>(pool_, *pool_.allocate(shape_of()))};
+  }
   PrefixIndex::Token reserve(std::uint64_t block, std::uint32_t group = 0, Digest before = {}) {
     const ipc::ReservedSlot slot = index_.reserve(
         client_, {root_, digest(block), ipc::GroupId{group}}, before, shape_of(group), alone());
@@ -489,6 +495,23 @@ TEST_F(PrefixIndexTest, DroppedRootKeepsForeignPinsAndReaders) {
   EXPECT_FALSE(index_.commit(filling)) << "a store that ends after the drop stays invisible";
   EXPECT_EQ(pool_.stats().blocks, 3U) << "reader and copier keep their slots";
   EXPECT_TRUE(index_.has_root(root_));
+}
+
+TEST_F(PrefixIndexTest, BlocksOfAnEarlierManagerAreFoundUnlessTheirRootIsDroppedMeanwhile) {
+  const Digest other = digest(1001);
+  index_.await_roots(std::vector{root_, other});
+  EXPECT_TRUE(index_.has_root(root_));
+  const std::vector first{found(1, root_), found(2, other)};
+  EXPECT_EQ(index_.adopt(first), 2U);
+  EXPECT_EQ(index_.drop_root(root_, [](const ipc::IncarnationId&) { return false; }), 1U);
+  EXPECT_FALSE(index_.has_root(root_));
+  const std::vector second{found(3, root_), found(4, other)};
+  EXPECT_EQ(index_.adopt(second), 1U) << "what comes behind a clear is not there again";
+  EXPECT_FALSE(index_.has({root_, digest(3), ipc::GroupId{0}}));
+  EXPECT_TRUE(index_.has({other, digest(4), ipc::GroupId{0}}));
+  index_.forget_awaited_roots();
+  const std::vector third{found(5, other)};
+  EXPECT_EQ(index_.adopt(third), 0U);
 }
 
 }  // namespace

@@ -234,5 +234,33 @@ TEST_F(ManagerHandOverTest, ManyLoadsMayWaitForOneBlock) {
   }
 }
 
+// Their ids are not next to each other, and are no ids of the client's jobs.
+TEST_F(ManagerHandOverTest, ThousandsOfPartsLeaveTheClientsOwnIdsToIt) {
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_NO_FATAL_FAILURE(store(1, 1));
+  std::uint64_t job = 10'000;
+  for (int i = 0; i < 1100; ++i) {
+    for (const bool is_prefills : {false, true}) {
+      ScriptedPeer& client = is_prefills ? *client_ : *decode_;
+      ipc::SubmitLoad load;
+      load.job = JobId{++job};
+      load.generation = is_prefills ? state_.generation : decode_state_.generation;
+      load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::minutes(1))};
+      load.waits = true;
+      load.items.push_back({kMain, BlockId{2}, key(1)});
+      client.notify(MessageKind::kSubmitLoad, load);
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        ScriptedPeer& mover = is_prefills ? *movers_[rank] : *decode_movers_[rank];
+        const auto part = mover.next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+        ASSERT_TRUE(part.has_value()) << "after " << job << " jobs";
+        mover.finish(*part);
+      }
+      const auto done = client.next_body<ipc::JobDone>(MessageKind::kJobDone);
+      ASSERT_TRUE(done.has_value());
+      ASSERT_THAT(done->results, ElementsAre(0)) << done->message;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvferry::test

@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of the host blocks of jobs that have ended.
+#include "manager/job_service.hpp"
+
+#include <utility>
+#include <vector>
+
+namespace kvferry::cache_manager {
+namespace {
+
+std::uint8_t result_code(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
+
+}  // namespace
+
+std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block) {
+  const VerifyLoads policy = context_.config.verify_loads;
+  const bool is_in_sample = ++loads_ % ManagerConfig::kSample == 0;
+  if (!block.is_doubted() && policy != VerifyLoads::kAlways &&
+      (policy == VerifyLoads::kOff || !is_in_sample)) {
+    return {};
+  }
+  const auto sums = context_.catalogue.sums(block.slot());
+  return {sums.begin(), sums.end()};
+}
+
+// A damaged block is a miss from now on, and for this load, too.
+void JobService::end_load(Job& job) {
+  for (JobItem& item : job.items) {
+    if (item.sums.empty()) continue;
+    if (item.result == 0) {
+      ++context_.integrity.checked;
+      item.host->trust();
+    } else if (item.result == result_code(ipc::ErrorCode::kCorrupt)) {
+      ++context_.integrity.checked;
+      ++context_.integrity.corrupt;
+      ipc::log_error("block {} of slab {} in the host pool is damaged: dropped",
+                     item.host->slot().index, item.host->slot().slab);
+      item.result = result_code(ipc::ErrorCode::kNotFound);
+      if (job.kind == JobKind::kLoad) {
+        context_.index.drop_block(*item.host);
+      } else {
+        context_.sequences.drop_block(job.sequence_key(), *item.host);
+      }
+    }
+  }
+}
+
+void JobService::commit_store(Job& job) {
+  std::vector<PrefixIndex::Token> tokens;
+  std::vector<JobItem*> items;
+  for (JobItem& item : job.items) {
+    if (item.result != 0) {
+      context_.index.discard(item.token);
+    } else {
+      tokens.push_back(item.token);
+      items.push_back(&item);
+    }
+  }
+  const std::vector<bool> was_there = context_.index.commit(tokens);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (was_there[i]) continue;
+    items[i]->result = result_code(ipc::ErrorCode::kRevoked);
+    if (job.message.empty()) {
+      job.message = "the host tier was cleared while the block was stored";
+    }
+  }
+}
+
+void JobService::commit_swap_out(Job& job) {
+  const ClientRecord* client = context_.directory.client(job.client);
+  for (JobItem& item : job.items) {
+    if (item.result == 0 && !context_.sequences.put(job.sequence_key(), job.sequence_life,
+                                                    item.group, item.sequence_index, item.host)) {
+      item.result = result_code(ipc::ErrorCode::kRevoked);
+      if (job.message.empty()) {
+        job.message = "the sequence was dropped while it was swapped out";
+      }
+    } else if (item.result == 0 && client != nullptr) {
+      context_.catalogue.on_sequence(item.host->slot(), client->root, job.client, job.sequence,
+                                     item.sequence_index);
+    }
+  }
+  context_.sequences.drop_if_empty(job.sequence_key());
+}
+
+void JobService::summed(std::uint32_t rank, ipc::MoverSums sums) {
+  const bool is_under_way = context_.jobs.is_unfinished(sums.job);
+  sums_.told(rank, std::move(sums), is_under_way);
+}
+
+}  // namespace kvferry::cache_manager
