@@ -99,7 +99,9 @@ Result<LongctxSizes> decide_sizes(const LongctxConfig& config,
   sizes.block_bytes = host_bytes_per_block(config.geometry);
   sizes.host_needed =
       TurnScheduler::host_blocks_of(sizes.sequence_blocks) * config.sequences * sizes.block_bytes;
-  sizes.host_bytes = config.host_memory.value_or(sizes.host_needed + kSlabSlack);
+  // A page holds whole blocks: of large ones a part of each page is lost.
+  sizes.host_bytes =
+      config.host_memory.value_or(sizes.host_needed + sizes.host_needed / 8 + kSlabSlack);
   KVFERRY_TRY(check_pool(config, sizes));
   KVFERRY_TRY(check_memory(config, sizes, host_available, device_free));
   return sizes;
