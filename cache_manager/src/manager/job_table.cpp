@@ -184,6 +184,33 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
   }
 }
 
+void JobTable::add_items(const Job& job,
+                         std::uint32_t rank,
+                         Part& part,
+                         ipc::MoverJob& message) const {
+  for (std::uint32_t i = 0; i < job.items.size(); ++i) {
+    const JobItem& item = job.items[i];
+    if (item.host == nullptr) {
+      continue;
+    }
+    const SlabShape& shape = pool_.shape(item.host->slot());
+    if (!has_part(item, shape, job.to_host(), rank)) {
+      continue;
+    }
+    const bool with_replicated = !job.to_host() || item.block.value % shape.ranks == rank;
+    const bool is_checked = item.sums.size() > rank + 1;
+    const SlotOffsets offsets = pool_.offsets(item.host->slot(), ipc::Rank{rank});
+    message.items.push_back({.group = item.group,
+                             .block = item.block,
+                             .replicated_offset = offsets.replicated,
+                             .shard_offset = offsets.shard,
+                             .with_replicated = with_replicated,
+                             .replicated_sum = is_checked ? item.sums.front() : 0,
+                             .shard_sum = is_checked ? item.sums[rank + 1] : 0});
+    part.items.push_back(i);
+  }
+}
+
 void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   Job& job = entry.job;
   entry.state = State::kRunning;
@@ -214,27 +241,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     message.brief = job.brief;
     message.layers = job.layers;
     message.wants_sums = limits_.wants_sums && job.to_host();
-    for (std::uint32_t i = 0; i < job.items.size(); ++i) {
-      const JobItem& item = job.items[i];
-      if (item.host == nullptr) {
-        continue;
-      }
-      const SlabShape& shape = pool_.shape(item.host->slot());
-      if (!has_part(item, shape, job.to_host(), rank)) {
-        continue;
-      }
-      const bool with_replicated = !job.to_host() || item.block.value % ranks == rank;
-      const bool is_checked = item.sums.size() > rank + 1;
-      const SlotOffsets offsets = pool_.offsets(item.host->slot(), ipc::Rank{rank});
-      message.items.push_back({.group = item.group,
-                               .block = item.block,
-                               .replicated_offset = offsets.replicated,
-                               .shard_offset = offsets.shard,
-                               .with_replicated = with_replicated,
-                               .replicated_sum = is_checked ? item.sums.front() : 0,
-                               .shard_sum = is_checked ? item.sums[rank + 1] : 0});
-      part.items.push_back(i);
-    }
+    add_items(job, rank, part, message);
     if (message.items.empty()) {
       continue;
     }

@@ -230,6 +230,8 @@ class JobTable {
   }
   void make_runnable(Entry& entry);
   void start(Entry& entry, const std::vector<RankTarget>& targets);
+  /// What the rank's mover has to do of it.
+  void add_items(const Job& job, std::uint32_t rank, Part& part, ipc::MoverJob& message) const;
   void close_part(Entry& entry, Part& part);
   void fail_parts(const std::function<bool(const RankTarget&)>& over, const std::string& why);
   void end_unsent(Entry& entry, const ipc::Error& error);

@@ -123,12 +123,13 @@ void PoolAdoption::find_users() {
       continue;
     }
     if (known.kind == catalogue::UserKind::kEngine) owners_.insert(known.incarnation);
-    users_.push_back({process ? std::move(process).value() : ipc::ProcessRef(), known});
     if (!process) {
+      users_.push_back({ipc::ProcessRef(), known});
       // It may live, and write.
       ipc::log_warn("process {} of an earlier manager cannot be watched: {}", known.pid,
                     process.error().to_string());
     } else {
+      users_.push_back({std::move(process).value(), known});
       context_.loop.watch(users_.back().process.pidfd(), [this] { look(); });
     }
   }

@@ -26,7 +26,7 @@ using catalogue::User;
 namespace {
 
 /// A record's checksums are looked at on the stack.
-constexpr std::size_t kMostRanks = 1024;
+constexpr std::size_t kMostRanks = 64;
 
 std::uint64_t hash_of(const void* data, std::size_t size, std::uint64_t seed) {
   const std::uint64_t hash = ipc::Digest::hash(data, size, seed).low();

@@ -90,7 +90,7 @@ class PoolCatalogue final : public PoolObserver {
                  catalogue::UserKind kind);
   void forget_user(const ipc::IncarnationId& incarnation);
   /// Whose root it is: blocks of a root that nobody has named are of no engine.
-  void note_root(const ipc::Digest& root,
+  void note_root(const ipc::Digest& digest,
                  const ipc::Digest& fingerprint,
                  const std::string& engine);
 
@@ -98,11 +98,11 @@ class PoolCatalogue final : public PoolObserver {
   void forget_slab(std::uint32_t first_page);
   /// As state(), once for each slot that was found: a record whose root is not whole, or not of the
   /// slab's geometry, is emptied.
-  [[nodiscard]] catalogue::BlockState adopt(std::uint32_t slab, std::uint32_t index);
+  [[nodiscard]] catalogue::BlockState adopt(std::uint32_t slab_id, std::uint32_t index);
 
   // PoolObserver
-  void on_slab_opened(std::uint32_t slab, const SlabPlace& place) override;
-  void on_slab_closed(std::uint32_t slab) override;
+  void on_slab_opened(std::uint32_t id, const SlabPlace& place) override;
+  void on_slab_closed(std::uint32_t id) override;
   void on_taken(const HostSlot& slot) override;
   void on_freed(const HostSlot& slot) override;
   void on_visible(const HostSlot& slot,
@@ -158,7 +158,7 @@ class PoolCatalogue final : public PoolObserver {
   template <typename T> void seal(T& record) noexcept;
   [[nodiscard]] std::uint64_t check_of(const catalogue::Block& record,
                                        std::uint32_t sums) const noexcept;
-  [[nodiscard]] std::optional<std::uint16_t> root_id(const ipc::Digest& root);
+  [[nodiscard]] std::optional<std::uint16_t> root_id(const ipc::Digest& digest);
   [[nodiscard]] const catalogue::Root* root_of(const catalogue::Block& record) const;
   /// @pre its check is stored as 0
   void seal_block(const HostSlot& slot, catalogue::Block& record);
