@@ -17,7 +17,7 @@ for argument in "$@"; do
   case $argument in
     --*)
       name=${argument%%=*}
-      grep -qF -- "\"$name\"" cli/src/*.cpp || die "unknown option '$name'; see --help"
+      grep -rqF --include="*.cpp" -- "\"$name\"" cli/src || die "unknown option '$name'; see --help"
       ;;
   esac
 done
