@@ -14,6 +14,7 @@
 #   waits     scripts/waits.sh: no call that can wait without a limit, or without saying so
 #   strace    scripts/strace_check.sh: none in running processes either
 #   relation  scripts/relation.sh: the model, its relation and the checker of the code, held to each other
+#   batches   scripts/batches.sh: sources do not get into each other's way when compiled together
 #   matrix    scripts/matrix.sh: every fault at every transition of the handshake and of copy jobs; and
 #             the code makes every move of the relation
 #   mutants   scripts/mutants.sh: mistakes built into the code, each caught by its own rule
@@ -25,7 +26,7 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering waits model build labels headers relation tests strace matrix mutants soak tidy
+stages=(format shell layering waits batches model build labels headers relation tests strace matrix mutants soak tidy
   asan tsan fuzz install)
 
 stage_format() {
@@ -42,6 +43,10 @@ stage_layering() {
 
 stage_waits() {
   scripts/waits.sh
+}
+
+stage_batches() {
+  scripts/batches.sh
 }
 
 stage_strace() {

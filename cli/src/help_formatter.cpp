@@ -9,7 +9,7 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::size_t kWidth = 96;
+constexpr std::size_t kHelpWidth = 96;
 constexpr std::size_t kOptionColumn = 4;
 
 /// "N:UINT in [1 - 64]" -> "N": what a check adds is told when it fails.
@@ -57,7 +57,7 @@ std::string HelpFormatter::make_help(const CLI::App* app,
     if (option->get_lnames().empty()) positionals += fmt::format(" [{}...]", option->get_name());
   }
   std::string text = fmt::format("usage: {}{} [OPTIONS]\n\n{}\n\noptions:\n", app->get_name(),
-                                 positionals, wrap(app->get_description(), kWidth, 0));
+                                 positionals, wrap(app->get_description(), kHelpWidth, 0));
   for (const CLI::Option* option : app->get_options()) {
     if (!option->get_group().empty()) text += make_option(option, false);
   }
@@ -75,7 +75,7 @@ std::string HelpFormatter::make_option(const CLI::Option* option, bool /*is_posi
   if (is_named && option->get_items_expected_max() > 0) head += " " + type_of(*option);
   std::string about = option->get_description();
   if (!option->get_default_str().empty()) about += fmt::format(" [{}]", option->get_default_str());
-  return fmt::format("  {}\n{}{}\n", head, indent, wrap(about, kWidth, kOptionColumn));
+  return fmt::format("  {}\n{}{}\n", head, indent, wrap(about, kHelpWidth, kOptionColumn));
 }
 
 }  // namespace kvferry::cli

@@ -41,7 +41,7 @@ constexpr const char* kSimulateExample =
 /// Without --capacity: such parts of the distinct blocks.
 constexpr std::array kDefaultParts = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4};
 
-constexpr std::uint32_t kMostBlocks = 1U << 31U;
+constexpr std::uint32_t kMostCapacity = 1U << 31U;
 
 struct SimulateOptions {
   CommonOptions common;
@@ -74,7 +74,7 @@ void add_simulate_options(CLI::App& app, SimulateOptions& options) {
       ->type_name("N[,...]")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Range(1U, kMostBlocks));
+      ->check(CLI::Range(1U, kMostCapacity));
   add_list<std::string>(app, "--policy", options.policies, parse_policy,
                         fmt::format("all, or any of {}", fmt::join(all_policies(), ", ")))
       ->type_name("NAME[,...]")

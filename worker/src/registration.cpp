@@ -23,12 +23,6 @@ using ipc::MessageKind;
 
 namespace {
 
-ipc::RuntimeDir open_runtime_dir(const ipc::RankConfig& config) {
-  auto dir = ipc::RuntimeDir::open(config.runtime_dir, config.instance);
-  if (!dir) throw ipc::Exception(std::move(dir).error());
-  return std::move(dir).value();
-}
-
 using Agent = ServiceThread<StagingAgent>;
 
 /// What outlives the link: the way to its thread, and the last state.
@@ -164,7 +158,7 @@ class RegisteredWorker::Impl {
         config_(config),
         regions_(regions),
         hooks_(std::move(hooks)),
-        dir_(open_runtime_dir(config)),
+        dir_(value_or_throw(ipc::RuntimeDir::open(config.runtime_dir, config.instance))),
         transitions_(ipc::open_transitions(config, ipc::ProcessKind::kWorker, dir_)),
         arena_(device, config.rank),
         layers_(device),

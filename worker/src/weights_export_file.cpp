@@ -27,11 +27,6 @@ constexpr std::uint64_t kPlaceBytes = 512;
 /// Of one piece on its way to the device.
 constexpr ipc::Duration kPieceTime = 30s;
 
-template <typename T> T value_or_throw(ipc::Result<T> result) {
-  if (!result) throw ipc::Exception(std::move(result).error());
-  return std::move(result).value();
-}
-
 /// The tensors of a file in one allocation.
 struct LoadedFile {
   std::unique_ptr<ipc::DeviceMemory> memory;

@@ -35,13 +35,7 @@ namespace {
 
 /// A large model from a slow disk; longer than that, and the disk hangs.
 constexpr std::chrono::minutes kLoadTime{30};
-constexpr std::chrono::seconds kLook{1};
-
-ipc::RuntimeDir open_runtime_dir(const ipc::RankConfig& config) {
-  auto dir = ipc::RuntimeDir::open(config.runtime_dir, config.instance);
-  if (!dir) throw ipc::Exception(std::move(dir).error());
-  return std::move(dir).value();
-}
+constexpr std::chrono::seconds kLoopLook{1};
 
 /// An engine's worker as far as kvferry is concerned: it computes steps on an arena that it
 /// registered, allocated by kvferry or by itself.
@@ -50,7 +44,7 @@ class Worker {
   explicit Worker(const WorkerConfig& config)
       : config_(config.rank),
         device_(ipc::open_device(config_.device)),
-        dir_(open_runtime_dir(config_)),
+        dir_(value_or_throw(ipc::RuntimeDir::open(config_.runtime_dir, config_.instance))),
         allocator_(*device_),
         tables_(*device_, allocator_) {
     if (config.arena_memory == ArenaMemory::kEngine) {
@@ -130,7 +124,7 @@ class Worker {
       loop_.post([&loaded, status = std::move(status)] { loaded = status; });
     });
     while (!loaded) {
-      loop_.run_once(ipc::Deadline::after(kLook));
+      loop_.run_once(ipc::Deadline::after(kLoopLook));
       if (stopped_) weights_->cancel();
     }
     if (!*loaded && !stopped_) throw ipc::Exception(loaded->error());

@@ -22,13 +22,6 @@ namespace {
 // Three for each of 4,096 peers, and room for connections of others that come and go.
 constexpr std::size_t kDescriptors = 65'536;
 
-template <typename T> T value_or_throw(ipc::Result<T> result) {
-  if (!result) {
-    throw ipc::Exception(std::move(result).error());
-  }
-  return std::move(result).value();
-}
-
 // Processes that were killed and have no successor leave their names; living ones keep theirs.
 void sweep(const ipc::RuntimeDir& dir) {
   for (const std::string& name : dir.remove_stale_names()) {

@@ -24,13 +24,13 @@ using ipc::MessageKind;
 
 constexpr auto kResendDelay = std::chrono::milliseconds(1);
 // A few blocks through both processes, on a link that others use.
-constexpr auto kBriefTime = std::chrono::microseconds(300);
+constexpr auto kAwakeTime = std::chrono::microseconds(300);
 
 /// Wires engine, lease and manager link together on one loop.
 class MoverProcess {
  public:
   explicit MoverProcess(const MoverConfig& config)
-      : dir_(open_dir(config)),
+      : dir_(value_or_throw(ipc::RuntimeDir::open(config.rank.runtime_dir, config.rank.instance))),
         keep_name_(
             dir_.rank_socket(config.rank.engine, config.rank.rank.value, ipc::PoolKeeper::kSocket)),
         keep_pool_(config.keep_pool),
@@ -68,12 +68,6 @@ class MoverProcess {
   }
 
  private:
-  static ipc::RuntimeDir open_dir(const MoverConfig& config) {
-    auto dir = ipc::RuntimeDir::open(config.rank.runtime_dir, config.rank.instance);
-    if (!dir) throw ipc::Exception(std::move(dir).error());
-    return std::move(dir).value();
-  }
-
   static std::optional<Calibrator::Options> calibrator_options(const MoverConfig& config) {
     const bool gpu = config.rank.device.kind == ipc::DeviceKind::kCuda;
     if (config.calibration == CalibrationMode::kOff ||
@@ -167,7 +161,7 @@ class MoverProcess {
     if (envelope.kind == MessageKind::kMoverJob) {
       auto job = ipc::decode<ipc::MoverJob>(envelope.body, "MoverJob");
       if (job) {
-        if (job->brief) loop_.stay_awake(kBriefTime);
+        if (job->brief) loop_.stay_awake(kAwakeTime);
         engine_.submit(std::move(job).value());
       } else {
         // Whose job it was cannot be told, so it cannot be answered; our death answers it.

@@ -23,7 +23,7 @@ constexpr std::uint64_t kHostSpan = BareCopies::kHostLimitBytes;
 /// A swapped-out block is replaced when its successor is whole; and slabs are not all full.
 constexpr std::uint64_t kHostRoom = 3;
 constexpr std::uint64_t kSlabSlackBytes = 64ULL << 20;
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr double kBytesPerGiB = 1024.0 * 1024.0 * 1024.0;
 
 struct Cell {
   std::uint32_t blocks = 0;
@@ -232,7 +232,7 @@ void TransferBench::measure_cells(BenchInstance& instance, cache_manager::CopySt
         const Traffic::Moved one = must(traffic.move(cell.way, config_.bytes));
         moved.gbps.add(static_cast<double>(one.bytes) / one.seconds / 1e9);
         cpu_seconds += one.cpu_seconds;
-        gib += static_cast<double>(one.bytes) / kGiB;
+        gib += static_cast<double>(one.bytes) / kBytesPerGiB;
       }
       moved.cpu_ms_per_gib = cpu_seconds * 1000 / gib;
       add(std::move(moved));

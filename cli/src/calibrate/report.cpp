@@ -26,7 +26,7 @@ using nlohmann::json;
 constexpr std::array kWays = {std::pair(ipc::CopyDirection::kDeviceToHost, "d2h"),
                               std::pair(ipc::CopyDirection::kHostToDevice, "h2d")};
 
-double gbps(std::uint64_t bytes, double us) { return static_cast<double>(bytes) / us / 1e3; }
+double curve_gbps(std::uint64_t bytes, double us) { return static_cast<double>(bytes) / us / 1e3; }
 
 std::string choice_of(const CalibratedGeometry& calibrated,
                       ipc::CopyDirection direction,
@@ -57,31 +57,31 @@ template <typename Each> void for_each_job(const Calibration& calibration, Each 
 
 json to_json(const CalibratedGeometry& calibrated) {
   json results = json::array();
-  for_each_job(
-      calibrated.calibration, [&](std::string_view way, ipc::CopyDirection direction, std::size_t g,
-                                  const GroupCurves& curves, std::size_t i) {
-        const std::uint32_t blocks = curves.blocks[i];
-        const std::uint64_t bytes = blocks * curves.block_bytes;
-        json strategies = json::object();
-        for (const cache_manager::StrategyCurve& curve : curves.strategies) {
-          strategies[std::string(cache_manager::to_string(curve.strategy))] = {
-              {"us", curve.us[i]},
-              {"gbps", gbps(bytes, curve.us[i])},
-              {"share", curves.large_us[i] / curve.us[i]}};
-        }
-        results.push_back(
-            {{"direction", way},
-             {"group", g},
-             {"chunk_bytes", curves.block_bytes / curves.regions},
-             {"regions", curves.regions},
-             {"block_bytes", curves.block_bytes},
-             {"blocks", blocks},
-             {"large", {{"us", curves.large_us[i]}, {"gbps", gbps(bytes, curves.large_us[i])}}},
-             {"strategies", std::move(strategies)},
-             {"choice",
-              {{"alone", choice_of(calibrated, direction, g, blocks, true)},
-               {"among", choice_of(calibrated, direction, g, blocks, false)}}}});
-      });
+  for_each_job(calibrated.calibration, [&](std::string_view way, ipc::CopyDirection direction,
+                                           std::size_t g, const GroupCurves& curves,
+                                           std::size_t i) {
+    const std::uint32_t blocks = curves.blocks[i];
+    const std::uint64_t bytes = blocks * curves.block_bytes;
+    json strategies = json::object();
+    for (const cache_manager::StrategyCurve& curve : curves.strategies) {
+      strategies[std::string(cache_manager::to_string(curve.strategy))] = {
+          {"us", curve.us[i]},
+          {"gbps", curve_gbps(bytes, curve.us[i])},
+          {"share", curves.large_us[i] / curve.us[i]}};
+    }
+    results.push_back(
+        {{"direction", way},
+         {"group", g},
+         {"chunk_bytes", curves.block_bytes / curves.regions},
+         {"regions", curves.regions},
+         {"block_bytes", curves.block_bytes},
+         {"blocks", blocks},
+         {"large", {{"us", curves.large_us[i]}, {"gbps", curve_gbps(bytes, curves.large_us[i])}}},
+         {"strategies", std::move(strategies)},
+         {"choice",
+          {{"alone", choice_of(calibrated, direction, g, blocks, true)},
+           {"among", choice_of(calibrated, direction, g, blocks, false)}}}});
+  });
   const auto& key = calibrated.calibration.key;
   json possible = json::array();
   for (const CopyStrategy strategy : calibrated.possible) {
@@ -115,23 +115,23 @@ std::string table_of(const CalibratedGeometry& calibrated) {
   columns.push_back({"alone", Align::kLeft});
   columns.push_back({"among others", Align::kLeft});
   Table table(std::move(columns));
-  for_each_job(
-      calibrated.calibration, [&](std::string_view way, ipc::CopyDirection direction, std::size_t g,
-                                  const GroupCurves& curves, std::size_t i) {
-        const std::uint32_t blocks = curves.blocks[i];
-        const std::uint64_t bytes = blocks * curves.block_bytes;
-        std::vector<std::string> row = {std::string(way),
-                                        ipc::format_size(curves.block_bytes / curves.regions),
-                                        std::to_string(blocks), ipc::format_size(bytes),
-                                        fmt::format("{:.1f}", gbps(bytes, curves.large_us[i]))};
-        for (const cache_manager::StrategyCurve& curve : curves.strategies) {
-          row.push_back(fmt::format("{:.1f} {:3.0f} %", gbps(bytes, curve.us[i]),
-                                    100 * curves.large_us[i] / curve.us[i]));
-        }
-        row.push_back(choice_of(calibrated, direction, g, blocks, true));
-        row.push_back(choice_of(calibrated, direction, g, blocks, false));
-        table.add(std::move(row));
-      });
+  for_each_job(calibrated.calibration, [&](std::string_view way, ipc::CopyDirection direction,
+                                           std::size_t g, const GroupCurves& curves,
+                                           std::size_t i) {
+    const std::uint32_t blocks = curves.blocks[i];
+    const std::uint64_t bytes = blocks * curves.block_bytes;
+    std::vector<std::string> row = {std::string(way),
+                                    ipc::format_size(curves.block_bytes / curves.regions),
+                                    std::to_string(blocks), ipc::format_size(bytes),
+                                    fmt::format("{:.1f}", curve_gbps(bytes, curves.large_us[i]))};
+    for (const cache_manager::StrategyCurve& curve : curves.strategies) {
+      row.push_back(fmt::format("{:.1f} {:3.0f} %", curve_gbps(bytes, curve.us[i]),
+                                100 * curves.large_us[i] / curve.us[i]));
+    }
+    row.push_back(choice_of(calibrated, direction, g, blocks, true));
+    row.push_back(choice_of(calibrated, direction, g, blocks, false));
+    table.add(std::move(row));
+  });
   const auto& key = calibrated.calibration.key;
   const std::string taken = calibrated.seconds > 0
                                 ? fmt::format("measured in {:.2f} s", calibrated.seconds)

@@ -16,7 +16,7 @@ using ipc::Status;
 
 constexpr std::uint32_t kOversubscription = 4;
 /// Slabs of the host pool are not all full.
-constexpr std::uint64_t kSlabSlack = 64ULL << 20;
+constexpr std::uint64_t kPoolSlack = 64ULL << 20;
 
 Status check_groups(const LongctxConfig& config) {
   for (const ipc::GroupSpec& group : config.geometry.groups) {
@@ -101,7 +101,7 @@ Result<LongctxSizes> decide_sizes(const LongctxConfig& config,
       TurnScheduler::host_blocks_of(sizes.sequence_blocks) * config.sequences * sizes.block_bytes;
   // A page holds whole blocks: of large ones a part of each page is lost.
   sizes.host_bytes =
-      config.host_memory.value_or(sizes.host_needed + sizes.host_needed / 8 + kSlabSlack);
+      config.host_memory.value_or(sizes.host_needed + sizes.host_needed / 8 + kPoolSlack);
   KVFERRY_TRY(check_pool(config, sizes));
   KVFERRY_TRY(check_memory(config, sizes, host_available, device_free));
   return sizes;

@@ -17,8 +17,8 @@ using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using std::chrono_literals::operator""min;
 
-constexpr ipc::Duration kConnectTry = 500ms;
-constexpr ipc::Duration kConnectRetry = 20ms;
+constexpr ipc::Duration kManagerTry = 500ms;
+constexpr ipc::Duration kManagerRetry = 20ms;
 constexpr ipc::Duration kReasonTime = 500ms;
 constexpr ipc::Duration kNotReadyTime = 10min;
 constexpr ipc::Duration kWatchPeriod = 1s;
@@ -68,7 +68,7 @@ void Engine::connect() {
   options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
   options.identity.weights = ipc::Digest::random();
   options.scheduler = this;
-  auto client = worker::Client::connect(options, ipc::Deadline::after(kConnectTry));
+  auto client = worker::Client::connect(options, ipc::Deadline::after(kManagerTry));
   if (!client) {
     const ipc::ErrorCode code = client.error().code;
     const bool may_come = code == ipc::ErrorCode::kNoManager || code == ipc::ErrorCode::kTimeout ||
@@ -77,7 +77,7 @@ void Engine::connect() {
       fail(client.error());
       return;
     }
-    connect_timer_ = loop_.after(kConnectRetry, [this] { connect(); });
+    connect_timer_ = loop_.after(kManagerRetry, [this] { connect(); });
     return;
   }
   client_ = std::move(*client);

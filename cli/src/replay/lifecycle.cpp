@@ -14,7 +14,7 @@ using std::chrono_literals::operator""s;
 
 constexpr ipc::Duration kRetry = 200ms;
 /// The manager answers by its own deadline; this is for an answer that never comes.
-constexpr ipc::Duration kReplyMargin = 3s;
+constexpr ipc::Duration kLifecycleMargin = 3s;
 constexpr ipc::Duration kRecoverTime = 60s;
 
 double ms_since(ipc::TimePoint start) {
@@ -57,7 +57,7 @@ void LifecycleDriver::ask(ipc::MessageKind kind, const Request& request) {
   };
   asked_at_ = ipc::MonotonicClock::now();
   const auto sent =
-      calls_.ask(kind, ipc::encode(request), request.deadline + kReplyMargin, answered);
+      calls_.ask(kind, ipc::encode(request), request.deadline + kLifecycleMargin, answered);
   if (!sent) recover(sent.error());
 }
 

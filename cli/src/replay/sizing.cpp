@@ -19,7 +19,7 @@ constexpr double kHostShare = 0.22;
 /// Blocks of a request come back hundreds of requests later: below this the host tier would forget
 /// everything in a short run.
 constexpr std::uint64_t kLeastHostBlocks = 10'000;
-constexpr std::uint64_t kSlabSlackBytes = 16ULL << 20;
+constexpr std::uint64_t kPoolSlackBytes = 16ULL << 20;
 
 /// Trace blocks that fit into so many blocks of a group with blocks_percent = 100.
 std::uint64_t blocks_needed(const ipc::Geometry& geometry, std::uint32_t length) {
@@ -120,7 +120,7 @@ ipc::Result<Sizing> choose_sizes(const ipc::Geometry& geometry,
     const std::uint64_t blocks = std::max(
         static_cast<std::uint64_t>(kHostShare * static_cast<double>(facts.distinct_blocks)),
         std::min(kLeastHostBlocks, facts.distinct_blocks));
-    sizing.host_bytes = blocks * block_bytes + kSlabSlackBytes;
+    sizing.host_bytes = blocks * block_bytes + kPoolSlackBytes;
     if (limits.host_bytes > 0) sizing.host_bytes = std::min(sizing.host_bytes, limits.host_bytes);
   }
   if (sizing.host_bytes < block_bytes) {

@@ -20,7 +20,7 @@ using std::chrono_literals::operator""ms;
 constexpr std::uint64_t kPlaceBytes = 512;
 constexpr std::uint64_t kAllocationBytes = 2ULL << 20;
 /// Of a process that has no room for one more connection at the moment.
-constexpr ipc::Duration kConnectTime = 1ms;
+constexpr ipc::Duration kGreetTime = 1ms;
 
 bool on_one_device(const std::vector<ipc::DeviceSpec>& devices) {
   return std::all_of(devices.begin(), devices.end(), [&devices](const ipc::DeviceSpec& device) {
@@ -65,7 +65,7 @@ std::vector<std::string> missing_lenders(const ipc::RuntimeDir& dir,
   std::vector<std::string> missing;
   for (const std::string& name : names) {
     const auto socket = dir.weights_socket(name);
-    const ipc::Deadline deadline = ipc::Deadline::after(kConnectTime);
+    const ipc::Deadline deadline = ipc::Deadline::after(kGreetTime);
     // Connected and closed: a lender forgets who has taken nothing.
     if (!socket || !ipc::PacketSocket::connect(*socket, deadline)) missing.push_back(name);
   }

@@ -17,8 +17,8 @@ namespace {
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
-constexpr ipc::Duration kLookPeriod = 50ms;
-constexpr ipc::Duration kStatusTime = 5s;
+constexpr ipc::Duration kProcessLook = 50ms;
+constexpr ipc::Duration kStatusWait = 5s;
 
 ipc::RuntimeDir open_dir(const std::string& runtime_dir, const std::string& instance) {
   auto dir = ipc::RuntimeDir::open(runtime_dir, instance);
@@ -64,7 +64,7 @@ void LoopDriver::start() {
 }
 
 void LoopDriver::look_again() {
-  look_timer_ = loop_.after(kLookPeriod, [this] { look_for_processes(); });
+  look_timer_ = loop_.after(kProcessLook, [this] { look_for_processes(); });
 }
 
 void LoopDriver::look_for_processes() {
@@ -81,7 +81,7 @@ void LoopDriver::look_for_processes() {
   }
   if (!missing_here_.empty()) return look_again();
   const auto sent =
-      calls_.ask(ipc::MessageKind::kStatus, ipc::encode(ipc::Empty{}), kStatusTime,
+      calls_.ask(ipc::MessageKind::kStatus, ipc::encode(ipc::Empty{}), kStatusWait,
                  [this](const ipc::Result<ipc::Envelope>& answer) { on_status(answer); });
   if (sent) return;
   missing_there_ = {"the manager"};

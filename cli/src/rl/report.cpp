@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 /// Iterations until everything that lives as long as the engine has been allocated.
-constexpr std::size_t kWarmUp = 3;
+constexpr std::size_t kWarmUpIterations = 3;
 
 Json ms_to_json(const std::optional<double>& ms) { return ms ? Json(*ms) : Json(); }
 
@@ -107,15 +107,17 @@ Json graphs_to_json(const std::vector<ipc::WorkerMemory>& workers) {
 /// same every time.
 std::vector<std::string> growth_of(const RlReport& report) {
   std::vector<std::string> failures;
-  if (!report.settings.empty_cache || report.iterations.size() <= kWarmUp) return failures;
-  const IterationRecord& base = report.iterations[kWarmUp];
+  if (!report.settings.empty_cache || report.iterations.size() <= kWarmUpIterations)
+    return failures;
+  const IterationRecord& base = report.iterations[kWarmUpIterations];
   if (!base.finished) return failures;
   for (std::size_t rank = 0; rank < base.ranks.size(); ++rank) {
     const std::uint64_t expected = base.ranks[rank].reserved_after;
-    const auto other = std::find_if(
-        report.iterations.begin() + kWarmUp, report.iterations.end(), [&](const auto& iteration) {
-          return iteration.finished && iteration.ranks[rank].reserved_after != expected;
-        });
+    const auto other = std::find_if(report.iterations.begin() + kWarmUpIterations,
+                                    report.iterations.end(), [&](const auto& iteration) {
+                                      return iteration.finished &&
+                                             iteration.ranks[rank].reserved_after != expected;
+                                    });
     if (other == report.iterations.end()) continue;
     failures.push_back(fmt::format(
         "rank {} kept {} ({} bytes) at the continue of iteration {} and {} ({} bytes) at that of "

@@ -13,16 +13,16 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr double kWidth = 860;
-constexpr double kHeight = 470;
+constexpr double kPlotWidth = 860;
+constexpr double kPlotHeight = 470;
 constexpr double kLeft = 70;
-constexpr double kRight = kWidth - 30;
+constexpr double kRight = kPlotWidth - 30;
 constexpr double kTop = 92;
-constexpr double kBottom = kHeight - 56;
+constexpr double kBottom = kPlotHeight - 56;
 constexpr int kTicks = 5;
 
 /// Colours that stay apart for the colour-blind, on white and on near-black.
-constexpr std::string_view kLightCurves =
+constexpr std::string_view kLightPolicies =
     R"(    .reuse { stroke: #000000; stroke-width: 3; } .optimal { stroke: #57606a; stroke-dasharray: 2 4; }
     .lru { stroke: #0072b2; } .arc { stroke: #009e73; } .s3fifo { stroke: #e69f00; }
     .sieve { stroke: #d55e00; } .lfu { stroke: #cc79a7; }
@@ -30,7 +30,7 @@ constexpr std::string_view kLightCurves =
     circle.arc { fill: #009e73; } circle.s3fifo { fill: #e69f00; } circle.sieve { fill: #d55e00; }
     circle.lfu { fill: #cc79a7; }
 )";
-constexpr std::string_view kDarkCurves =
+constexpr std::string_view kDarkPolicies =
     R"(      .reuse { stroke: #ffffff; } .optimal { stroke: #9198a1; }
       .lru { stroke: #56b4e9; } .arc { stroke: #3fd0a0; } .s3fifo { stroke: #f0c040; }
       .sieve { stroke: #ff9e4a; } .lfu { stroke: #e0a0c8; }
@@ -85,13 +85,14 @@ void add_axes(const SimulationReport& report, const Scale& scale, SvgDrawing& sv
     svg.text({x, kBottom + 20}, with_separators(capacity), Anchor::kMiddle);
     free_from = x + 66;
   }
-  svg.text({(kLeft + kRight) / 2, kHeight - 14}, "capacity, blocks", Anchor::kMiddle);
+  svg.text({(kLeft + kRight) / 2, kPlotHeight - 14}, "capacity, blocks", Anchor::kMiddle);
 }
 
 }  // namespace
 
 std::string draw_simulation(const SimulationReport& report) {
-  SvgDrawing svg({kWidth, kHeight}, "Hits of a cache of prefixes", kLightCurves, kDarkCurves);
+  SvgDrawing svg({kPlotWidth, kPlotHeight}, "Hits of a cache of prefixes", kLightPolicies,
+                 kDarkPolicies);
   svg.styled_text(
       "note", {kLeft, 52},
       fmt::format("{}: {} requests, {} blocks, {} distinct; unlimited {:.4f}", report.workload,

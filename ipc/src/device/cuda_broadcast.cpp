@@ -24,7 +24,7 @@ using std::chrono_literals::operator""us;
 /// NCCL tells the end of a call that goes on behind it in no other way than by being asked. Most
 /// are of microseconds, for which there is nothing to sleep on.
 constexpr std::chrono::microseconds kSpins = 200us;
-constexpr auto kLook = 1ms;
+constexpr auto kRanksLook = 1ms;
 
 class NcclRoot final : public BroadcastRoot {
  public:
@@ -102,9 +102,9 @@ class NcclGroup final : public BroadcastGroup {
         // wait-brief: a thread of NCCL; kSpins
         std::this_thread::yield();
       } else {
-        // wait: the other ranks; kLook, again until the deadline of the caller; being called off,
-        // and the failure of the group
-        ::poll(nullptr, 0, Deadline::after(kLook).poll_timeout_ms());
+        // wait: the other ranks; kRanksLook, again until the deadline of the caller; being called
+        // off, and the failure of the group
+        ::poll(nullptr, 0, Deadline::after(kRanksLook).poll_timeout_ms());
       }
       if (const int asked = library_.comm_get_async_error(comm_, &code); asked != nccl::kSuccess) {
         return library_.error(asked, "ncclCommGetAsyncError", comm_);

@@ -20,7 +20,7 @@
 namespace kvferry::ipc {
 namespace {
 
-constexpr std::chrono::seconds kNoticeable{1};
+constexpr std::chrono::seconds kStuckAfter{1};
 
 struct Address {
   sockaddr_un raw{};
@@ -89,7 +89,7 @@ bool wait_holder_gone(const Address& address, Deadline deadline, pid_t& holder) 
 
 Result<HostLock> HostLock::acquire(std::string_view device_name, Deadline deadline) {
   const Address address = address_of(device_name);
-  const Deadline notice = Deadline::after(kNoticeable).earlier(deadline);
+  const Deadline notice = Deadline::after(kStuckAfter).earlier(deadline);
   bool noticed = false;
   pid_t holder = 0;
   for (;;) {

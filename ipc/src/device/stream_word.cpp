@@ -13,7 +13,7 @@
 namespace kvferry::ipc {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kWordLook{100};
 
 struct News {
   std::mutex mutex;
@@ -48,9 +48,9 @@ void word_news::wait(const StreamWord& word,
                      const std::function<bool()>& is_over) {
   std::unique_lock lock(news().mutex);
   while (!StreamWord::has_reached(word.load(), at_least) && !is_over()) {
-    // wait: the word, as a GPU would for ever; kLook, then it is looked at again; is_over, the end
-    // of the stream
-    news().changed.wait_until(lock, Deadline::after(kLook).when());
+    // wait: the word, as a GPU would for ever; kWordLook, then it is looked at again; is_over, the
+    // end of the stream
+    news().changed.wait_until(lock, Deadline::after(kWordLook).when());
   }
 }
 

@@ -34,7 +34,7 @@ std::string first_word(const std::filesystem::path& file) {
   return word;
 }
 
-std::optional<int> to_number(std::string_view text) {
+std::optional<int> to_node(std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
@@ -54,7 +54,7 @@ std::vector<int> gpu_numa_nodes_of(const std::filesystem::path& pci_devices) {
   for (const auto& device : std::filesystem::directory_iterator(pci_devices, error)) {
     if (first_word(device.path() / "vendor") != kNvidia) continue;
     if (!first_word(device.path() / "class").starts_with(kDisplayClass)) continue;
-    const auto node = to_number(first_word(device.path() / "numa_node"));
+    const auto node = to_node(first_word(device.path() / "numa_node"));
     if (node && *node >= 0 && *node < kMostNodes) nodes.insert(*node);  // -1: it does not tell
   }
   return {nodes.begin(), nodes.end()};
@@ -71,7 +71,7 @@ Result<std::vector<int>> parse_numa_nodes(std::string_view text) {
   while (!text.empty()) {
     const std::size_t comma = std::min(text.find(','), text.size());
     const std::string_view word = text.substr(0, comma);
-    const auto node = to_number(word);
+    const auto node = to_node(word);
     if (!node || !is_node(*node)) {
       return KVFERRY_ERROR(kInvalidArgument,
                            "NUMA node '{}' is none of this machine: see /sys/devices/system/node",

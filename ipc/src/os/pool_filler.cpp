@@ -19,7 +19,7 @@ namespace kvferry::ipc {
 namespace {
 
 constexpr std::uint32_t kMostThreads = 8;
-constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kPagesLook{50};
 
 /// Whoever waits for this process's map of its memory (to grow its heap, say) waits for a step.
 constexpr std::uint64_t kStepBytes = 4ULL << 20;
@@ -161,8 +161,8 @@ Status PoolFiller::wait_filled(std::uint64_t size_bytes, const std::function<boo
                            options_.name, format_size(filled_bytes()),
                            format_size(options_.size_bytes));
     }
-    // wait: pages, which the kernel zeroes; kLook, then whoever waits may give up; a failure
-    changed_.wait_until(lock, Deadline::after(kLook).when());
+    // wait: pages, which the kernel zeroes; kPagesLook, then whoever waits may give up; a failure
+    changed_.wait_until(lock, Deadline::after(kPagesLook).when());
   }
   return ok();
 }

@@ -22,15 +22,6 @@
 #include <utility>
 
 namespace kvferry::ipc {
-namespace {
-
-RuntimeDir open_dir(const RankConfig& config) {
-  auto dir = RuntimeDir::open(config.runtime_dir, config.instance);
-  if (!dir) throw Exception(std::move(dir).error());
-  return std::move(dir).value();
-}
-
-}  // namespace
 
 TransitionLog open_transitions(const RankConfig& config, ProcessKind kind, const RuntimeDir& dir) {
   return TransitionLog::create_or_warn(dir, {.role = std::string(to_string(kind)),
@@ -52,7 +43,7 @@ class RankService::Impl {
       : config_(config),
         hooks_(std::move(hooks)),
         user_(user, hooks_.empty_allocator),
-        dir_(open_dir(config)),
+        dir_(value_or_throw(RuntimeDir::open(config.runtime_dir, config.instance))),
         calls_(loop),
         report_(device),
         connection_(loop, {config_, kind, device, transitions}, dir_, connection_hooks()),

@@ -24,12 +24,12 @@ constexpr std::size_t record_bytes(std::size_t message_bytes) {
          ring::kRecordAlign;
 }
 
-struct Header {
+struct RecordHeader {
   std::uint64_t sequence = 0;
   std::uint32_t size_bytes = 0;
   std::uint32_t zero = 0;
 };
-static_assert(sizeof(Header) == ring::kHeaderBytes);
+static_assert(sizeof(RecordHeader) == ring::kHeaderBytes);
 
 }  // namespace
 
@@ -46,8 +46,8 @@ bool RingWriter::try_write(std::uint64_t sequence, std::span<const std::uint8_t>
   // Wraps to something huge for a reader that claims to be ahead of us.
   const std::uint64_t used = written_ - read_word_->load(std::memory_order_acquire);
   if (used > capacity_ || capacity_ - used < needed) return false;
-  const Header header{sequence, static_cast<std::uint32_t>(message.size()), 0};
-  std::array<std::uint8_t, sizeof(Header)> head{};
+  const RecordHeader header{sequence, static_cast<std::uint32_t>(message.size()), 0};
+  std::array<std::uint8_t, sizeof(RecordHeader)> head{};
   std::memcpy(head.data(), &header, sizeof(header));
   copy_in(written_, head);
   copy_in(written_ + sizeof(header), message);
@@ -82,14 +82,14 @@ Result<std::optional<std::uint64_t>> RingReader::next() {
   const std::uint64_t unread = written - read_;
   if (unread == 0) return std::optional<std::uint64_t>();
   MessageOrder::after_receive();
-  if (unread > capacity_ || unread < sizeof(Header)) {
+  if (unread > capacity_ || unread < sizeof(RecordHeader)) {
     broken_ = true;
     return KVFERRY_ERROR(kProtocol,
                          "message ring of {} bytes: its writer is at {}, its reader at {}",
                          capacity_, written, read_);
   }
-  Header header;
-  std::array<std::uint8_t, sizeof(Header)> head{};
+  RecordHeader header;
+  std::array<std::uint8_t, sizeof(RecordHeader)> head{};
   copy_out(read_, head);
   std::memcpy(&header, head.data(), sizeof(header));
   if (record_bytes(header.size_bytes) > unread || header.zero != 0) {
@@ -105,7 +105,7 @@ Result<std::optional<std::uint64_t>> RingReader::next() {
 
 std::span<const std::uint8_t> RingReader::take() {
   message_.resize(next_bytes_);
-  copy_out(read_ + sizeof(Header), message_);
+  copy_out(read_ + sizeof(RecordHeader), message_);
   read_ += record_bytes(next_bytes_);
   read_word_->store(read_, std::memory_order_release);
   return message_;

@@ -88,6 +88,12 @@ class [[nodiscard]] Status {
 
 inline Status ok() { return {}; }
 
+/// For constructors, which cannot return an Error: the value, or an Exception with the error.
+template <typename T> [[nodiscard]] T value_or_throw(Result<T> result) {
+  if (!result) throw Exception(std::move(result).error());
+  return std::move(result).value();
+}
+
 }  // namespace kvferry::ipc
 
 #define KVFERRY_CONCAT_INNER(a, b) a##b
