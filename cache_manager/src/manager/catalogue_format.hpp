@@ -42,6 +42,7 @@ struct Header {
 /// Behind the header, by itself: it changes.
 struct Progress {
   std::uint64_t filled_bytes;  ///< Of the pool have memory, from its start.
+  std::uint64_t served_ns;     ///< CLOCK_MONOTONIC: when its last manager took it.
 };
 
 enum class UserKind : std::uint8_t { kWorker = 1, kMover, kEngine };

@@ -168,6 +168,16 @@ void PoolCatalogue::set_filled(std::uint64_t bytes) noexcept {
       .store(bytes, std::memory_order_relaxed);
 }
 
+std::uint64_t PoolCatalogue::served_ns() const noexcept {
+  return std::atomic_ref(at<Progress>(sizeof(Header))->served_ns).load(std::memory_order_relaxed);
+}
+
+void PoolCatalogue::set_served(ipc::TimePoint when) noexcept {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(when.time_since_epoch());
+  std::atomic_ref(at<Progress>(sizeof(Header))->served_ns)
+      .store(static_cast<std::uint64_t>(ns.count()), std::memory_order_relaxed);
+}
+
 std::vector<SlabPlace> PoolCatalogue::slabs() const {
   std::vector<SlabPlace> found;
   for (std::uint32_t page = 0; page < pages_; ++page) {

@@ -70,6 +70,9 @@ class PoolCatalogue final : public PoolObserver {
   /// Of the pool have memory.
   [[nodiscard]] std::uint64_t filled_bytes() const noexcept;
   void set_filled(std::uint64_t bytes) noexcept;
+  /// When a manager took it last: of two pools that are left the later one is up to date.
+  [[nodiscard]] std::uint64_t served_ns() const noexcept;
+  void set_served(ipc::TimePoint when) noexcept;
 
   /// What an earlier manager wrote, as far as it is whole. Slabs by their first page; where they
   /// lie is for the pool to judge.

@@ -12,9 +12,11 @@
 #include "manager/manager_core.hpp"
 #include "manager/pool_catalogue.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -81,34 +83,51 @@ struct KeptMemory {
 /// The time in which those that keep a pool are asked for it.
 constexpr auto kAskKeepers = std::chrono::seconds(3);
 
-/// What an earlier manager of the instance left with those that copied for it. Of several the first
-/// that suits; the others are of no use to anybody.
+struct Candidate {
+  ipc::KeptPool kept;
+  std::unique_ptr<PoolCatalogue> catalogue;  ///< Null: it cannot be used.
+};
+
+Candidate examine(ipc::KeptPool kept, const HostPool::Stats& pool) {
+  auto catalogue = PoolCatalogue::open(kept.memory, pool);
+  if (catalogue) return {std::move(kept), std::move(catalogue).value()};
+  ipc::log_warn("a pool that {} keeps cannot be used: {}", kept.holder,
+                catalogue.error().to_string());
+  return {std::move(kept), nullptr};
+}
+
+/// What an earlier manager of the instance left with those that copied for it. Of several the one
+/// that was served from last; the others are of no use to anybody.
 KeptMemory take_kept_pool(const ipc::RuntimeDir& dir, const HostPool::Stats& pool) {
+  const ipc::Deadline deadline = ipc::Deadline::after(kAskKeepers);
+  std::vector<Candidate> found;
+  for (ipc::KeptPool& kept : ipc::find_kept_pools(dir, /*succeeds=*/true, deadline)) {
+    if (!kept.in_use) {
+      found.push_back(examine(std::move(kept), pool));
+      continue;
+    }
+    ipc::log_info(
+        "{} has not noticed the end of the earlier manager: what it keeps is not asked "
+        "for again",
+        kept.holder);
+  }
+  const auto served = [](const Candidate& one) {
+    return one.catalogue == nullptr ? 0 : one.catalogue->served_ns();
+  };
+  const auto best = std::max_element(
+      found.begin(), found.end(),
+      [&served](const Candidate& a, const Candidate& b) { return served(a) < served(b); });
   KeptMemory taken;
   ipc::Digest chosen;
-  const ipc::Deadline deadline = ipc::Deadline::after(kAskKeepers);
-  for (ipc::KeptPool& kept : ipc::find_kept_pools(dir, /*succeeds=*/true, deadline)) {
-    if (kept.memory.id == chosen) continue;
-    if (kept.in_use) {
-      ipc::log_info(
-          "{} has not noticed the end of the earlier manager: what it keeps is not asked "
-          "for again",
-          kept.holder);
-      continue;
-    }
-    auto catalogue = PoolCatalogue::open(kept.memory, pool);
-    if (catalogue && taken.catalogue == nullptr) {
-      chosen = kept.memory.id;
-      ipc::log_info("{} (pid {}) has kept pool {}", kept.holder, kept.pid, chosen.hex());
-      taken = {std::move(kept.memory.pool), std::move(catalogue).value()};
-      continue;
-    }
-    if (!catalogue) {
-      ipc::log_warn("a pool that {} keeps cannot be used: {}", kept.holder,
-                    catalogue.error().to_string());
-    }
-    if (const ipc::Status dropped = ipc::drop_kept_pool(kept, deadline); !dropped) {
-      ipc::log_warn("{} keeps a pool that nobody wants: {}", kept.holder,
+  if (best != found.end() && best->catalogue != nullptr) {
+    chosen = best->kept.memory.id;
+    ipc::log_info("{} (pid {}) has kept pool {}", best->kept.holder, best->kept.pid, chosen.hex());
+    taken = {std::move(best->kept.memory.pool), std::move(best->catalogue)};
+  }
+  for (const Candidate& other : found) {
+    if (other.kept.memory.id == chosen) continue;
+    if (const ipc::Status dropped = ipc::drop_kept_pool(other.kept, deadline); !dropped) {
+      ipc::log_warn("{} keeps a pool that nobody wants: {}", other.kept.holder,
                     dropped.error().to_string());
     }
   }
@@ -142,6 +161,7 @@ void run_manager(const ManagerConfig& config) {
   const std::unique_ptr<PoolCatalogue> catalogue =
       adopts ? std::move(kept.catalogue)
              : value_or_throw(PoolCatalogue::create(pool.stats(), ipc::Digest::random()));
+  catalogue->set_served(ipc::MonotonicClock::now());
   pool.observe(catalogue.get());
   ipc::EventLoop loop;
   {

@@ -22,11 +22,18 @@ struct Answer {
   pid_t pid = 0;
 };
 
-Result<Answer> ask_keeper(const std::filesystem::path& path,
-                          const KeeperRequest& request,
-                          Deadline deadline) {
+/// Sent; the answer is to come.
+Result<PacketSocket> ask_keeper(const std::filesystem::path& path,
+                                const KeeperRequest& request,
+                                Deadline deadline) {
   KVFERRY_ASSIGN(PacketSocket socket, PacketSocket::connect(path, deadline));
   KVFERRY_TRY(socket.send(encode(request)));
+  return socket;
+}
+
+Result<Answer> answer_of(PacketSocket& socket,
+                         const std::filesystem::path& path,
+                         Deadline deadline) {
   // wait: a keeper's answer; deadline, at most kEachDeadline; the end of its process
   KVFERRY_ASSIGN(Packet packet, socket.receive(deadline));
   Answer answer;
@@ -37,9 +44,25 @@ Result<Answer> ask_keeper(const std::filesystem::path& path,
   return answer;
 }
 
-Deadline soonest(Deadline deadline) {
-  const Deadline each = Deadline::after(kEachDeadline);
-  return each.when() < deadline.when() ? each : deadline;
+Deadline soonest(Deadline deadline) { return deadline.earlier(Deadline::after(kEachDeadline)); }
+
+KeptPool kept_pool(Answer answer, const std::filesystem::path& path) {
+  KeptPool pool;
+  pool.socket = path;
+  pool.holder = path.filename().native();
+  pool.pid = answer.pid;
+  pool.in_use = answer.reply.in_use;
+  pool.memory.id = answer.reply.pool;
+  pool.memory.pool_bytes = answer.reply.pool_bytes;
+  pool.memory.catalogue_bytes = answer.reply.catalogue_bytes;
+  if (!answer.fds.empty()) pool.memory.pool = std::move(answer.fds.front());
+  if (answer.fds.size() > 1) pool.memory.catalogue = std::move(answer.fds[1]);
+  return pool;
+}
+
+void tell_silent(const std::filesystem::path& path, const Error& error) {
+  log_warn("{} does not say whether it keeps a pool: {}", path.filename().native(),
+           error.to_string());
 }
 
 }  // namespace
@@ -51,29 +74,29 @@ std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir, bool succeeds, Dead
     log_warn("kept pools are not found: {}", names.error().to_string());
     return found;
   }
-  KeeperRequest ask;
-  ask.succeeds = succeeds;
+  KeeperRequest request;
+  request.succeeds = succeeds;
   const std::string ending = "." + std::string(PoolKeeper::kSocket);
+  // All are asked before one is waited for: those that are stopped cost no more than one does.
+  std::vector<std::pair<std::filesystem::path, PacketSocket>> asked;
   for (const HeldName& held : *names) {
     if (!held.name.ends_with(ending)) continue;
-    KeptPool pool;
-    pool.socket = dir.path() / held.name;
-    pool.holder = held.name;
-    auto answer = ask_keeper(pool.socket, ask, soonest(deadline));
-    if (!answer) {
-      log_warn("{} does not say whether it keeps a pool: {}", held.name,
-               answer.error().to_string());
+    const std::filesystem::path path = dir.path() / held.name;
+    auto socket = ask_keeper(path, request, soonest(deadline));
+    if (!socket) {
+      tell_silent(path, socket.error());
       continue;
     }
-    if (answer->reply.pool.is_zero()) continue;
-    pool.pid = answer->pid;
-    pool.in_use = answer->reply.in_use;
-    pool.memory.id = answer->reply.pool;
-    pool.memory.pool_bytes = answer->reply.pool_bytes;
-    pool.memory.catalogue_bytes = answer->reply.catalogue_bytes;
-    if (!answer->fds.empty()) pool.memory.pool = std::move(answer->fds.front());
-    if (answer->fds.size() > 1) pool.memory.catalogue = std::move(answer->fds[1]);
-    found.push_back(std::move(pool));
+    asked.emplace_back(path, std::move(socket).value());
+  }
+  const Deadline answers = soonest(deadline);
+  for (auto& [path, socket] : asked) {
+    auto answer = answer_of(socket, path, answers);
+    if (!answer) {
+      tell_silent(path, answer.error());
+    } else if (!answer->reply.pool.is_zero()) {
+      found.push_back(kept_pool(std::move(answer).value(), path));
+    }
   }
   std::sort(found.begin(), found.end(),
             [](const KeptPool& a, const KeptPool& b) { return a.holder < b.holder; });
@@ -84,7 +107,8 @@ Status drop_kept_pool(const KeptPool& pool, Deadline deadline) {
   KeeperRequest ask;
   ask.ask = KeeperAsk::kDrop;
   ask.pool = pool.memory.id;
-  KVFERRY_ASSIGN(const Answer answer, ask_keeper(pool.socket, ask, deadline));
+  KVFERRY_ASSIGN(PacketSocket socket, ask_keeper(pool.socket, ask, deadline));
+  KVFERRY_ASSIGN(const Answer answer, answer_of(socket, pool.socket, deadline));
   if (answer.reply.refused) return *answer.reply.refused;
   return ok();
 }

@@ -85,6 +85,22 @@ TEST_F(PoolKeeperTest, AnOfferedPoolIsGivenWithItsCatalogue) {
   EXPECT_TRUE(is_same_memory(found[0].memory.catalogue, kept.catalogue));
 }
 
+TEST_F(PoolKeeperTest, ThoseThatAreStoppedCostNoMoreThanOneOfThem) {
+  keeper_->keep(memory(1));
+  keeper_->offer();
+  std::vector<PacketListener> silent;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    const auto path = dir_->rank_socket("also", rank, PoolKeeper::kSocket);
+    silent.push_back(PacketListener::listen(path).value());
+  }
+  // Two of them, one after the other, would take all of it.
+  const auto deadline = Deadline::after(std::chrono::milliseconds(1500));
+  const auto found = while_serving(
+      [this, deadline] { return find_kept_pools(*dir_, /*succeeds=*/false, deadline); });
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].memory.id, memory(1).id);
+}
+
 TEST_F(PoolKeeperTest, APoolInUseIsNamedAndNotGiven) {
   keeper_->keep(memory(5));
   const auto found = find();

@@ -410,6 +410,34 @@ TEST_F(ManagerRestartTest, AKeeperThatNoticesTheDeathLateIsWaitedFor) {
   EXPECT_EQ(kept()["adopted"], 1);
 }
 
+TEST_F(ManagerRestartTest, OfTwoPoolsTheOneThatWasServedFromLastIsAdopted) {
+  (void)place_of_store(1, 3);
+  manager_->signal(SIGKILL);
+  ASSERT_TRUE(manager_->wait(soon()).has_value());
+  operator_.reset();
+  // The keeper does not notice: the second manager has a pool of its own.
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  ASSERT_NO_FATAL_FAILURE(client_again());
+  ASSERT_NO_FATAL_FAILURE(ranks_again());
+  ASSERT_EQ(presence(1), BlockPresence::kMiss);
+  (void)place_of_store(2, 3);
+  ipc::PoolMemory later = movers_[0]->link().take_pool();
+  ASSERT_TRUE(later.valid());
+  ASSERT_NE(later.id, memory_.id);
+  const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
+  Keeper other(instance->rank_socket("chat", 1, ipc::PoolKeeper::kSocket), std::move(later));
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  other.offer();
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  ASSERT_NO_FATAL_FAILURE(client_again());
+  ASSERT_NO_FATAL_FAILURE(ranks_again());
+  EXPECT_EQ(kept()["adopted"], 1);
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(presence(2), BlockPresence::kHit);
+  EXPECT_TRUE(keeper_->has_dropped());
+  EXPECT_FALSE(other.has_dropped());
+}
+
 TEST_F(ManagerRestartTest, APoolWhoseManagerLivesIsNotGiven) {
   const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
   ASSERT_TRUE(instance.has_value());
