@@ -33,7 +33,8 @@ constexpr const char* kBenchDescription =
     "completion. interference: what copies cost a worker that computes all the time, in pairs of "
     "phases without copies and with them, beside one large copy of another process and others' "
     "ways. layers: loads that are computed on while they come, and stores that follow the compute, "
-    "layer by layer, beside the same one after the other. submit: an engine's time in the call for "
+    "layer by layer, beside the same one after the other. urgent: a load of one block that goes "
+    "before loads under way. submit: an engine's time in the call for "
     "a job of one block, and jobs a second. "
     "lookup: which blocks of a prefix of 1,000 are there. clear: clear and re-init of an idle "
     "arena, "
@@ -84,7 +85,7 @@ void add_what(CLI::App& app, BenchOptions& options) {
   add_list<BenchKind>(
       app, "BENCH", config.kinds, parse_kind,
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
-      "ablation, idle [transfer, latency]")
+      "ablation, idle, urgent [transfer, latency]")
       ->allow_extra_args();
   auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
                                          "Bytes of one block in one region [16KiB,32KiB,64KiB]")

@@ -200,6 +200,12 @@ int mover_command(const Arguments& arguments) {
            "Bytes to host memory in a second, at most [as many as go over the link]");
   add_size(*app, "--load-rate", load_rate,
            "Likewise to the device; loads of a priority above 1 do not wait for it [no limit]");
+  using cache_manager::UrgentLoads;
+  add_choice<UrgentLoads>(
+      *app, "--urgent-loads", config.urgent_loads,
+      {{"auto", UrgentLoads::kAuto}, {"always", UrgentLoads::kAlways}},
+      "When loads are cut so that one of higher priority, or due earlier, waits for 8 MiB of them "
+      "at most: auto, for 5 s after one that had to wait; always, at 5 to 10 % of the link");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   config.agent_swap_bytes = agent_swaps.value_or(0);
   auto rank = make_rank_config(options);

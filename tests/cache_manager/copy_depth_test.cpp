@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 namespace kvferry::cache_manager {
 namespace {
 
@@ -11,46 +13,75 @@ using ipc::CopyDirection;
 using std::chrono_literals::operator""ms;
 
 constexpr std::uint64_t kMiB = 1ULL << 20;
+constexpr auto kStraight = CopyStrategy::kDirect;
+constexpr std::array kStrategies = {CopyStrategy::kDirect,  CopyStrategy::kStaged,
+                                    CopyStrategy::kStrided, CopyStrategy::kBatch,
+                                    CopyStrategy::kMemcpy,  CopyStrategy::kKernel};
 
 class CopyDepthTest : public testing::Test {
  protected:
   const ipc::TimePoint now_ = ipc::MonotonicClock::now();
+  const ipc::TimePoint soon_ = now_ + CopyDepth::kLately - 1ms;
+  const ipc::TimePoint later_ = now_ + CopyDepth::kLately;
 };
 
 TEST_F(CopyDepthTest, BlocksOfOnePieceGoByLargeCallsWhileNoBetterJobComes) {
-  const CopyDepth stores(CopyDirection::kDeviceToHost, /*paced=*/false);
-  EXPECT_EQ(stores.call_bytes(CopyStrategy::kDirect, now_), 32 * kMiB);
-  EXPECT_EQ(stores.most_bytes(now_), 64 * kMiB);
-  const CopyDepth loads(CopyDirection::kHostToDevice, /*paced=*/false);
-  EXPECT_EQ(loads.call_bytes(CopyStrategy::kDirect, now_), 16 * kMiB);
-  EXPECT_EQ(loads.most_bytes(now_), 32 * kMiB) << "a better load waits for so much";
+  const CopyDepth stores(CopyDirection::kDeviceToHost, {});
+  EXPECT_EQ(stores.call_bytes(kStraight, now_), 32 * kMiB);
+  EXPECT_EQ(stores.most_bytes(kStraight, now_), 64 * kMiB);
+  const CopyDepth loads(CopyDirection::kHostToDevice, {});
+  EXPECT_EQ(loads.call_bytes(kStraight, now_), 16 * kMiB);
+  EXPECT_EQ(loads.most_bytes(kStraight, now_), 32 * kMiB) << "a better load waits for so much";
 }
 
-TEST_F(CopyDepthTest, ABetterJobIsExpectedForAWhileAfterTheLastOne) {
-  for (const auto direction : {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
-    CopyDepth depth(direction, /*paced=*/false);
-    depth.note_better(now_);
-    for (const ipc::TimePoint when : {now_, now_ + CopyDepth::kLately - 1ms}) {
-      EXPECT_EQ(depth.call_bytes(CopyStrategy::kDirect, when), CopyDepth::kSlotBytes);
-      EXPECT_EQ(depth.most_bytes(when), 2 * CopyDepth::kSlotBytes);
-    }
-    const ipc::TimePoint later = now_ + CopyDepth::kLately;
-    EXPECT_GT(depth.call_bytes(CopyStrategy::kDirect, later), CopyDepth::kSlotBytes);
-    EXPECT_GT(depth.most_bytes(later), 2 * CopyDepth::kSlotBytes);
+TEST_F(CopyDepthTest, AfterABetterLoadTheNextOneWaitsForOneSlotForAWhile) {
+  CopyDepth depth(CopyDirection::kHostToDevice, {});
+  depth.note_better(now_);
+  for (const ipc::TimePoint when : {now_, soon_}) {
+    EXPECT_EQ(depth.call_bytes(kStraight, when), CopyDepth::kSlotBytes / 2);
+    EXPECT_EQ(depth.most_bytes(kStraight, when), CopyDepth::kSlotBytes);
+    EXPECT_EQ(depth.call_bytes(CopyStrategy::kStaged, when), CopyDepth::kSlotBytes);
+    EXPECT_EQ(depth.most_bytes(CopyStrategy::kStaged, when), 2 * CopyDepth::kSlotBytes);
   }
+  EXPECT_GT(depth.call_bytes(kStraight, later_), CopyDepth::kSlotBytes);
+  EXPECT_GT(depth.most_bytes(kStraight, later_), 2 * CopyDepth::kSlotBytes);
+}
+
+TEST_F(CopyDepthTest, AfterABetterStoreTwoSlotsAreEnqueuedForAWhile) {
+  CopyDepth depth(CopyDirection::kDeviceToHost, {});
+  depth.note_better(now_);
+  EXPECT_EQ(depth.call_bytes(kStraight, soon_), CopyDepth::kSlotBytes);
+  EXPECT_EQ(depth.most_bytes(kStraight, soon_), 2 * CopyDepth::kSlotBytes);
+  EXPECT_GT(depth.most_bytes(kStraight, later_), 2 * CopyDepth::kSlotBytes);
+}
+
+TEST_F(CopyDepthTest, WhereTheyAreExpectedABetterLoadNeverWaitsForMoreThanOneSlot) {
+  for (const bool paced : {false, true}) {
+    CopyDepth depth(CopyDirection::kHostToDevice, {paced, UrgentLoads::kAlways});
+    for (const CopyStrategy strategy : kStrategies) {
+      EXPECT_EQ(depth.most_bytes(strategy, now_), CopyDepth::kSlotBytes) << to_string(strategy);
+      EXPECT_EQ(depth.call_bytes(strategy, now_), CopyDepth::kSlotBytes / 2) << to_string(strategy);
+    }
+  }
+  const CopyDepth stores(CopyDirection::kDeviceToHost, {false, UrgentLoads::kAlways});
+  EXPECT_EQ(stores.most_bytes(kStraight, now_), 64 * kMiB) << "no store goes before another";
 }
 
 TEST_F(CopyDepthTest, TwoCallsAreUnderWayAtMost) {
   for (const auto direction : {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
-    const CopyDepth depth(direction, /*paced=*/false);
-    EXPECT_EQ(depth.most_bytes(now_), 2 * depth.call_bytes(CopyStrategy::kDirect, now_));
+    for (const UrgentLoads urgent : {UrgentLoads::kAuto, UrgentLoads::kAlways}) {
+      CopyDepth depth(direction, {false, urgent});
+      EXPECT_EQ(depth.most_bytes(kStraight, now_), 2 * depth.call_bytes(kStraight, now_));
+      depth.note_better(now_);
+      EXPECT_EQ(depth.most_bytes(kStraight, now_), 2 * depth.call_bytes(kStraight, now_));
+    }
   }
 }
 
 TEST_F(CopyDepthTest, OthersAndPacedLanesGoBySlots) {
-  const CopyDepth paced(CopyDirection::kDeviceToHost, /*paced=*/true);
-  EXPECT_EQ(paced.call_bytes(CopyStrategy::kDirect, now_), CopyDepth::kSlotBytes);
-  const CopyDepth depth(CopyDirection::kDeviceToHost, /*paced=*/false);
+  const CopyDepth paced(CopyDirection::kDeviceToHost, {.paced = true});
+  EXPECT_EQ(paced.call_bytes(kStraight, now_), CopyDepth::kSlotBytes);
+  const CopyDepth depth(CopyDirection::kDeviceToHost, {});
   for (const CopyStrategy strategy :
        {CopyStrategy::kStaged, CopyStrategy::kStrided, CopyStrategy::kMemcpy, CopyStrategy::kKernel,
         CopyStrategy::kAgent}) {

@@ -119,7 +119,7 @@ class CopyFaultsTest : public FaultyEngineFixture, public testing::WithParamInte
     const std::vector<std::uint8_t> results(job.items.size(), 0);
     CopyPlanner planner;
     planner.start(parts, job.items, results, limits);
-    const CopyDepth depth(job.direction, /*paced=*/false);  // all are of one urgency
+    const CopyDepth depth(job.direction, {});  // all are of one urgency
     planner.set_chunk_bytes(depth.call_bytes(GetParam().strategy, ipc::MonotonicClock::now()));
     std::vector<std::vector<std::size_t>> chunks;
     PlannedChunk chunk;

@@ -151,6 +151,22 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
                                          Line("pool", "unregister"), Line("pool", "give back")));
 }
 
+TEST_F(BenchTest, MeasuresAnUrgentLoadAloneAndBehindOthers) {
+  const json report =
+      bench({"urgent", "--chunk-size=4KiB", "--regions=2", "--strategy=batch,staged"});
+  std::set<std::pair<std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["strategy"], result["blocks"]);
+    EXPECT_GT(result["us"], 0.0) << result;
+    EXPECT_EQ(result["direction"], "h2d");
+  }
+  EXPECT_THAT(
+      seen, UnorderedElementsAre(std::pair("batch: alone", 1), std::pair("batch: behind loads", 1),
+                                 std::pair("batch: behind loads", 4), std::pair("staged: alone", 1),
+                                 std::pair("staged: behind loads", 1),
+                                 std::pair("staged: behind loads", 4)));
+}
+
 TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
   const json report = bench({"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
                              "--load=decode,hbm", "--direction=d2h"});

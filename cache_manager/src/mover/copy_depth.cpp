@@ -4,8 +4,21 @@
 
 namespace kvferry::cache_manager {
 
+// Whether a better job is to wait for no more than a slot.
+bool CopyDepth::lets_in(CopyStrategy strategy, ipc::TimePoint now) const noexcept {
+  if (!loads_) return false;
+  if (options_.urgent == UrgentLoads::kAlways) return true;
+  return !is_calm(now) && strategy != CopyStrategy::kStaged;
+}
+
+std::uint64_t CopyDepth::most_bytes(CopyStrategy strategy, ipc::TimePoint now) const noexcept {
+  if (lets_in(strategy, now)) return kSlotBytes;
+  return is_calm(now) ? 2 * call_bytes_ : 2 * kSlotBytes;
+}
+
 std::uint64_t CopyDepth::call_bytes(CopyStrategy strategy, ipc::TimePoint now) const noexcept {
-  if (paced_ || !is_calm(now)) return kSlotBytes;
+  if (lets_in(strategy, now)) return kSlotBytes / 2;
+  if (options_.paced || !is_calm(now)) return kSlotBytes;
   switch (strategy) {
     case CopyStrategy::kDirect: return call_bytes_;
     // Of many slices: the call itself takes as long as the copy.

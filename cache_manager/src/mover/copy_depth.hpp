@@ -14,37 +14,43 @@ namespace kvferry::cache_manager {
 
 /// How much a lane enqueues at a time, and by one call. A copy engine takes copies in the order in
 /// which they were enqueued, whatever the priorities of their streams, so what is enqueued is what
-/// a better job waits for; and it pauses some 5 us between two calls, which of 8 MiB is 3 % (H100,
-/// 2026-11-26). So much by large calls while no better job comes; two slots of a staging ring where
-/// some came lately. Loads are enqueued half as deep as stores: among those nobody waits.
+/// a better job waits for; and it pauses 2 to 5 us between two calls, which of 8 MiB is 1 to 3 %
+/// (H100, 2026-11-26). So much by large calls while no better job comes; where some came lately, or
+/// always where they are expected, one slot of a staging ring, by calls of half a one, which costs
+/// 5 to 10 % of the link. What goes through the ring does so only where they are expected: it costs
+/// that a fifth.
+/// Loads are enqueued half as deep as stores: among those nobody waits.
 class CopyDepth {
  public:
   static constexpr std::uint64_t kSlotBytes = std::uint64_t{8} << 20;
-  static constexpr std::uint64_t kMostBytesBeforeBetter = 2 * kSlotBytes;
   static constexpr auto kLately = std::chrono::seconds(5);
 
-  /// paced: bytes a second are limited, which calls of a slot keep to best.
-  CopyDepth(ipc::CopyDirection direction, bool paced) noexcept
-      : call_bytes_(direction == ipc::CopyDirection::kDeviceToHost ? 4 * kSlotBytes
-                                                                   : 2 * kSlotBytes),
-        paced_(paced) {}
+  struct Options {
+    bool paced = false;  ///< Bytes a second are limited, which calls of a slot keep to best.
+    UrgentLoads urgent = UrgentLoads::kAuto;
+  };
+  CopyDepth(ipc::CopyDirection direction, Options options) noexcept
+      : loads_(direction == ipc::CopyDirection::kHostToDevice),
+        call_bytes_(loads_ ? 2 * kSlotBytes : 4 * kSlotBytes),
+        options_(options) {}
 
   /// A job came that goes before one that is under way.
   void note_better(ipc::TimePoint now) noexcept { better_came_ = now; }
-  /// That may be enqueued.
-  [[nodiscard]] std::uint64_t most_bytes(ipc::TimePoint now) const noexcept {
-    return is_calm(now) ? 2 * call_bytes_ : kMostBytesBeforeBetter;
-  }
-  /// Of the next call of a job that is copied straight, and not layer by layer.
+  /// That may be enqueued, where a job is copied so; more by what a block is larger than half of
+  /// it.
+  [[nodiscard]] std::uint64_t most_bytes(CopyStrategy strategy, ipc::TimePoint now) const noexcept;
+  /// Of the next call of a job that is not copied layer by layer.
   [[nodiscard]] std::uint64_t call_bytes(CopyStrategy strategy, ipc::TimePoint now) const noexcept;
 
  private:
   [[nodiscard]] bool is_calm(ipc::TimePoint now) const noexcept {
     return !better_came_ || now - *better_came_ >= kLately;
   }
+  [[nodiscard]] bool lets_in(CopyStrategy strategy, ipc::TimePoint now) const noexcept;
 
+  const bool loads_;
   const std::uint64_t call_bytes_;  ///< At most.
-  const bool paced_;
+  const Options options_;
   std::optional<ipc::TimePoint> better_came_;
 };
 

@@ -59,7 +59,7 @@ bool CopyPipeline::has_room_for(CopyStrategy strategy) const noexcept {
   const bool staged = strategy == CopyStrategy::kStaged;
   if (strategy == CopyStrategy::kAgent) return asked_.size() < kMostAsked;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
-  return copying_bytes_ < depth_.most_bytes(ipc::MonotonicClock::now()) &&
+  return copying_bytes_ < depth_.most_bytes(strategy, ipc::MonotonicClock::now()) &&
          copying_.size() < kMostCopies && copying_calls_ < kMostCalls;
 }
 
@@ -154,9 +154,8 @@ bool CopyPipeline::start_chunk(RunningJob& job) {
 }
 
 Chunk& CopyPipeline::start_next(RunningJob& job) {
-  const std::uint64_t bytes = job.is_layered()
-                                  ? CopyDepth::kSlotBytes
-                                  : depth_.call_bytes(job.strategy(), ipc::MonotonicClock::now());
+  std::uint64_t bytes = depth_.call_bytes(job.strategy(), ipc::MonotonicClock::now());
+  if (job.is_layered()) bytes = std::min(bytes, CopyDepth::kSlotBytes);
   Chunk& chunk = job.start_next(bytes);
   started_bytes_ += chunk.plan.size_bytes;
   return chunk;
@@ -266,7 +265,7 @@ bool CopyPipeline::is_watched() const noexcept {
 std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept {
   if (chunk.job->is_layered()) return 0;  // what it brings is waited for
   if (!stores() || !chunk.job->is_staged()) {
-    return depth_.most_bytes(ipc::MonotonicClock::now()) / 2;
+    return depth_.most_bytes(chunk.job->strategy(), ipc::MonotonicClock::now()) / 2;
   }
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;

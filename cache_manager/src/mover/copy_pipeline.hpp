@@ -49,11 +49,11 @@ class CopyPipeline {
     const ipc::TransitionLog& transitions;
     std::function<void()> on_greeted;  ///< The agent serves: what was asked of it before has ended.
     std::chrono::milliseconds device_hang = kDeviceHang;
-    bool is_paced = false;  ///< Its lane has a budget of bytes.
+    CopyDepth::Options depth = {};
   };
 
   explicit CopyPipeline(Context context)
-      : context_(std::move(context)), depth_(context_.direction, context_.is_paced) {}
+      : context_(std::move(context)), depth_(context_.direction, context_.depth) {}
 
   [[nodiscard]] bool empty() const noexcept { return jobs_.empty(); }
   /// Another chunk may be started now: copies under way and slots are bounded, so that a better job

@@ -41,7 +41,8 @@ TransferLane::Options lane_options(ipc::CopyDirection direction,
           lane,
           engine.transitions,
           engine.device_hang,
-          stores ? engine.store_bytes_per_second : engine.load_bytes_per_second};
+          stores ? engine.store_bytes_per_second : engine.load_bytes_per_second,
+          engine.urgent_loads};
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ class TransferEngine final : public ipc::ArenaUser {
     std::uint64_t store_bytes_per_second = 0;             ///< Likewise.
     std::uint64_t load_bytes_per_second = 0;
     std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser.
+    UrgentLoads urgent_loads = UrgentLoads::kAuto;
     PoolChecks::Summed on_sums = [](const ipc::MoverSums&) {};
   };
 

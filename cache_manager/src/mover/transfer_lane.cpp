@@ -37,11 +37,19 @@ TransferLane::TransferLane(ipc::Device& device,
   if (!words) throw ipc::Exception(std::move(words).error());
   words_ = std::move(words).value();
   const ipc::StreamWord ended(reinterpret_cast<std::uint32_t*>(words_->data()));
-  pipeline_.emplace(CopyPipeline::Context{
-      options_.direction, options_.lane, *stream_, ended, copied_, stopped_, wanted_, staging_,
-      options_.transitions,
-      // Not at a job's end: that may be long after.
-      [this] { release_held(); }, options_.device_hang, budget_.is_limited()});
+  pipeline_.emplace(CopyPipeline::Context{options_.direction,
+                                          options_.lane,
+                                          *stream_,
+                                          ended,
+                                          copied_,
+                                          stopped_,
+                                          wanted_,
+                                          staging_,
+                                          options_.transitions,
+                                          // Not at a job's end: that may be long after.
+                                          [this] { release_held(); },
+                                          options_.device_hang,
+                                          {budget_.is_limited(), options_.urgent_loads}});
   const bool stores = options_.direction == ipc::CopyDirection::kDeviceToHost;
   thread_.emplace(stores ? "kvf-store" : "kvf-load", ipc::OwnThread::Runs::kOurCode,
                   [this] { run(); });

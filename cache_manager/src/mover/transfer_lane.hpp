@@ -51,6 +51,7 @@ class TransferLane {
     /// Of what is begun; 0: no limit. Urgent jobs (priority above kPacedPriority) do not wait for
     /// it, and count.
     std::uint64_t bytes_per_second = 0;
+    UrgentLoads urgent_loads = UrgentLoads::kAuto;
   };
   static constexpr std::uint8_t kPacedPriority = 1;
 

@@ -13,6 +13,7 @@
 #include "bench/report.hpp"
 #include "bench/shape.hpp"
 #include "bench/transfer_bench.hpp"
+#include "bench/urgent_bench.hpp"
 #include "command.hpp"
 #include "must.hpp"
 #include "options.hpp"
@@ -56,6 +57,9 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kLayers)) {
       for (const BenchShape& shape : shapes) bench_layers(context, shape);
     }
+    if (context.wants(BenchKind::kUrgent)) {
+      for (const BenchShape& shape : shapes) bench_urgent(context, shape);
+    }
     if (context.wants(BenchKind::kAblation)) {
       for (const BenchShape& shape : shapes) bench_ablation(context, shape);
     }
@@ -84,6 +88,7 @@ std::string_view to_string(BenchKind kind) noexcept {
     case BenchKind::kPool: return "pool";
     case BenchKind::kAblation: return "ablation";
     case BenchKind::kIdle: return "idle";
+    case BenchKind::kUrgent: return "urgent";
   }
   return "invalid";
 }

@@ -28,12 +28,13 @@ enum class BenchKind : std::uint8_t {
   kClear,
   kPool,
   kAblation,
-  kIdle
+  kIdle,
+  kUrgent
 };
 inline constexpr std::array kBenchKinds = {
     BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kLayers,
     BenchKind::kSubmit,   BenchKind::kLookup,  BenchKind::kClear,        BenchKind::kPool,
-    BenchKind::kAblation, BenchKind::kIdle};
+    BenchKind::kAblation, BenchKind::kIdle,    BenchKind::kUrgent};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.

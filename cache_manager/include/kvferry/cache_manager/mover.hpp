@@ -39,6 +39,12 @@ enum class CopyStrategy : std::uint8_t {
 /// Whether a mover measures what copies cost, for kAuto. kGpus: not on simulated devices.
 enum class CalibrationMode : std::uint8_t { kGpus = 1, kOn, kOff };
 
+/// For which loads a load that goes before others waits at most for one slot (8 MiB) of them: for
+/// all (kAlways), at 5 to 10 % of the link, or a fifth of it where they go through the staging
+/// ring; or only for those that come within 5 s after one had to wait (kAuto): that one waits for
+/// up to 32 MiB, and all that go through the ring for two slots.
+enum class UrgentLoads : std::uint8_t { kAuto = 1, kAlways };
+
 struct MoverConfig {
   /// rank.store_rate, load_rate: at most so many bytes are begun in a second, in pieces of a
   /// staging slot or 8 MiB; 0: as many as go over the link. Loads of a priority above 1 count, up
@@ -52,6 +58,7 @@ struct MoverConfig {
   std::uint64_t agent_swap_bytes = 0;
   /// What it keeps of a pool whose manager was killed, for the next one.
   std::chrono::milliseconds keep_pool{600'000};
+  UrgentLoads urgent_loads = UrgentLoads::kAuto;
   std::string cache_dir;  ///< Where calibrations are kept; empty: ipc::default_cache_dir().
 };
 
