@@ -52,7 +52,7 @@ class LongctxTest : public ReplayTest {
   }
   json end_of_long() {
     std::string output;
-    while (auto line = running_->read_line(ipc::Deadline::after(std::chrono::seconds(60)))) {
+    while (auto line = running_->read_line(ipc::Deadline::after(std::chrono::minutes(3)))) {
       output += *line + "\n";
     }
     return parsed(output);
