@@ -54,6 +54,7 @@ void EvictionPolicy::enter(const BlockUse& use) {
   entered.key = use.key;
   entered.parent = kNoEntry;
   entered.blockers = 1;  // until the request's end
+  entered.priority = ipc::Retention::kOrdinary;
   entered.cached = true;
   ++size_;
 }
@@ -82,12 +83,44 @@ EntryId EvictionPolicy::parent_of(EntryId id) const {
 }
 
 void EvictionPolicy::block(EntryId id) {
-  if (blocks_[id].blockers++ == 0) on_blocked(id);
+  if (blocks_[id].blockers == 0) leave_free(id);
+  ++blocks_[id].blockers;
 }
 
 void EvictionPolicy::unblock(EntryId id) {
   KVFERRY_CHECK(blocks_[id].blockers > 0, "a block is let go that nobody holds");
-  if (--blocks_[id].blockers == 0) on_free(id);
+  if (--blocks_[id].blockers == 0) enter_free(id);
+}
+
+void EvictionPolicy::enter_free(EntryId id) {
+  Block& block = blocks_[id];
+  if (block.priority == ipc::Retention::kOrdinary) {
+    ++free_;
+    on_free(id);
+  } else {
+    block.freed = ++freed_;
+    ranked_.emplace(block.priority, block.freed, id);
+  }
+}
+
+void EvictionPolicy::leave_free(EntryId id) {
+  const Block& block = blocks_[id];
+  if (block.priority == ipc::Retention::kOrdinary) {
+    --free_;
+    on_blocked(id);
+  } else {
+    ranked_.erase({block.priority, block.freed, id});
+  }
+}
+
+void EvictionPolicy::set_priority(EntryId id, std::uint8_t priority) {
+  KVFERRY_CHECK(has(id), "a block gets a priority that is not cached");
+  Block& block = blocks_[id];
+  if (block.priority == priority) return;
+  const bool is_unblocked = block.blockers == 0;
+  if (is_unblocked) leave_free(id);
+  block.priority = priority;
+  if (is_unblocked) enter_free(id);
 }
 
 void EvictionPolicy::hold(EntryId id) {
@@ -102,7 +135,7 @@ void EvictionPolicy::let_go(EntryId id) {
 
 void EvictionPolicy::erase(EntryId id) {
   KVFERRY_CHECK(has(id), "a block is erased that is not cached");
-  if (is_free(id)) on_blocked(id);
+  if (blocks_[id].blockers == 0) leave_free(id);
   remove(id, /*evicted=*/false);
 }
 
@@ -117,12 +150,26 @@ void EvictionPolicy::remove(EntryId id, bool evicted) {
 }
 
 std::optional<EntryId> EvictionPolicy::evict(const MayEvict& may_evict) {
-  const std::optional<EntryId> chosen = choose(may_evict);
+  std::optional<EntryId> chosen = choose_ranked(/*below_ordinary=*/true, may_evict);
+  // Without a free block some policies would look at all there are.
+  if (!chosen && free_ > 0) chosen = choose(may_evict);
+  if (!chosen) chosen = choose_ranked(/*below_ordinary=*/false, may_evict);
   if (chosen) {
-    on_blocked(*chosen);
+    leave_free(*chosen);
     remove(*chosen, /*evicted=*/true);
   }
   return chosen;
+}
+
+std::optional<EntryId> EvictionPolicy::choose_ranked(bool below_ordinary,
+                                                     const MayEvict& may_evict) const {
+  constexpr Ranked kFirstOrdinary{ipc::Retention::kOrdinary, 0, 0};
+  const auto middle = ranked_.lower_bound(kFirstOrdinary);
+  const auto end = below_ordinary ? middle : ranked_.end();
+  for (auto at = below_ordinary ? ranked_.begin() : middle; at != end; ++at) {
+    if (const EntryId id = std::get<EntryId>(*at); may_evict(id)) return id;
+  }
+  return std::nullopt;
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/result.hpp"
+#include "kvferry/ipc/model/retention.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +11,10 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 /// Which block of a cache of prefixes goes when another one needs its place.
@@ -31,6 +34,10 @@ struct BlockUse {
 /// before it are there. So of those that it knows to continue each other the last ones are evicted
 /// first, and no eviction leaves a gap. What a policy remembers of blocks that are gone is bounded
 /// by its capacity (reuse: eight times that many blocks, at most a million).
+///
+/// Blocks have priorities, those of a lower one go first; what a block continues stays as long as
+/// the block. Which block goes of those that have the ordinary priority the policy says; of any
+/// other priority the one that was used longest ago.
 /// @threading one thread.
 class EvictionPolicy {
  public:
@@ -54,6 +61,8 @@ class EvictionPolicy {
   void hold(EntryId id);
   /// @pre held
   void let_go(EntryId id);
+  /// Until the block is gone, or the next call. @pre cached
+  void set_priority(EntryId id, std::uint8_t priority);
   /// It is gone for another reason than eviction, with its holds. What continued it stays, and
   /// continues nothing. @pre cached
   void erase(EntryId id);
@@ -71,8 +80,10 @@ class EvictionPolicy {
 
   [[nodiscard]] std::uint64_t key_of(EntryId id) const { return blocks_[id].key; }
   [[nodiscard]] EntryId parent_of(EntryId id) const;
-  /// Nothing continues it, and nobody holds it.
-  [[nodiscard]] bool is_free(EntryId id) const { return blocks_[id].blockers == 0; }
+  /// Nothing continues it, nobody holds it, and it is of the ordinary priority: the policy's.
+  [[nodiscard]] bool is_free(EntryId id) const {
+    return blocks_[id].blockers == 0 && blocks_[id].priority == ipc::Retention::kOrdinary;
+  }
 
  private:
   struct Block {
@@ -83,7 +94,11 @@ class EvictionPolicy {
     std::uint32_t blockers = 0;  ///< Blocks that continue it, and holds.
     std::uint64_t request = 0;   ///< That used it last.
     bool cached = false;
+    std::uint8_t priority = ipc::Retention::kOrdinary;
+    std::uint64_t freed = 0;  ///< Of another priority: when it became free, in the order of that.
   };
+  /// Priority, when it became free, which.
+  using Ranked = std::tuple<std::uint8_t, std::uint64_t, EntryId>;
 
   /// A request's blocks, each once, all cached now and none a candidate; fresh: not cached before.
   virtual void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) = 0;
@@ -101,6 +116,12 @@ class EvictionPolicy {
   void link(EntryId id, EntryId parent);
   void block(EntryId id);
   void unblock(EntryId id);
+  /// It has no blockers any more, or gets its first one.
+  void enter_free(EntryId id);
+  void leave_free(EntryId id);
+  /// Of the free blocks of other priorities than the ordinary one, the first that may go.
+  [[nodiscard]] std::optional<EntryId> choose_ranked(bool below_ordinary,
+                                                     const MayEvict& may_evict) const;
   void remove(EntryId id, bool evicted);
 
   std::vector<Block> blocks_;
@@ -111,6 +132,9 @@ class EvictionPolicy {
   std::vector<BlockUse> distinct_;  ///< Of use(), as fresh_ is; kept for their memory.
   std::vector<bool> fresh_;
   std::size_t size_ = 0;
+  std::size_t free_ = 0;     ///< Blocks that the policy may choose.
+  std::set<Ranked> ranked_;  ///< Free blocks of the other priorities.
+  std::uint64_t freed_ = 0;
 };
 
 /// What policies are called, in the order of help texts:
