@@ -71,6 +71,7 @@ Bytes ClientLink::hello() const {
   hello.schedules = orders_.has_scheduler();
   hello.paused = orders_.paused();
   hello.paused_by_release = orders_.paused_by_release();
+  hello.name_space_key = options_.identity.name_space_key;
   return ipc::encode(hello);
 }
 

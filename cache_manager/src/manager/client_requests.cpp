@@ -39,6 +39,7 @@ ipc::ModelIdentity identity_of(const ipc::EngineHello& hello) {
   identity.model = hello.model;
   identity.fingerprint = hello.fingerprint;
   identity.weights = hello.weights;
+  identity.name_space_key = hello.name_space_key;
   return identity;
 }
 

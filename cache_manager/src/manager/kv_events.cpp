@@ -126,7 +126,10 @@ void KvEvents::publish(const std::string& topic, KvEventRuns& runs) {
 
 // ---- whom it is told ----
 
+// Blocks of a namespace with a key are nobody else's to know: not by hashes, which whoever knows
+// the tokens can compute.
 void KvEvents::root_used(const ClientRecord& client) {
+  if (client.identity.name_space_key) return;
   Root& root = roots_[client.root];
   const std::string& engine = client.engine->name();
   if (std::any_of(root.topics.begin(), root.topics.end(),

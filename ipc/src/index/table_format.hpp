@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/base/keyed_hash.hpp"
 #include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 
@@ -16,7 +17,7 @@
 namespace kvferry::ipc::prefix_table {
 
 inline constexpr std::uint64_t kMagic = 0x6b76'7072'6566'6978;  // "kvprefix"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint64_t kHeaderBytes = 4096;
 inline constexpr std::uint32_t kLeastLog2 = 12;
 
@@ -48,12 +49,14 @@ struct Hash {
   std::uint64_t low = 0;
 };
 
+/// Keyed by the root: who does not know that can neither compute what stands in the table for a
+/// block that he can name, nor tell which entries are of one root.
 [[nodiscard]] inline Hash hash_of(const BlockKey& key, std::uint64_t seed) noexcept {
-  std::array<std::uint8_t, 36> bytes{};
-  std::memcpy(bytes.data(), key.root.bytes.data(), 16);
-  std::memcpy(bytes.data() + 16, key.block.bytes.data(), 16);
-  std::memcpy(bytes.data() + 32, &key.group.value, 4);
-  const Digest digest = Digest::hash(bytes.data(), bytes.size(), seed);
+  std::array<std::uint8_t, 28> bytes{};
+  std::memcpy(bytes.data(), key.block.bytes.data(), 16);
+  std::memcpy(bytes.data() + 16, &seed, 8);
+  std::memcpy(bytes.data() + 24, &key.group.value, 4);
+  const Digest digest = keyed_hash(key.root, bytes.data(), bytes.size());
   return {digest.high() >> kTagShift, digest.low()};
 }
 

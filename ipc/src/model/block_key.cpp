@@ -15,7 +15,7 @@ Digest ModelIdentity::root() const {
   canonical.text(model);
   canonical.digest(fingerprint);
   canonical.digest(weights);
-  return canonical.digest();
+  return name_space_key ? canonical.keyed_digest(*name_space_key) : canonical.digest();
 }
 
 Digest combine_weights(std::span<const Digest> weights) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/base/keyed_hash.hpp"
 
 #include <cstdint>
 #include <string_view>
@@ -30,6 +31,9 @@ class Canonical {
     bytes_.insert(bytes_.end(), value.bytes.begin(), value.bytes.end());
   }
   [[nodiscard]] Digest digest() const { return Digest::hash(bytes_.data(), bytes_.size()); }
+  [[nodiscard]] Digest keyed_digest(const Digest& key) const {
+    return keyed_hash(key, bytes_.data(), bytes_.size());
+  }
 
  private:
   std::vector<std::uint8_t> bytes_;

@@ -123,6 +123,22 @@ TEST_F(KvEventsManagerTest, ATurnOfTheLoopIsOneBatch) {
   EXPECT_EQ(picture_.of(topic("chat", root_)), expected);
 }
 
+// Whoever knows the tokens knows the hashes.
+TEST_F(KvEventsManagerTest, NobodyIsToldOfANamespaceWithAKey) {
+  ClientRecord record;
+  record.peer.id = digest(1);
+  record.engine = &directory_.open("chat");
+  record.identity.name_space_key = digest(7);
+  record.root = root_;
+  (void)directory_.set_client(std::move(record));
+  (void)join("chat", 2, other_root_);
+  store(root_, 10, 20);
+  store(other_root_, 100, 5);
+  ASSERT_TRUE(follow());
+  EXPECT_EQ(events_->publisher().stats().events, 1U);
+  EXPECT_EQ(picture_.of(topic("chat", other_root_)), blocks(100, 5));
+}
+
 TEST_F(KvEventsManagerTest, EnginesOfOneRootAreEachTold) {
   (void)join("chat", 1, root_);
   (void)join("code", 2, root_);

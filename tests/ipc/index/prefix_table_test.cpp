@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <random>
 
@@ -41,6 +42,28 @@ class PrefixTableTest : public testing::Test {
 
   const Digest root_ = digest(1'000'000);
 };
+
+// Whoever has the table, its seed and a block's hash, but not the root, which is a secret then.
+TEST_F(PrefixTableTest, AnEntrySaysNothingToWhoDoesNotKnowItsRoot) {
+  PrefixTable table(1000);
+  const BlockKey secret{Digest::random(), digest(1), GroupId{0}};
+  table.put(secret, {false, 1});
+  const PrefixTableView view = view_of(table);
+  EXPECT_TRUE(view.find(secret).has_value());
+  for (std::uint64_t guess = 0; guess < 1000; ++guess) {
+    EXPECT_EQ(view.find({digest(2000 + guess), digest(1), GroupId{0}}), std::nullopt);
+  }
+  // Half of all bits are others under a root that differs in one.
+  const prefix_table::Hash hash = prefix_table::hash_of(secret, 5);
+  int changed = 0;
+  for (std::size_t bit = 0; bit < 128; ++bit) {
+    BlockKey near = secret;
+    near.root.bytes[bit / 8] ^= static_cast<std::uint8_t>(1U << (bit % 8));
+    const prefix_table::Hash other = prefix_table::hash_of(near, 5);
+    changed += std::popcount(hash.low ^ other.low) + std::popcount(hash.tag ^ other.tag);
+  }
+  EXPECT_NEAR(changed, 128 * 104 / 2, 128 * 104 / 20);
+}
 
 TEST_F(PrefixTableTest, ABlockIsFoundAsItWasEnteredLast) {
   PrefixTable table(100);
@@ -207,7 +230,7 @@ TEST_F(PrefixTableTest, WhatIsNoTableIsRefused) {
   header->version = prefix_table::kVersion + 1;
   const Error other_version = refused(forged->fd, size);
   EXPECT_EQ(other_version.code, ErrorCode::kVersionMismatch);
-  EXPECT_THAT(other_version.message, HasSubstr("version 2"));
+  EXPECT_THAT(other_version.message, HasSubstr("version 3"));
   header->version = prefix_table::kVersion;
   header->most_log2 = 60;
   EXPECT_EQ(refused(forged->fd, size).code, ErrorCode::kProtocol);

@@ -32,6 +32,20 @@ TEST(ModelIdentityTest, RootDiffersForEveryField) {
   EXPECT_EQ(identity().root(), identity().root());
 }
 
+TEST(ModelIdentityTest, AKeyOfTheNamespaceMakesAnotherRootForEveryKey) {
+  std::set<Digest> seen = {identity().root()};
+  ModelIdentity keyed = identity();
+  keyed.name_space_key = Digest();
+  EXPECT_TRUE(seen.insert(keyed.root()).second) << "of zeros is one, too";
+  keyed.name_space_key = Digest::from_words(7, 7);
+  EXPECT_TRUE(seen.insert(keyed.root()).second);
+  EXPECT_EQ(keyed.root().hex(), "5ddcdf5758b1c103ec5766cfe17ab0a1");
+  keyed.name_space_key = Digest::from_words(7, 8);
+  EXPECT_TRUE(seen.insert(keyed.root()).second);
+  keyed.name_space = "another";
+  EXPECT_TRUE(seen.insert(keyed.root()).second) << "one key for two namespaces";
+}
+
 TEST(ModelIdentityTest, NeighbouringTextsDoNotRunTogether) {
   ModelIdentity a = identity();
   a.name_space = "ab";

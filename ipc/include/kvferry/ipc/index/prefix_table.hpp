@@ -17,12 +17,13 @@
 /// message and without ever waiting for each other or for the manager. What is found is advice: a
 /// load asks the manager, by the whole key, and takes what is there then.
 ///
-/// A hash table of 16 bytes a place, by open addressing: 104 bits of a hash of the key (so that a
-/// block which is not there is taken for one that is once in 10^31 / entries looks), whether the
-/// block is there or on its way, and its run: how many blocks in a row are there, this one
-/// included, each continuing the one before. So whether a whole prefix is there is read off its
-/// last block, and how much of one is by bisection. It grows by doubling, at two thirds full:
-/// between 24 and 48 bytes a block, and all that it was before as much again.
+/// A hash table of 16 bytes a place, by open addressing: 104 bits of a hash of the key, keyed by
+/// its root (so that roots which are secret keep their blocks to those who know them, and a block
+/// which is not there is taken for one that is once in 10^31 / entries looks), whether the block is
+/// there or on its way, and its run: how many blocks in a row are there, this one included, each
+/// continuing the one before. So whether a whole prefix is there is read off its last block, and
+/// how much of one is by bisection. It grows by doubling, at two thirds full: between 24 and 48
+/// bytes a block, and all that it was before as much again.
 namespace kvferry::ipc {
 
 namespace prefix_table {

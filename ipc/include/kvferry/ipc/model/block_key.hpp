@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,8 +20,12 @@ struct ModelIdentity {
   std::string model;
   Digest fingerprint;  ///< Geometry::fingerprint.
   Digest weights;      ///< Digest of the caller, or fresh random bytes per load; never a counter.
+  /// A secret of the namespace, 128 random bits: without it nobody finds its blocks, nor whether
+  /// they are there. All who share the namespace have the same one. Nothing: it has no secret.
+  std::optional<Digest> name_space_key{};
 
-  /// One digest over all of it; the root that block hashes are combined with.
+  /// One digest over all of it; the root that block hashes are combined with. With a key of the
+  /// namespace a keyed hash, and so a secret like that.
   [[nodiscard]] Digest root() const;
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };

@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 16;
+inline constexpr std::uint32_t kWireVersion = 17;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -338,11 +338,13 @@ struct EngineHello {
   Digest weights;
   std::uint32_t ranks = 1;
   Digest fingerprint;
-  bool schedules = false;           ///< Obeys kSchedule.
-  std::optional<PauseMode> paused;  ///< The pause in force, which an earlier manager ordered.
-  bool paused_by_release = false;   ///< It was for a release: its last resume ends it.
+  bool schedules = false;                ///< Obeys kSchedule.
+  std::optional<PauseMode> paused;       ///< The pause in force, which an earlier manager ordered.
+  bool paused_by_release = false;        ///< It was for a release: its last resume ends it.
+  std::optional<Digest> name_space_key;  ///< ModelIdentity::name_space_key.
   template <typename V> void visit(V& v) {
-    v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused, paused_by_release);
+    v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused, paused_by_release,
+      name_space_key);
   }
 };
 /// Session, epoch and prepared_by name the contents of a rank's device blocks, on which worker is.
