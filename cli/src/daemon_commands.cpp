@@ -50,6 +50,58 @@ ipc::Status parse_shares(const std::vector<std::string>& texts,
   return ipc::ok();
 }
 
+struct QuotaTexts {
+  std::vector<std::string> named;
+  std::string others;
+  std::string watermarks;
+};
+
+void add_quotas(CLI::App& app, QuotaTexts& texts) {
+  app.add_option("--namespace-quota", texts.named,
+                 "What a namespace may have of that memory, in sizes or percent: nothing that "
+                 "others store evicts blocks of one that has no more than SOFT, and it never has "
+                 "more than HARD")
+      ->type_name("NAME=SOFT:HARD,...")
+      ->delimiter(',');
+  app.add_option("--default-namespace-quota", texts.others,
+                 "Likewise of each namespace that is not named [no share and no limit, all "
+                 "together]")
+      ->type_name("SOFT:HARD");
+  app.add_option("--evict-ahead", texts.watermarks,
+                 "Once less than LOW percent of that memory are free for blocks that are being "
+                 "stored, blocks are evicted beside other work until HIGH percent are, so that "
+                 "stores need not wait for that [they evict what they need themselves]")
+      ->type_name("LOW:HIGH");
+}
+
+ipc::Status parse_quotas(const QuotaTexts& texts, cache_manager::ManagerConfig& config) {
+  for (const std::string& text : texts.named) {
+    auto parsed = cache_manager::parse_named_quota(text);
+    if (!parsed) {
+      return KVFERRY_ERROR(kInvalidArgument, "--namespace-quota: {}", parsed.error().message);
+    }
+    const auto [known, is_new] = config.quotas.named.insert(*parsed);
+    if (!is_new) {
+      return KVFERRY_ERROR(
+          kInvalidArgument, "--namespace-quota {}: namespace {} has one of {}:{} already", text,
+          known->first, known->second.soft.to_string(), known->second.hard.to_string());
+    }
+  }
+  if (!texts.others.empty()) {
+    auto parsed = cache_manager::parse_namespace_quota(texts.others);
+    if (!parsed) {
+      return KVFERRY_ERROR(kInvalidArgument, "--default-namespace-quota: {}",
+                           parsed.error().message);
+    }
+    config.quotas.others = *parsed;
+  }
+  if (!texts.watermarks.empty()) {
+    KVFERRY_ASSIGN(config.watermarks, cache_manager::parse_watermarks(texts.watermarks));
+  }
+  // Before anything is set up; the manager looks again at what its pool really has.
+  return config.quotas.check(config.pool_bytes);
+}
+
 void add_kv_events(CLI::App& app, cache_manager::ManagerConfig& config) {
   const auto check = [](const std::string& text) {
     const ipc::Status good = ipc::check_kv_endpoint(text, /*listens=*/true);
@@ -136,6 +188,8 @@ int manager_command(const Arguments& arguments) {
                   "well: N times as much as one that is not named")
       ->type_name("ENGINE=N,...")
       ->delimiter(',');
+  QuotaTexts quotas;
+  add_quotas(*app, quotas);
   app->add_option("--parent-fd", parent_fd)->group("");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   if (auto status = parse_shares(shares, config); !status) return usage_error(*app, status.error());
@@ -148,6 +202,9 @@ int manager_command(const Arguments& arguments) {
   config.instance = common.instance;
   config.runtime_dir = common.runtime_dir;
   config.pool_bytes = *host_memory;
+  if (auto status = parse_quotas(quotas, config); !status) {
+    return usage_error(*app, status.error());
+  }
   config.huge_pages = huge_pages == "auto";
   if (numa_nodes == "auto") {
     config.numa_nodes = ipc::gpu_numa_nodes();

@@ -50,6 +50,7 @@ struct SimulateOptions {
   std::vector<std::string> policies = {"all"};
   std::string plot_file;
   bool json = false;
+  cache_manager::Watermarks ahead;
 };
 
 std::vector<std::string> all_policies() {
@@ -79,6 +80,11 @@ void add_simulate_options(CLI::App& app, SimulateOptions& options) {
                         fmt::format("all, or any of {}", fmt::join(all_policies(), ", ")))
       ->type_name("NAME[,...]")
       ->default_str("all");
+  add_parsed<cache_manager::Watermarks>(
+      app, "--evict-ahead", options.ahead, cache_manager::parse_watermarks,
+      "Once less than LOW percent of the cache are free after a request, blocks go until HIGH "
+      "percent are, as with the manager's option [they go when others need their place]")
+      ->type_name("LOW:HIGH");
   add_output_file(app, "--plot", options.plot_file, "Draw hit rate over capacity as SVG")
       ->type_name("FILE.svg");
   app.add_flag("--json", options.json, "Tell as JSON, on standard output");
@@ -131,7 +137,7 @@ int simulate_command(const Arguments& arguments) {
     report.unlimited_hit_rate = trace.unlimited_hit_rate();
     for (const std::string& policy : policies_of(options)) {
       for (const std::uint64_t capacity : capacities_of(options, trace)) {
-        report.results.push_back(must(simulate(trace, policy, capacity)));
+        report.results.push_back(must(simulate(trace, policy, capacity, options.ahead)));
       }
     }
     if (!options.plot_file.empty()) {

@@ -95,6 +95,28 @@ void describe_host(const Json& status, std::string& out) {
   out += table.render("  ");
 }
 
+/// What each namespace has; nothing where there is none.
+void describe_namespaces(const Json& status, std::string& out) {
+  Table table({{"namespace"},
+               {"blocks", Align::kRight},
+               {"bytes", Align::kRight},
+               {"share", Align::kRight},
+               {"limit", Align::kRight},
+               {"hits", Align::kRight},
+               {"misses", Align::kRight},
+               {"stored", Align::kRight},
+               {"evicted", Align::kRight},
+               {"for others", Align::kRight},
+               {"refused", Align::kRight}});
+  for (const Json& one : member(status, "namespaces")) {
+    table.add({text(one, "name"), text(one, "blocks"), bytes(one, "bytes"),
+               bytes(one, "soft_bytes"), bytes(one, "hard_bytes"), text(one, "hits"),
+               text(one, "misses"), text(one, "stored"), text(one, "evicted"),
+               text(one, "evicted_for_others"), text(one, "refused_quota")});
+  }
+  if (!table.empty()) out += "\n" + table.render("  ");
+}
+
 void add_rank_row(Table& table, const Json& rank, const char* kind) {
   const Json* process = field(rank, kind);
   if (process == nullptr) {
@@ -238,6 +260,7 @@ ipc::Result<std::string> describe_status(std::string_view json) {
   std::string out = fmt::format("manager of instance {}: pid {}, up {}\n", text(status, "instance"),
                                 pid(status), uptime(status));
   describe_host(status, out);
+  describe_namespaces(status, out);
   const Json& engines = member(status, "engines");
   if (engines.empty()) out += "\nno engine has registered yet\n";
   for (const Json& engine : engines) describe_engine(engine, out);

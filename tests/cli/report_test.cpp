@@ -15,6 +15,7 @@
 namespace kvferry::cli {
 namespace {
 
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -214,6 +215,9 @@ TEST(StatusTextTest, ShowsHostEnginesAndProcesses) {
     "instance": "chat", "pid": 42, "uptime": 3725.5,
     "pool": {"bytes": 1073741824, "used": 1048576, "blocks": 32},
     "index": {"blocks": 32, "pinned": 1, "reserved": 0, "evicted": 7},
+    "namespaces": [{"name": "chat", "soft_bytes": 0, "hard_bytes": null, "bytes": 65536,
+      "blocks": 2, "hits": 1234, "misses": 5, "stored": 9, "evicted": 7, "evicted_for_others": 3,
+      "refused_quota": 1}],
     "engines": [{"name": "e", "phase": "ready", "generation": 3, "offload_ready": true,
       "geometry": "tiny", "group_blocks": [64], "cache_owner": "worker",
       "jobs": {"queued": 0, "running": 1, "done": 5, "failed": 0, "cancelled": 0, "stale": 0},
@@ -223,6 +227,7 @@ TEST(StatusTextTest, ShowsHostEnginesAndProcesses) {
         "mover": null}]}]})");
   ASSERT_TRUE(text) << text.error().message;
   EXPECT_THAT(*text, HasSubstr("instance chat: pid 42, up 1 h 2 min"));
+  EXPECT_THAT(*text, ContainsRegex("chat +2 +64.0 KiB +0 B +- +1,234 +5 +9 +7 +3 +1"));
   EXPECT_THAT(*text, HasSubstr("1.00 MiB of 1.00 GiB used, 32 blocks"));
   EXPECT_THAT(*text, HasSubstr("engine e: ready, generation 3, offload ready"));
   EXPECT_THAT(*text, HasSubstr("1.00 KiB of 4.00 KiB"));

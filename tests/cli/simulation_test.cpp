@@ -50,6 +50,24 @@ std::uint64_t flat_lru_hits(const BlockTrace& trace, std::size_t capacity) {
   return hits;
 }
 
+// What is kept free holds nothing: that costs hits, and stores find room.
+TEST(SimulationTest, EvictingAheadTradesHitsForRoom) {
+  std::vector<std::vector<std::uint64_t>> requests;
+  for (std::uint64_t i = 0; i < 400; ++i) requests.push_back({i % 90});
+  const BlockTrace trace = trace_of(requests);
+  const auto plain = simulate(trace, "lru", 100).value();
+  EXPECT_EQ(plain.hits, 310U);
+  EXPECT_EQ(plain.evictions, 0U);
+  const auto ahead = simulate(trace, "lru", 100, {50, 200}).value();
+  EXPECT_EQ(ahead.hits, 310U) << "90 blocks leave more than the low mark free";
+  const auto tight = simulate(trace, "lru", 100, {110, 200}).value();
+  EXPECT_LT(tight.hits, 310U);
+  EXPECT_GT(tight.evictions, 0U);
+  EXPECT_EQ(tight.evictions_at_need, 0U);
+  const auto small = simulate(trace, "lru", 50).value();
+  EXPECT_EQ(small.evictions_at_need, small.evictions);
+}
+
 TEST(SimulationTest, CountsATrace) {
   const BlockTrace trace = trace_of({{90, 7, 8}, {90, 7, 9}, {5, 7}});
   EXPECT_EQ(trace.references, 8U);

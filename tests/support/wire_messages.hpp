@@ -124,6 +124,7 @@ using WireMessages = List<ipc::Envelope,
                           ipc::UsePrefix,
                           ipc::KeeperRequest,
                           ipc::KeeperReply,
-                          ipc::MoverSums>;
+                          ipc::MoverSums,
+                          ipc::Retention>;
 
 }  // namespace kvferry::test

@@ -160,7 +160,7 @@ Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget
   ipc::ReserveStore request;
   request.keys.reserve(targets.size());
   for (const StoreTarget& target : targets) {
-    request.keys.push_back({target.group, target.block, target.before});
+    request.keys.push_back({target.group, target.block, target.before, target.retention});
   }
   request.weights = impl_->link.acknowledged_weights();
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(

@@ -20,11 +20,12 @@ namespace kvferry::cache_manager::catalogue {
 
 inline constexpr std::uint64_t kMagic = 0x6b76'6361'7461'6c67;  // "kvcatalg"
 /// Of the format. Who finds another one has no use for the pool.
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint64_t kPage = 4096;
 inline constexpr std::uint32_t kUsers = 4096;
 inline constexpr std::uint32_t kRoots = 1024;
 inline constexpr std::size_t kEngineName = 72;
+inline constexpr std::size_t kNamespaceName = 128;
 /// An area has this share of its page: blocks whose record would be a larger one of theirs are not
 /// in the catalogue.
 inline constexpr std::uint64_t kAreaShare = 16;
@@ -62,9 +63,11 @@ struct Root {
   std::uint64_t check;
   ipc::Digest root;
   ipc::Digest fingerprint;
-  std::uint32_t spare;
+  ipc::Digest proof;  ///< Of the namespace's key; zero: it has none.
+  std::uint32_t name_space_bytes;
   std::uint32_t engine_bytes;
   std::array<char, kEngineName> engine;  ///< The last one that used it.
+  std::array<char, kNamespaceName> name_space;
 };
 
 /// In the place of its first page.
@@ -103,7 +106,7 @@ struct Block {
 };
 
 static_assert(sizeof(Header) + sizeof(Progress) <= kPage);
-static_assert(sizeof(User) == 48 && sizeof(Root) == 120 && sizeof(Slab) == 128);
+static_assert(sizeof(User) == 48 && sizeof(Root) == 264 && sizeof(Slab) == 128);
 static_assert(sizeof(Block) == 48);
 static_assert(std::is_trivially_copyable_v<Root> && std::is_trivially_copyable_v<Block>);
 

@@ -72,10 +72,35 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
   index.begin_reserving();
   for (const ipc::StoreKey& key : keys) {
     slots.push_back(index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
-                                  shapes[key.group.value], extents[key.group.value]));
+                                  shapes[key.group.value], extents[key.group.value],
+                                  {client.account, key.retention}));
   }
   for (const ipc::BlockKey& before : continued) index.stop_awaiting(before);
   return slots;
+}
+
+PoolCatalogue::FoundRoot root_record(const ClientRecord& client, const EngineRecord& engine) {
+  return {client.root, client.fingerprint, engine.name(), client.account->name(),
+          client.account->proof()};
+}
+
+ipc::Status check_key(const EngineRecord& engine, const ipc::StoreKey& key) {
+  if (key.block.is_zero()) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a block's hash is zero, which stands for none: name it otherwise");
+  }
+  if (key.group.value >= engine.config()->shapes.size()) {
+    return KVFERRY_ERROR(kInvalidArgument, "engine {} has no group {}", engine.name(),
+                         key.group.value);
+  }
+  if (key.retention &&
+      (key.retention->priority > ipc::Retention::kMost || key.retention->duration.count() < 0)) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "a retention of priority {} for {} ms: give 0 to {}, and no negative time",
+                         key.retention->priority, key.retention->duration.count(),
+                         ipc::Retention::kMost);
+  }
+  return ipc::ok();
 }
 
 }  // namespace
@@ -163,6 +188,11 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
     context_.refuse(peer, request, named.error());
     return;
   }
+  const auto account = account_of(peer, *decoded);
+  if (!account) {
+    context_.refuse(peer, request, account.error());
+    return;
+  }
   EngineRecord& engine = context_.directory.open(decoded->engine);
   const ipc::Digest root = root_of(identity_of(*decoded), engine);
   if (const ClientRecord* before = context_.directory.client(peer.id)) {
@@ -181,6 +211,7 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   client.identity = identity_of(*decoded);
   client.root = root;
   client.schedules = decoded->schedules;
+  client.account = *account;
   if (const auto mismatch = mismatch_of(client, engine)) {
     context_.refuse(peer, request, *mismatch);
     context_.drop_if_unused(decoded->engine);
@@ -190,7 +221,7 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
       decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   context_.transitions.record(ipc::Transition::kManagerRegister, {.peer = peer.id});
   const bool schedules = client.schedules;
-  context_.catalogue.note_root(client.root, client.fingerprint, engine.name());
+  context_.catalogue.note_root(root_record(client, engine));
   if (const ipc::ProcessRef* process = context_.server.process(peer.id)) {
     context_.catalogue.note_user(*process, peer.id, catalogue::UserKind::kEngine);
   }
@@ -210,6 +241,20 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   waiting_hellos_.push_back(
       {peer, request, engine.id(), schedules, decoded->paused, decoded->paused_by_release});
   answer_waiting_hellos();
+}
+
+ipc::Result<NamespaceAccount*> ClientRequests::account_of(const ipc::Peer& peer,
+                                                          const ipc::EngineHello& hello) {
+  NamespaceAccounts& accounts = context_.index.accounts();
+  const auto has_clients = [&](const NamespaceAccount& account) {
+    return context_.directory.has_client_of(account, {});
+  };
+  const auto has_others = [&](const NamespaceAccount& account) {
+    return context_.directory.has_client_of(account, peer.id);
+  };
+  KVFERRY_ASSIGN(NamespaceAccount * account, accounts.open(hello.name_space, has_clients));
+  KVFERRY_TRY(NamespaceAccounts::claim(*account, hello.name_space_key, has_others));
+  return account;
 }
 
 // Jobs of a client that is gone may still copy to or from the engine's blocks: whoever takes its
@@ -263,7 +308,7 @@ void ClientRequests::on_weights(const EngineRecord& engine) {
     // Slots that were reserved for one identity must not be filled by another.
     context_.index.drop_client(client->peer.id);
     context_.directory.set_root(*client, root);
-    context_.catalogue.note_root(root, client->fingerprint, engine.name());
+    context_.catalogue.note_root(root_record(*client, engine));
     context_.directory.prune_roots(
         engine.name(), [this](const ipc::Digest& used) { return context_.index.has_root(used); });
   }
@@ -332,20 +377,8 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
                       "which has {} now: forget them",
                       message.weights.hex(), client.engine->name(), client.engine->weights().hex());
   }
-  if (status) {
-    const auto& shapes = client.engine->config()->shapes;
-    for (const ipc::StoreKey& key : message.keys) {
-      if (key.block.is_zero()) {
-        status = KVFERRY_ERROR(kInvalidArgument,
-                               "a block's hash is zero, which stands for none: name it otherwise");
-        break;
-      }
-      if (key.group.value >= shapes.size()) {
-        status = KVFERRY_ERROR(kInvalidArgument, "engine {} has no group {}", client.engine->name(),
-                               key.group.value);
-        break;
-      }
-    }
+  for (std::size_t i = 0; status && i < message.keys.size(); ++i) {
+    status = check_key(*client.engine, message.keys[i]);
   }
   if (!status) {
     context_.refuse(client.peer, request, status.error());

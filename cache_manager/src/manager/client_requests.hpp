@@ -50,6 +50,9 @@ class ClientRequests {
   };
 
   void hello(const ipc::Peer& peer, const ipc::Envelope& request);
+  /// Of the namespace that a client names, if it may use that.
+  [[nodiscard]] ipc::Result<NamespaceAccount*> account_of(const ipc::Peer& peer,
+                                                          const ipc::EngineHello& hello);
   void lookup(const ClientRecord& client, const ipc::Envelope& request);
   void use(const ClientRecord& client, const ipc::Envelope& request);
   void pin(const ClientRecord& client, const ipc::Envelope& request);

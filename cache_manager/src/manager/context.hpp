@@ -24,6 +24,7 @@
 
 namespace kvferry::cache_manager {
 
+class EvictAhead;
 class KvEvents;
 
 /// Of host blocks, since the manager started.
@@ -58,6 +59,7 @@ struct ManagerContext {
   std::optional<AdoptionStats> adopted{};  ///< When the pool is an earlier manager's.
   IntegrityStats integrity{};
   const KvEvents* kv_events = nullptr;  ///< Null: they are told to nobody.
+  const EvictAhead* ahead = nullptr;
   bool stopping = false;
   std::uint64_t protocol_errors = 0;  ///< Messages that were well-formed and wrong.
 

@@ -107,6 +107,13 @@ ClientRecord& EngineDirectory::set_client(ClientRecord record) {
   return kept;
 }
 
+bool EngineDirectory::has_client_of(const NamespaceAccount& account,
+                                    const ipc::IncarnationId& but) const {
+  return std::any_of(clients_.begin(), clients_.end(), [&](const auto& client) {
+    return client.second.account == &account && client.first != but;
+  });
+}
+
 EngineRecord* EngineDirectory::remove_client(const ipc::IncarnationId& peer) {
   const auto node = clients_.extract(peer);
   return node.empty() ? nullptr : node.mapped().engine;

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/engine_state.hpp"
+#include "manager/namespace_accounts.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,7 @@ struct ClientRecord {
   bool schedules = false;  ///< Obeys pauses and flushes.
   /// The workers that registered after the client have another geometry: its requests are refused.
   std::optional<ipc::Error> mismatch;
+  NamespaceAccount* account = nullptr;  ///< Of its namespace. Never null once it is here.
 
   /// What it is told of its engine.
   [[nodiscard]] ipc::EngineState view() const {
@@ -86,6 +88,9 @@ class EngineDirectory {
   [[nodiscard]] ClientRecord* client(const ipc::IncarnationId& peer);
   ClientRecord& set_client(ClientRecord record);
   void set_root(ClientRecord& client, const ipc::Digest& root);
+  /// A client other than that one is of the namespace.
+  [[nodiscard]] bool has_client_of(const NamespaceAccount& account,
+                                   const ipc::IncarnationId& but) const;
   /// The engine that the client worked on; null when it had none.
   EngineRecord* remove_client(const ipc::IncarnationId& peer);
   [[nodiscard]] std::vector<ClientRecord*> clients_of(const EngineRecord& engine);

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "manager/namespace_accounts.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -169,6 +170,7 @@ std::uint32_t HostPool::open_slab(const SlabPlace& place) {
     slabs_[id] = std::move(slab);
   }
   with_room_[place.shape].insert(id);
+  free_slots_[place.shape] += place.capacity;
   if (observer_ != nullptr) observer_->on_slab_opened(id, place);
   return id;
 }
@@ -316,6 +318,7 @@ void HostPool::mark_taken(std::uint32_t id, std::uint32_t index) {
     ++slab.lowest_free_word;
   }
   ++slab.used;
+  --free_slots_[shape];
   if (slab.used == slab.capacity) {
     auto& roomy = with_room_[shape];
     roomy.erase(id);
@@ -345,6 +348,7 @@ void HostPool::free(const HostSlot& slot) {
   slab.lowest_free_word = std::min(slab.lowest_free_word, word);
   slab.longest_run = slab.capacity;  // somewhere up to that
   --slab.used;
+  ++free_slots_[slab.shape];
   used_bytes_ -= slab.shape.block_bytes();
   --used_blocks_;
   if (observer_ != nullptr) observer_->on_freed(slot);
@@ -361,6 +365,10 @@ void HostPool::close_slab(std::uint32_t id) {
     page_taken_[page] = false;
   }
   free_pages_ += slab.pages;
+  if (const auto counted = free_slots_.find(slab.shape);
+      (counted->second -= slab.capacity - slab.used) == 0) {
+    free_slots_.erase(counted);
+  }
   if (const auto roomy = with_room_.find(slab.shape); roomy != with_room_.end()) {
     roomy->second.erase(id);
     if (roomy->second.empty()) {
@@ -400,6 +408,12 @@ ipc::Status HostPool::can_hold(const SlabShape& shape) const {
   return ipc::ok();
 }
 
+std::uint64_t HostPool::free_bytes_for(const SlabShape& shape) const {
+  const auto slots = free_slots_.find(shape);
+  return free_pages_ * page_bytes_ +
+         (slots == free_slots_.end() ? 0 : slots->second * shape.block_bytes());
+}
+
 HostPool::Stats HostPool::stats() const {
   Stats stats;
   stats.bytes = page_taken_.size() * page_bytes_;
@@ -414,6 +428,19 @@ HostPool::Stats HostPool::stats() const {
   stats.placed_blocks = placed_blocks_;
   stats.placed_extents = placed_extents_;
   return stats;
+}
+
+HostBlock::HostBlock(HostPool& pool,
+                     const HostSlot& slot,
+                     bool is_doubted,
+                     NamespaceAccount* account)
+    : pool_(&pool), slot_(slot), account_(account), is_doubted_(is_doubted) {
+  if (account_ != nullptr) account_->charge(pool_->shape(slot_).block_bytes());
+}
+
+HostBlock::~HostBlock() {
+  if (account_ != nullptr) account_->refund(pool_->shape(slot_).block_bytes());
+  pool_->free(slot_);
 }
 
 }  // namespace kvferry::cache_manager

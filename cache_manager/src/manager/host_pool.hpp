@@ -19,6 +19,8 @@
 
 namespace kvferry::cache_manager {
 
+class NamespaceAccount;
+
 /// What a slab is cut for: one group of one geometry. Blocks of different shapes never share a
 /// slab.
 struct SlabShape {
@@ -152,6 +154,8 @@ class HostPool {
   [[nodiscard]] bool can_open(const SlabShape& shape) const {
     return find_place(shape).has_value();
   }
+  /// That blocks of the shape could have: of its slabs, and of pages that are no slab's.
+  [[nodiscard]] std::uint64_t free_bytes_for(const SlabShape& shape) const;
   /// kNoHostMemory when not even an empty pool could hold one block of the shape.
   [[nodiscard]] ipc::Status can_hold(const SlabShape& shape) const;
   [[nodiscard]] Stats stats() const;
@@ -203,6 +207,7 @@ class HostPool {
   std::vector<std::optional<Slab>> slabs_;
   std::vector<std::uint32_t> unused_slab_ids_;
   std::map<SlabShape, std::set<std::uint32_t>> with_room_;
+  std::map<SlabShape, std::uint64_t> free_slots_;  ///< Of its slabs.
   std::uint64_t next_generation_ = 1;
   std::uint64_t used_bytes_ = 0;
   std::uint64_t used_blocks_ = 0;
@@ -216,19 +221,24 @@ class HostPool {
 class HostBlock {
  public:
   /// is_doubted: an earlier manager filled it, and nobody has looked since whether it is whole.
-  HostBlock(HostPool& pool, const HostSlot& slot, bool is_doubted = false)
-      : pool_(&pool), slot_(slot), is_doubted_(is_doubted) {}
+  /// account: of the namespace that it is charged to, which outlives it; null: of none.
+  HostBlock(HostPool& pool,
+            const HostSlot& slot,
+            bool is_doubted = false,
+            NamespaceAccount* account = nullptr);
   HostBlock(const HostBlock&) = delete;
   HostBlock& operator=(const HostBlock&) = delete;
-  ~HostBlock() { pool_->free(slot_); }
+  ~HostBlock();
 
   [[nodiscard]] const HostSlot& slot() const noexcept { return slot_; }
   [[nodiscard]] bool is_doubted() const noexcept { return is_doubted_; }
   void trust() const noexcept { is_doubted_ = false; }
+  [[nodiscard]] NamespaceAccount* account() const noexcept { return account_; }
 
  private:
   HostPool* pool_;
   HostSlot slot_;
+  NamespaceAccount* account_;
   mutable bool is_doubted_;
 };
 using HostBlockRef = std::shared_ptr<const HostBlock>;

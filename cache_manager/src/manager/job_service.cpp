@@ -22,6 +22,11 @@ constexpr auto kBriefTime = std::chrono::microseconds(400);
 
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
 
+/// A load has found it.
+void count_hit(const HostBlock& block) {
+  if (NamespaceAccount* account = block.account()) ++account->counters.hits;
+}
+
 }  // namespace
 
 JobService::JobService(ManagerContext& context)
@@ -34,7 +39,10 @@ JobService::JobService(ManagerContext& context)
                {.acquire =
                     [this](const ipc::BlockKey& key, JobItem& item) {
                       HostBlockRef block = context_.index.acquire(key);
-                      if (block != nullptr) item.sums = sums_to_check(*block);
+                      if (block != nullptr) {
+                        item.sums = sums_to_check(*block);
+                        count_hit(*block);
+                      }
                       return block;
                     },
                 .submit = [this](Job part) { context_.jobs.submit(std::move(part)); },
@@ -303,8 +311,10 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     if (taken.host == nullptr) {
       taken.result = code_of(ipc::ErrorCode::kNotFound);
       job.message = "some blocks are not in the host pool (any more): look them up again";
+      ++client.account->counters.misses;
     } else {
       taken.sums = sums_to_check(*taken.host);
+      count_hit(*taken.host);
     }
   }
   accept(client, request, std::move(job));
@@ -353,8 +363,8 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
     taken.group = item.group;
     taken.block = item.block;
     taken.sequence_index = item.index;
-    taken.host = context_.index.allocate(client.engine->config()->shapes[item.group.value],
-                                         extents[item.group.value]);
+    const SlabShape& shape = client.engine->config()->shapes[item.group.value];
+    taken.host = context_.index.allocate(shape, extents[item.group.value], client.account);
     if (taken.host == nullptr) {
       // A sequence that is half on the host is of no use: all or nothing.
       if (!context_.index.evicts()) {
@@ -363,6 +373,16 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
                           "sequence {}: nothing is evicted until the movers of an earlier manager "
                           "have come: submit it later, as a job of another id",
                           swap->sequence);
+        break;
+      }
+      if (!client.account->has_room_for(shape.block_bytes())) {
+        status = KVFERRY_ERROR(
+            kNoHostMemory,
+            "sequence {}: {} blocks do not fit: namespace {} has {} in host memory that cannot be "
+            "evicted, of a hard limit of {}: drop sequences, or raise its --namespace-quota",
+            swap->sequence, swap->items.size(), client.account->name(),
+            ipc::format_size(client.account->bytes()),
+            ipc::format_size(client.account->limits().hard));
         break;
       }
       if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {

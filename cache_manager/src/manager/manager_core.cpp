@@ -58,7 +58,7 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       loop_(loop),
       pool_(pool),
       started_(ipc::MonotonicClock::now()),
-      index_(pool, config.eviction_policy),
+      index_(pool, config.eviction_policy, config.quotas),
       host_(directory_, index_, sequences_),
       server_(loop, server_options(dir, pool, pool_fd, catalogue, index_.table(), session_), *this),
       calls_(loop, server_),
@@ -113,7 +113,9 @@ ManagerCore::ManagerCore(ipc::EventLoop& loop,
       deaths_(context_),
       ranks_(context_, clients_, deaths_, job_service_),
       lifecycle_(context_),
-      overdue_(context_, [this] { after_event(); }) {
+      overdue_(context_, [this] { after_event(); }),
+      ahead_(loop, pool, index_, config_.watermarks) {
+  context_.ahead = &ahead_;
   if (!config_.kv_events.empty()) {
     kv_events_.emplace(loop_, directory_, index_, config_, session_);
     context_.kv_events = &*kv_events_;
@@ -371,6 +373,7 @@ void ManagerCore::after_event() {
     }
   }
   if (adoption_) adoption_->look();
+  ahead_.look();
   if (context_.stopping && jobs_.unfinished() == 0 && job_service_.unsent() == 0) {
     finish_stop();
   }

@@ -9,6 +9,7 @@
 #include "manager/client_requests.hpp"
 #include "manager/context.hpp"
 #include "manager/death_proof.hpp"
+#include "manager/evict_ahead.hpp"
 #include "manager/job_service.hpp"
 #include "manager/kv_events.hpp"
 #include "manager/lifecycle.hpp"
@@ -89,6 +90,7 @@ class ManagerCore : private ipc::ControlHandler {
   RankRequests ranks_;
   Lifecycle lifecycle_;
   OverdueJobs overdue_;
+  EvictAhead ahead_;
   std::optional<PoolAdoption> adoption_;
   ipc::TimerId stop_timer_ = 0;
   bool orphan_check_posted_ = false;

@@ -25,4 +25,22 @@ namespace kvferry::cache_manager {
   return ipc::ok();
 }
 
+/// Namespaces are shown to people and kept in the pool's catalogue: kInvalidArgument for more than
+/// 128 bytes, none, or control characters.
+[[nodiscard]] inline ipc::Status check_namespace(const std::string& name) {
+  constexpr std::size_t kLongestNamespace = 128;
+  constexpr char kFirstPrintable = ' ';
+  constexpr char kDelete = 0x7f;
+  const bool is_printable = std::all_of(name.begin(), name.end(), [](char c) {
+    return static_cast<unsigned char>(c) >= static_cast<unsigned char>(kFirstPrintable) &&
+           c != kDelete;
+  });
+  if (name.empty() || name.size() > kLongestNamespace || !is_printable) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "namespace of {} bytes: use 1 to {} without control characters",
+                         name.size(), kLongestNamespace);
+  }
+  return ipc::ok();
+}
+
 }  // namespace kvferry::cache_manager

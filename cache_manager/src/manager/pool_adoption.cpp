@@ -25,6 +25,9 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   std::vector<ipc::Digest> roots;
   for (const PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
     roots.push_back(root.root);
+    if (!root.name_space.empty()) {
+      accounts_.emplace(root.root, &context_.index.accounts().adopt(root.name_space, root.proof));
+    }
     if (!root.engine.empty()) {
       context_.directory.adopt_root(root.engine, root.root, root.fingerprint);
     }
@@ -59,6 +62,7 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   look();
   if (visible_.empty()) {
     context_.index.forget_awaited_roots();
+    context_.index.accounts().end_adoption();
   } else {
     context_.loop.post([this, living = is_living_] {
       if (*living) adopt_some();
@@ -100,9 +104,15 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
   context_.pool.close_if_unused(*adopted);
 }
 
+NamespaceAccount* PoolAdoption::account_of(const ipc::Digest& root) const {
+  const auto known = accounts_.find(root);
+  return known == accounts_.end() ? nullptr : known->second;
+}
+
 void PoolAdoption::take_sequence(const HostSlot& slot) {
-  auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true);
   const auto found = catalogue_.find_sequence(slot);
+  auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true,
+                                                found ? account_of(found->root) : nullptr);
   // Of an owner that nobody knows, nobody would ever be told that it is dead.
   if (!found || catalogue_.sums(slot).empty() || !owners_.contains(found->owner)) return;
   const SequenceKey key{context_.directory.open(found->engine).id(), found->owner, found->handle};
@@ -176,6 +186,14 @@ void PoolAdoption::begin_to_evict() {
   evicts_ = true;
   context_.index.set_evicts(true);
   context_.loop.cancel(std::exchange(patience_, 0));
+  shrink();
+}
+
+void PoolAdoption::shrink() {
+  if (!evicts_ || context_.index.enforce_limits(kBlocksOfATurn) < kBlocksOfATurn) return;
+  context_.loop.post([this, living = is_living_] {
+    if (*living) shrink();
+  });
 }
 
 void PoolAdoption::adopt_some() {
@@ -183,8 +201,9 @@ void PoolAdoption::adopt_some() {
   const std::size_t end = std::min(visible_.size(), next_ + kBlocksOfATurn);
   for (; next_ < end; ++next_) {
     const HostSlot& slot = visible_[next_];
-    auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true);
     PoolCatalogue::FoundBlock found = catalogue_.find(slot);
+    auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true,
+                                                  account_of(found.root));
     const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
     // One without checksums cannot be looked at.
     if (found.state != catalogue::BlockState::kVisible || found.sums.empty() ||
@@ -195,6 +214,7 @@ void PoolAdoption::adopt_some() {
     blocks.push_back({key, found.before, std::move(held)});
   }
   stats_.adopted += context_.index.adopt(blocks);
+  shrink();
   if (next_ < visible_.size()) {
     context_.loop.post([this, living = is_living_] {
       if (*living) adopt_some();
@@ -204,6 +224,7 @@ void PoolAdoption::adopt_some() {
   visible_ = {};
   next_ = 0;
   context_.index.forget_awaited_roots();
+  context_.index.accounts().end_adoption();
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began_);
   ipc::log_info("{} blocks of the earlier manager can be found again after {} ms, {} were dropped",

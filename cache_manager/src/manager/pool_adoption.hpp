@@ -9,6 +9,7 @@
 #include "manager/pool_catalogue.hpp"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -43,6 +44,9 @@ class PoolAdoption {
   void adopt_some();
   [[nodiscard]] bool is_settled(const User& user) const;
   void begin_to_evict();
+  /// What namespaces have above their limits, which may be lower than they were, goes.
+  void shrink();
+  [[nodiscard]] NamespaceAccount* account_of(const ipc::Digest& root) const;
 
   ManagerContext& context_;
   PoolCatalogue& catalogue_;
@@ -51,7 +55,8 @@ class PoolAdoption {
   std::vector<HostSlot> visible_;    ///< Taken, and not in the index yet.
   std::size_t next_ = 0;             ///< Of those.
   std::vector<HostBlockRef> doubtful_;
-  std::vector<User> users_;              ///< That are not settled.
+  std::vector<User> users_;                            ///< That are not settled.
+  std::map<ipc::Digest, NamespaceAccount*> accounts_;  ///< By root.
   std::set<ipc::IncarnationId> owners_;  ///< Engines that live, and may come back for sequences.
   bool evicts_ = false;
   ipc::TimerId patience_ = 0;

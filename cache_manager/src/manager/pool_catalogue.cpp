@@ -47,9 +47,19 @@ std::uint64_t* sums_of(Block& record) noexcept {
   return reinterpret_cast<std::uint64_t*>(&record + 1);
 }
 
-std::string name_of(const Root& record) {
-  return {record.engine.data(), std::min<std::size_t>(record.engine_bytes, record.engine.size())};
+template <std::size_t Most>
+std::string name_in(const std::array<char, Most>& name, std::uint32_t bytes) {
+  return {name.data(), std::min<std::size_t>(bytes, Most)};
 }
+
+template <std::size_t Most>
+std::uint32_t write_name(std::array<char, Most>& name, const std::string& text) {
+  const std::size_t bytes = std::min(text.size(), Most);
+  std::memcpy(name.data(), text.data(), bytes);
+  return static_cast<std::uint32_t>(bytes);
+}
+
+std::string name_of(const Root& record) { return name_in(record.engine, record.engine_bytes); }
 
 }  // namespace
 
@@ -201,7 +211,10 @@ std::vector<SlabPlace> PoolCatalogue::slabs() const {
 std::vector<PoolCatalogue::FoundRoot> PoolCatalogue::roots() const {
   std::vector<FoundRoot> found;
   for (const auto& [digest, i] : root_ids_) {
-    found.push_back({digest, root(i)->fingerprint, name_of(*root(i))});
+    const Root& record = *root(i);
+    found.push_back({digest, record.fingerprint, name_of(record),
+                     name_in(record.name_space, record.name_space_bytes),
+                     record.proof.is_zero() ? std::nullopt : std::optional(record.proof)});
   }
   return found;
 }
@@ -276,8 +289,12 @@ std::optional<PoolCatalogue::FoundSequence> PoolCatalogue::find_sequence(
   const Block& record = *block(slot);
   const Root* named = root_of(record);
   if (named == nullptr || named->engine_bytes == 0) return std::nullopt;
-  return FoundSequence{name_of(*named), named->fingerprint, record.block, record.before.high(),
-                       static_cast<std::uint32_t>(record.before.low())};
+  return FoundSequence{name_of(*named),
+                       named->fingerprint,
+                       record.block,
+                       record.before.high(),
+                       static_cast<std::uint32_t>(record.before.low()),
+                       named->root};
 }
 
 void PoolCatalogue::note_user(const ipc::ProcessRef& process,
@@ -317,18 +334,22 @@ void PoolCatalogue::forget_user(const ipc::IncarnationId& incarnation) {
   user_places_.erase(known);
 }
 
-void PoolCatalogue::note_root(const ipc::Digest& digest,
-                              const ipc::Digest& fingerprint,
-                              const std::string& engine) {
-  const auto id = root_id(digest);
+void PoolCatalogue::note_root(const FoundRoot& named) {
+  const auto id = root_id(named.root);
   if (!id) return;
   Root& record = *root(*id);
-  if (record.fingerprint == fingerprint && name_of(record) == engine) return;
+  const ipc::Digest proof = named.proof.value_or(ipc::Digest{});
+  if (record.fingerprint == named.fingerprint && name_of(record) == named.engine &&
+      record.proof == proof &&
+      name_in(record.name_space, record.name_space_bytes) == named.name_space) {
+    return;
+  }
   // While it is rewritten its blocks are nobody's; a manager that dies here loses them.
   store_check(record.check, 0);
-  record.fingerprint = fingerprint;
-  record.engine_bytes = static_cast<std::uint32_t>(std::min(engine.size(), record.engine.size()));
-  std::memcpy(record.engine.data(), engine.data(), record.engine_bytes);
+  record.fingerprint = named.fingerprint;
+  record.proof = proof;
+  record.engine_bytes = write_name(record.engine, named.engine);
+  record.name_space_bytes = write_name(record.name_space, named.name_space);
   seal(record);
 }
 

@@ -42,11 +42,14 @@ class PoolCatalogue final : public PoolObserver {
     ipc::IncarnationId owner;
     std::uint64_t handle = 0;
     std::uint32_t index = 0;
+    ipc::Digest root{};
   };
   struct FoundRoot {
     ipc::Digest root;
     ipc::Digest fingerprint;
     std::string engine;
+    std::string name_space;              ///< Empty: not known.
+    std::optional<ipc::Digest> proof{};  ///< NamespaceAccount::proof().
   };
   struct FoundUser {
     pid_t pid = 0;
@@ -93,9 +96,7 @@ class PoolCatalogue final : public PoolObserver {
                  catalogue::UserKind kind);
   void forget_user(const ipc::IncarnationId& incarnation);
   /// Whose root it is: blocks of a root that nobody has named are of no engine.
-  void note_root(const ipc::Digest& digest,
-                 const ipc::Digest& fingerprint,
-                 const std::string& engine);
+  void note_root(const FoundRoot& named);
 
   /// A slab that was found, and is not as the pool would have it.
   void forget_slab(std::uint32_t first_page);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <optional>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -18,16 +17,15 @@ constexpr std::uint64_t kLeastBlockBytes = 64;
 }  // namespace
 
 // Tokens start at random, so that one of an earlier manager life is not taken for one of this.
-PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy)
+PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy, NamespaceQuotas quotas)
     : pool_(pool),
-      policy_name_(policy),
+      accounts_(pool.stats().bytes, std::move(quotas)),
+      order_(policy),
       table_(pool.stats().bytes / kLeastBlockBytes),
       runs_(table_,
-            [this](RunNode& below, RunNode& above) { policy_->continue_from(below.id, above.id); }),
+            [this](RunNode& below, RunNode& above) { order_.continue_from(below.id, above.id); }),
       next_token_((ipc::Digest::random().low() >> 1U) | 1U) {
-  if (const auto known = make_eviction_policy(policy_name_, 1); !known) {
-    throw ipc::Exception(known.error());
-  }
+  accounts_.on_partition_gone([this](std::uint32_t partition) { order_.forget(partition); });
 }
 
 PrefixIndex::~PrefixIndex() = default;
@@ -41,16 +39,9 @@ PrefixIndex::Entry* PrefixIndex::find(const ipc::BlockKey& key) const {
   return at == root->second.end() ? nullptr : at->second.get();
 }
 
-// Blocks of several shapes share the pool; of the first one it is told how many that holds.
-EvictionPolicy& PrefixIndex::policy(const SlabShape& shape) {
-  if (policy_ == nullptr) {
-    const std::uint64_t capacity =
-        std::max<std::uint64_t>(1, pool_.stats().bytes / shape.block_bytes());
-    auto made = make_eviction_policy(policy_name_, capacity);
-    if (!made) throw ipc::Exception(made.error());
-    policy_ = std::move(made).value();
-  }
-  return *policy_;
+NamespaceAccount& PrefixIndex::account_of(const Entry& entry) {
+  NamespaceAccount* account = entry.block->account();
+  return account != nullptr ? *account : accounts_.nobody();
 }
 
 BlockUse PrefixIndex::use_of(const Entry& entry) {
@@ -66,6 +57,10 @@ void PrefixIndex::give_id(Entry& entry) {
     free_ids_.pop_back();
     entries_[entry.id] = &entry;
   }
+  // Blocks of several shapes share the pool; by the first one it is known how many that holds.
+  const Partition& partition = account_of(entry).partition();
+  const std::uint64_t bytes = pool_.shape(entry.block->slot()).block_bytes();
+  order_.enter(entry.id, partition.id, std::max<std::uint64_t>(1, partition.expected / bytes));
 }
 
 // Each run of blocks that continue each other is a request.
@@ -82,18 +77,18 @@ void PrefixIndex::use_new(std::span<Entry* const> entries) {
     const Entry& begin = *entries[first];
     const Entry* above =
         begin.before.is_zero() ? nullptr : find({begin.key.root, begin.before, begin.key.group});
-    policy(pool_.shape(begin.block->slot())).use(path_, above == nullptr ? kNoEntry : above->id);
+    order_.use(path_, above == nullptr ? kNoEntry : above->id);
     first = end;
   }
 }
 
 void PrefixIndex::add_awaiting(Entry& entry) {
-  if (++entry.awaited_by == 1 && entry.id != kNoEntry) policy_->hold(entry.id);
+  if (++entry.awaited_by == 1 && entry.id != kNoEntry) order_.hold(entry.id);
 }
 
 void PrefixIndex::take_awaiting(Entry& entry) {
   KVFERRY_CHECK(entry.awaited_by > 0, "a block is not awaited that nobody awaits");
-  if (--entry.awaited_by == 0 && entry.id != kNoEntry) policy_->let_go(entry.id);
+  if (--entry.awaited_by == 0 && entry.id != kNoEntry) order_.let_go(entry.id);
 }
 
 bool PrefixIndex::await(const ipc::BlockKey& key) {
@@ -164,7 +159,7 @@ void PrefixIndex::use(const ipc::Digest& root,
   path_.clear();
   ++uses_;
   const auto use_piece = [this] {
-    if (!path_.empty()) policy_->use(path_);
+    order_.use(path_);
     path_.clear();
   };
   for (std::uint32_t group = 0; group < groups; ++group) {
@@ -199,7 +194,7 @@ std::uint32_t PrefixIndex::pin(const ipc::IncarnationId& client,
       }
       if (entry->pins.empty()) {
         ++stats_.pinned;
-        policy_->hold(entry->id);
+        order_.hold(entry->id);
       }
       ++entry->pins[client];
       pinned_by_[client].insert(entry);
@@ -244,7 +239,7 @@ void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bo
   }
   if (entry.pins.empty()) {
     --stats_.pinned;
-    policy_->let_go(entry.id);
+    order_.let_go(entry.id);
   }
 }
 
@@ -252,8 +247,10 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
                                        const ipc::BlockKey& key,
                                        const ipc::Digest& before,
                                        const SlabShape& shape,
-                                       Extent& extent) {
+                                       Extent& extent,
+                                       const StoreTerms& terms) {
   if (Entry* there = find(key)) {
+    if (terms.retention) retain(*there, *terms.retention);
     // It may have been stored by somebody who did not say what it continues.
     Entry* above = before.is_zero() ? nullptr : find({key.root, before, key.group});
     if (there->run > 0 && above != nullptr && above->run > 0) runs_.link(*there, *above);
@@ -263,13 +260,14 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   entry->key = key;
   entry->before = before;
   hold_before(*entry);
-  HostBlockRef block = allocate(shape, extent);
+  HostBlockRef block = allocate(shape, extent, terms.account);
   if (block == nullptr) {
     let_go_before(*entry);
     return {.outcome = ipc::ReserveOutcome::kFull, .slot = 0};
   }
   entry->token = next_token_++;
   entry->owner = client;
+  if (terms.retention) entry->kept = Kept::from(*terms.retention, now_());
   by_slab_[block->slot().slab].insert(entry.get());
   entry->block = std::move(block);
   tokens_.emplace(entry->token, entry.get());
@@ -278,6 +276,12 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   const Token token = entry->token;
   roots_[key.root].emplace(key, std::move(entry));
   return {.outcome = ipc::ReserveOutcome::kReserved, .slot = token};
+}
+
+void PrefixIndex::retain(Entry& entry, const ipc::Retention& retention) {
+  const ipc::TimePoint now = now_();
+  entry.kept = Kept::stronger(entry.kept, Kept::from(retention, now), now);
+  if (entry.id != kNoEntry) order_.retain(entry.id, entry.kept);
 }
 
 const ipc::BlockKey* PrefixIndex::reservation(const ipc::IncarnationId& client, Token token) const {
@@ -310,14 +314,16 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
     --stats_.reserved;
     ++stats_.visible;
     give_id(entry);
+    ++account_of(entry).counters.stored;
     tell_visible(entry);
     entries.push_back(&entry);
   }
   use_new(entries);
+  for (const Entry* entry : entries) order_.retain(entry->id, entry->kept);
   runs_.begin();
   for (Entry* entry : entries) make_findable(*entry);
   for (Entry* entry : entries) {
-    if (entry->awaited_by > 0) policy_->hold(entry->id);
+    if (entry->awaited_by > 0) order_.hold(entry->id);
   }
   for (Entry* entry : entries) let_go_before(*entry);
   for (PrefixObserver* observer : observers_) {
@@ -419,68 +425,10 @@ void PrefixIndex::drop_block(const HostBlock& block) {
   if (at != slab->second.end()) erase(**at);
 }
 
-HostBlockRef PrefixIndex::allocate(const SlabShape& shape, Extent& extent) {
-  std::optional<HostSlot> slot = pool_.allocate(shape, extent);
-  if (!slot && pool_.can_hold(shape)) {
-    // For the whole batch at once: what was stored together is evicted together, and lies together.
-    // Pages that another shape has given back hold more than that.
-    std::uint32_t evicted = 0;
-    while (evicted < extent.left && !pool_.can_open(shape) && evict_for(shape)) ++evicted;
-    if (evicted > 0) slot = pool_.allocate(shape, extent);
-    while (!slot && evict_for(shape)) slot = pool_.allocate(shape, extent);
-  }
-  if (!slot) return nullptr;
-  extent.advance(*slot);
-  return std::make_shared<const HostBlock>(pool_, *slot);
-}
-
-// The policy's choice if it has the wanted shape; else the whole slab that it lies in, because only
-// whole slabs change their shape. Some other slab may then hold what a block of that one continued:
-// nothing finds that any more, and it goes in its turn.
-bool PrefixIndex::evict_for(const SlabShape& shape) {
-  if (policy_ == nullptr || !evicts_) return false;
-  std::unordered_map<std::uint32_t, bool> slabs;  // Of other shapes: whether they can go.
-  const auto may_evict = [&](EntryId id) {
-    const Entry& entry = *entries_[id];
-    if (!is_evictable(entry)) return false;
-    if (pool_.shape(entry.block->slot()) == shape) return true;
-    const std::uint32_t slab = entry.block->slot().slab;
-    const auto [known, is_new] = slabs.try_emplace(slab, false);
-    if (is_new) known->second = can_evict_slab(slab);
-    return known->second;
-  };
-  const std::optional<EntryId> chosen = policy_->evict(may_evict);
-  if (!chosen) return false;
-  Entry& victim = *entries_[*chosen];
-  const bool is_alone = pool_.shape(victim.block->slot()) == shape;
-  const std::uint32_t slab = victim.block->slot().slab;
-  ++stats_.evicted;
-  erase(victim);
-  if (!is_alone) evict_slab(slab);
-  return true;
-}
-
-bool PrefixIndex::can_evict_slab(std::uint32_t slab) const {
-  const auto& held = by_slab_.at(slab);
-  return held.size() == pool_.used_in_slab(slab) &&
-         std::all_of(held.begin(), held.end(), [](const Entry* e) { return is_evictable(*e); });
-}
-
-void PrefixIndex::evict_slab(std::uint32_t slab) {
-  const auto at = by_slab_.find(slab);
-  if (at == by_slab_.end()) return;
-  const std::vector<Entry*> victims(at->second.begin(), at->second.end());
-  for (Entry* victim : victims) victim->leaves = true;
-  for (Entry* victim : victims) {
-    ++stats_.evicted;
-    erase(*victim);
-  }
-}
-
 void PrefixIndex::erase(Entry& entry) {
   let_go_before(entry);
   if (entry.id != kNoEntry) {
-    if (policy_->has(entry.id)) policy_->erase(entry.id);  // else it chose the block itself
+    order_.leave(entry.id);
     entries_[entry.id] = nullptr;
     free_ids_.push_back(entry.id);
   }

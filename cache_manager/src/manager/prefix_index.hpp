@@ -10,14 +10,16 @@
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "manager/block_runs.hpp"
+#include "manager/eviction_order.hpp"
 #include "manager/host_pool.hpp"
+#include "manager/namespace_accounts.hpp"
 #include "manager/prefix_observer.hpp"
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -25,11 +27,24 @@
 
 namespace kvferry::cache_manager {
 
+/// On which terms a block is stored.
+struct StoreTerms {
+  NamespaceAccount* account = nullptr;  ///< Of the index's accounts; null: of no namespace.
+  std::optional<ipc::Retention> retention{};
+};
+
 /// The prefix-addressed blocks of the host pool. A block goes Reserved -> Filling -> Visible, or is
 /// gone; nothing finds it before every rank has stored it. When room is wanted, of the visible
 /// blocks that nobody pins or reads those go that an EvictionPolicy chooses; of one prefix the last
 /// block goes first, once it is known which block each one continues: from its reservation, or else
-/// from the first use of both. What is visible, or on its way, is also in a table in shared memory,
+/// from the first use of both.
+///
+/// Whose blocks go: of a namespace that is at its hard limit its own. When the pool is full, of
+/// the namespace that is most bytes above its soft share, counting for the one that stores what it
+/// wants to store; then of the next one, as long as what goes leaves it its share. Where none is
+/// above its share, of its own, unless the one that stores is within its share and another has a
+/// larger part of its own: slabs lose some room at their ends, and that is to be lost by all. What
+/// is visible, or on its way, is also in a table in shared memory,
 /// where engines look.
 /// @threading one thread. @lifetime the pool outlives it.
 class PrefixIndex {
@@ -45,8 +60,9 @@ class PrefixIndex {
     std::uint64_t evicted = 0;
   };
 
-  /// @param policy one of eviction_policies(); else throws Exception (kInvalidArgument)
-  PrefixIndex(HostPool& pool, std::string_view policy);
+  /// @param policy one of eviction_policies(); else throws Exception (kInvalidArgument), as for
+  /// quotas that the pool cannot hold to
+  PrefixIndex(HostPool& pool, std::string_view policy, NamespaceQuotas quotas = {});
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
   ~PrefixIndex();
@@ -85,12 +101,14 @@ class PrefixIndex {
   /// Before the reservations of one request, as BlockRuns::begin().
   void begin_reserving() noexcept { runs_.begin(); }
   /// Reserves a slot for the key, evicting if it must; extent: as the pool's allocate(), and
-  /// advanced. @param before the block that it continues; zero: none, or that is not known
+  /// advanced. A block that is there gets the stronger retention.
+  /// @param before the block that it continues; zero: none, or that is not known
   [[nodiscard]] ipc::ReservedSlot reserve(const ipc::IncarnationId& client,
                                           const ipc::BlockKey& key,
                                           const ipc::Digest& before,
                                           const SlabShape& shape,
-                                          Extent& extent);
+                                          Extent& extent,
+                                          const StoreTerms& terms = {});
   /// The key of a reservation of this client that no job has taken yet; null otherwise.
   [[nodiscard]] const ipc::BlockKey* reservation(const ipc::IncarnationId& client,
                                                  Token token) const;
@@ -112,9 +130,26 @@ class PrefixIndex {
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key);
   /// Its contents are not what they were: whoever holds the block, it is not found any more.
   void drop_block(const HostBlock& block);
-  /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use.
-  /// extent: as the pool's allocate(), and advanced.
-  [[nodiscard]] HostBlockRef allocate(const SlabShape& shape, Extent& extent);
+  /// A slot outside the index, evicting if it must; null when the pool is full of blocks in use, or
+  /// of blocks that stay for the sake of their namespaces. extent: as the pool's allocate(), and
+  /// advanced. @param account of the namespace that it is for; null: of none
+  [[nodiscard]] HostBlockRef allocate(const SlabShape& shape,
+                                      Extent& extent,
+                                      NamespaceAccount* account = nullptr);
+  /// Evicts for blocks of the shape that may come; false: nothing can go, or must not.
+  [[nodiscard]] bool evict_ahead(const SlabShape& shape);
+  /// For which blocks were allocated lately, the last one last; a few of them.
+  [[nodiscard]] std::span<const SlabShape> recent_shapes() const noexcept { return recent_; }
+  /// What is above its hard limit goes, as after an adoption, but at most so many blocks: counts
+  /// them.
+  std::size_t enforce_limits(std::size_t most);
+  [[nodiscard]] NamespaceAccounts& accounts() noexcept { return accounts_; }
+  [[nodiscard]] const NamespaceAccounts& accounts() const noexcept { return accounts_; }
+  /// Blocks that are retained for longer or shorter than others.
+  [[nodiscard]] std::size_t retained() const noexcept { return order_.retained(); }
+  using Now = std::function<ipc::TimePoint()>;
+  /// @default the monotonic clock
+  void set_clock(Now now) { now_ = std::move(now); }
 
   /// A block that is in the pool already, stored by an earlier manager.
   struct Found {
@@ -161,6 +196,7 @@ class PrefixIndex {
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
     bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
+    Kept kept;
   };
   using Table = std::unordered_map<ipc::BlockKey, std::unique_ptr<Entry>>;
 
@@ -169,8 +205,8 @@ class PrefixIndex {
     return entry.id != kNoEntry && entry.pins.empty() && entry.awaited_by == 0 &&
            entry.block.use_count() == 1;
   }
-  /// Made when the first block becomes visible, by whose size it is known how many the pool holds.
-  [[nodiscard]] EvictionPolicy& policy(const SlabShape& shape);
+  [[nodiscard]] NamespaceAccount& account_of(const Entry& entry);
+  void retain(Entry& entry, const ipc::Retention& retention);
   [[nodiscard]] static BlockUse use_of(const Entry& entry);
   void give_id(Entry& entry);
   void tell_visible(const Entry& entry) const;
@@ -184,17 +220,37 @@ class PrefixIndex {
   void let_go_before(Entry& entry);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);
-  [[nodiscard]] bool evict_for(const SlabShape& shape);
-  [[nodiscard]] bool can_evict_slab(std::uint32_t slab) const;
-  void evict_slab(std::uint32_t slab);
+
+  /// For whom room is made, and what may be taken of others.
+  struct Need {
+    const SlabShape& shape;
+    const NamespaceAccount* account = nullptr;  ///< Null: nobody, yet.
+    /// Nobody is above its share: it may take of those that have a larger part of theirs.
+    bool is_level = false;
+  };
+  void note_shape(const SlabShape& shape);
+  [[nodiscard]] bool make_room_in(NamespaceAccount& account,
+                                  const SlabShape& shape,
+                                  const Extent& extent);
+  [[nodiscard]] bool evict_for(const SlabShape& shape, const NamespaceAccount* account);
+  [[nodiscard]] bool evict_of(const Partition& partition, const Need& need);
+  /// Bytes that may go of it.
+  [[nodiscard]] static std::uint64_t allowance(const Partition& partition, const Need& need);
+  [[nodiscard]] std::vector<const Partition*> by_excess(const Need& need) const;
+  [[nodiscard]] std::vector<const Partition*> by_fullness(const Need& need) const;
+  [[nodiscard]] bool can_evict_slab(std::uint32_t slab, const Need& need);
+  void evict_slab(std::uint32_t slab, const Need& need);
+  void evict_entry(Entry& entry, const NamespaceAccount* account);
 
   HostPool& pool_;
+  NamespaceAccounts accounts_;  ///< Before what is charged to them.
   std::unordered_map<ipc::Digest, Table> roots_;
   std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
   std::unordered_map<std::uint32_t, std::unordered_set<Entry*>> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
-  std::string policy_name_;
-  std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<SlabShape> recent_;
+  EvictionOrder order_;
+  Now now_ = [] { return ipc::MonotonicClock::now(); };
   std::vector<Entry*> entries_;  ///< Visible, by EntryId.
   std::vector<EntryId> free_ids_;
   std::vector<BlockUse> path_;  ///< Of use(), kept for its memory.

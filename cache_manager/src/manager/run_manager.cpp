@@ -57,6 +57,7 @@ void check_config(const ManagerConfig& config) {
         config.max_jobs_per_engine, config.queue_deadline.count(), config.job_deadline.count()));
   }
   check_kv_events(config);
+  if (ipc::Status good = config.watermarks.check(); !good) throw ipc::Exception(good.error());
   for (const auto& [engine, share] : config.shares) {
     if (share < 1 || share > ManagerConfig::kMaxShare) {
       throw ipc::Exception(KVFERRY_ERROR(kInvalidArgument, "engine {} has a share of {}: 1 to {}",

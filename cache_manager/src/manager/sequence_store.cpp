@@ -90,6 +90,14 @@ bool SequenceStore::has_engine(std::uint32_t engine) const {
   return at != sequences_.end() && at->first.engine == engine;
 }
 
+std::map<const NamespaceAccount*, std::size_t> SequenceStore::blocks_by_account() const {
+  std::map<const NamespaceAccount*, std::size_t> counts;
+  for (const auto& [key, sequence] : sequences_) {
+    for (const auto& [place, block] : sequence.blocks) ++counts[block->account()];
+  }
+  return counts;
+}
+
 std::size_t SequenceStore::blocks() const noexcept {
   std::size_t count = 0;
   for (const auto& [key, sequence] : sequences_) {

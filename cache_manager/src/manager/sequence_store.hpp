@@ -60,6 +60,8 @@ class SequenceStore {
   [[nodiscard]] bool has_engine(std::uint32_t engine) const;
   [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
   [[nodiscard]] std::size_t blocks() const noexcept;
+  /// By the namespace that they are charged to.
+  [[nodiscard]] std::map<const NamespaceAccount*, std::size_t> blocks_by_account() const;
 
  private:
   struct Sequence {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/status_report.hpp"
 
+#include "manager/evict_ahead.hpp"
 #include "manager/kv_events.hpp"
 
 #include <nlohmann/json.hpp>
@@ -98,6 +99,31 @@ json kept_of(const ManagerContext& context) {
           {"doubtful", context.adopted->doubtful}};
 }
 
+json namespaces_json(const ManagerContext& context) {
+  json described = json::array();
+  std::map<const NamespaceAccount*, std::size_t> sequences = context.sequences.blocks_by_account();
+  for (const auto& [name, account] : context.index.accounts().all()) {
+    const NamespaceAccount::Limits& limits = account->limits();
+    const NamespaceAccount::Counters& counters = account->counters;
+    const bool has_limit = limits.hard != NamespaceAccount::Limits{}.hard;
+    described.push_back({{"name", name},
+                         {"has_key", account->has_key()},
+                         {"soft_bytes", limits.soft},
+                         {"hard_bytes", has_limit ? json(limits.hard) : json(nullptr)},
+                         {"bytes", account->bytes()},
+                         {"blocks", account->blocks()},
+                         {"sequence_blocks", sequences[account.get()]},
+                         {"hits", counters.hits},
+                         {"misses", counters.misses},
+                         {"stored", counters.stored},
+                         {"evicted", counters.evicted},
+                         {"evicted_for_others", counters.evicted_for_others},
+                         {"refused_quota", counters.refused_quota},
+                         {"refused_room", counters.refused_room}});
+  }
+  return described;
+}
+
 json kv_events_json(const KvEvents* events) {
   if (events == nullptr) return nullptr;
   const ipc::KvEventPublisher& publisher = events->publisher();
@@ -162,10 +188,13 @@ std::string status_json(const ManagerContext& context,
         {"pinned", index.pinned},
         {"reserved", index.reserved},
         {"evicted", index.evicted},
+        {"evicted_ahead", context.ahead->evicted()},
+        {"retained", context.index.retained()},
         {"table_bytes", table.bytes},
         {"unkept", table.unkept}}},
       {"sequences",
        {{"count", context.sequences.sequences()}, {"blocks", context.sequences.blocks()}}},
+      {"namespaces", namespaces_json(context)},
       {"kv_events", kv_events_json(context.kv_events)},
       {"engines", std::move(engines)},
       {"peers", std::move(peers)},

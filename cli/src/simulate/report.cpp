@@ -48,6 +48,7 @@ nlohmann::json to_json(const SimulationReport& report) {
                        {"hits", result.hits},
                        {"references", result.references},
                        {"evictions", result.evictions},
+                       {"evictions_at_need", result.evictions_at_need},
                        {"ns_per_block", result.seconds * 1e9 / blocks}};
     if (const auto gained = gain_of(report, result)) one["gain"] = *gained;
     results.push_back(std::move(one));

@@ -88,18 +88,26 @@ void run_optimal(const BlockTrace& trace, SimulatedCache& result) {
 
 void run_policy(const BlockTrace& trace,
                 cache_manager::EvictionPolicy& policy,
+                const cache_manager::Watermarks& ahead,
                 SimulatedCache& result) {
   std::vector<cache_manager::BlockUse> path;
+  const std::uint64_t low = ahead.low_of(result.capacity);
+  const std::uint64_t high = ahead.high_of(result.capacity);
+  const auto evict_to = [&](std::size_t most) {
+    for (; policy.size() > most; ++result.evictions) {
+      const bool evicted = policy.evict([](cache_manager::EntryId) { return true; }).has_value();
+      KVFERRY_CHECK(evicted, "a policy finds nothing to evict");
+    }
+  };
   for (const Request& request : trace.requests) {
     result.hits += found(policy, request);
     path.clear();
     for (const std::uint32_t block : request) path.push_back({block, block});
     policy.use(path);
-    while (policy.size() > result.capacity) {
-      const bool evicted = policy.evict([](cache_manager::EntryId) { return true; }).has_value();
-      KVFERRY_CHECK(evicted, "a policy finds nothing to evict");
-      ++result.evictions;
-    }
+    const std::uint64_t before = result.evictions;
+    evict_to(result.capacity);
+    result.evictions_at_need += result.evictions - before;
+    if (result.capacity - policy.size() < low) evict_to(result.capacity - high);
   }
 }
 
@@ -129,7 +137,8 @@ BlockTrace number_blocks(const std::vector<TraceRequest>& requests) {
 
 ipc::Result<SimulatedCache> simulate(const BlockTrace& trace,
                                      std::string_view policy,
-                                     std::size_t capacity) {
+                                     std::size_t capacity,
+                                     const cache_manager::Watermarks& ahead) {
   SimulatedCache result;
   result.policy = policy;
   result.capacity = capacity;
@@ -140,7 +149,7 @@ ipc::Result<SimulatedCache> simulate(const BlockTrace& trace,
   } else {
     std::unique_ptr<cache_manager::EvictionPolicy> chosen;
     KVFERRY_ASSIGN(chosen, cache_manager::make_eviction_policy(policy, capacity));
-    run_policy(trace, *chosen, result);
+    run_policy(trace, *chosen, ahead, result);
   }
   result.seconds = std::chrono::duration<double>(ipc::MonotonicClock::now() - start).count();
   return result;

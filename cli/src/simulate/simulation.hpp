@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/watermarks.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "replay/trace.hpp"
 
@@ -36,16 +37,19 @@ struct SimulatedCache {
   std::uint64_t hits = 0;  ///< Blocks found before the first one of their request that is missing.
   std::uint64_t evictions = 0;
   double seconds = 0;
+  std::uint64_t evictions_at_need = 0;  ///< Those that a store had to wait for.
 
   [[nodiscard]] double hit_rate() const;
 };
 
 /// Request by request: hits are counted, then all blocks of it are used, and what is too much goes.
 /// @param policy of cache_manager::eviction_policies(), or kOptimalPolicy; else kInvalidArgument
+/// @param ahead between two requests blocks go by these marks; the optimum knows of none
 /// @pre capacity > 0
 [[nodiscard]] ipc::Result<SimulatedCache> simulate(const BlockTrace& trace,
                                                    std::string_view policy,
-                                                   std::size_t capacity);
+                                                   std::size_t capacity,
+                                                   const cache_manager::Watermarks& ahead = {});
 
 /// How much of the way from LRU to the optimum a policy goes; 0 where there is none to go.
 [[nodiscard]] double gain(const SimulatedCache& policy,

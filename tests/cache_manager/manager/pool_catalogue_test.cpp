@@ -55,7 +55,7 @@ class PoolCatalogueTest : public testing::Test {
     catalogue_ = std::move(made).value();
     pool_.observe(catalogue_.get());
     pool_fd_ = ipc::SharedMemory::create_pool("kvferry-test-pool", kPool, false).value();
-    catalogue_->note_root(root_, digest(99), "chat");
+    catalogue_->note_root({root_, digest(99), "chat", "default"});
   }
   void TearDown() override { pool_.observe(nullptr); }
 
@@ -215,7 +215,7 @@ TEST_F(PoolCatalogueTest, WhoMayCopyIsKnownUntilItIsForgotten) {
 TEST_F(PoolCatalogueTest, APlaceOfARootWithoutBlocksIsAnotherOnes) {
   store(1);
   for (std::uint64_t i = 0; i < 2ULL * catalogue::kRoots; ++i) {
-    catalogue_->note_root(digest(10'000 + i), digest(99), "other");
+    catalogue_->note_root({digest(10'000 + i), digest(99), "other", "default"});
   }
   const Reading reading = read();
   EXPECT_EQ(reading.visible.size(), 1U) << "the root that has a block stays";
@@ -283,7 +283,7 @@ TEST_F(PoolCatalogueTest, ARootWithBlocksOfAnEarlierManagerKeepsItsPlace) {
   successor.free(slots[0]);
   successor.free(slots[1]);
   for (std::uint64_t i = 0; i < 2ULL * catalogue::kRoots; ++i) {
-    opened->note_root(digest(10'000 + i), digest(99), "other");
+    opened->note_root({digest(10'000 + i), digest(99), "other", "default"});
   }
   EXPECT_EQ(opened->find(slots[2]).root, root_);
   EXPECT_EQ(opened->find(slots[3]).root, root_);
@@ -305,7 +305,7 @@ TEST_F(PoolCatalogueTest, BlocksWhoseRootIsNotWholeAreEmptyBeforeItsPlaceIsAnoth
     for (std::uint32_t i = 0; i < place.capacity; ++i) {
       EXPECT_EQ(opened->adopt(*slab, i), BlockState::kNone);
     }
-    opened->note_root(digest(5), digest(99), "other");
+    opened->note_root({digest(5), digest(99), "other", "default"});
     for (std::uint32_t i = 0; i < place.capacity; ++i) {
       EXPECT_EQ(opened->state(*slab, i), BlockState::kNone);
     }

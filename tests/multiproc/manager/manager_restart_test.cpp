@@ -184,6 +184,48 @@ TEST_F(ManagerRestartTest, WhatAKilledManagerHadIsServedByTheNextFromTheSamePlac
   EXPECT_TRUE(ipc::is_same_memory(memory_.pool, movers_[0]->link().take_pool().pool));
 }
 
+TEST_F(ManagerRestartTest, WhatNamespacesHaveAndWhoMayUseThemIsKnownToTheNextManager) {
+  // The engine's client is of a namespace with a key from now on.
+  ipc::EngineHello hello = client_hello();
+  hello.name_space = "secret";
+  hello.name_space_key = ipc::Digest::from_words(4, 2);
+  const auto say_hello = [&](ScriptedPeer& from, const ipc::EngineHello& said) {
+    return from.call<ipc::EngineState>(MessageKind::kEngineHello, said);
+  };
+  const auto state = say_hello(*client_, hello);
+  ASSERT_TRUE(state.has_value()) << state.error().to_string();
+  state_ = *state;
+  (void)place_of_store(1, 3);
+  (void)place_of_store(2, 4);
+  const auto account = [&] {
+    const nlohmann::json all = status();
+    for (const nlohmann::json& one : all["namespaces"]) {
+      if (one["name"] == "secret") return one;
+    }
+    return nlohmann::json();
+  };
+  const nlohmann::json before = account();
+  ASSERT_EQ(before["blocks"], 2);
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  (void)kept();
+  EXPECT_EQ(account()["blocks"], 2);
+  EXPECT_EQ(account()["bytes"], before["bytes"]);
+  EXPECT_EQ(account()["has_key"], true);
+  const auto stranger = peer(ProcessKind::kEngine, "stranger");
+  ipc::EngineHello other = hello;
+  other.name_space_key = ipc::Digest::from_words(4, 3);
+  EXPECT_EQ(say_hello(*stranger, other).error().code, ErrorCode::kPermission);
+  other.name_space_key.reset();
+  EXPECT_EQ(say_hello(*stranger, other).error().code, ErrorCode::kPermission);
+  client_ = again(client_, ProcessKind::kEngine, "engine");
+  const auto greeted = say_hello(*client_, hello);
+  ASSERT_TRUE(greeted.has_value()) << greeted.error().to_string();
+  state_ = *greeted;
+  ASSERT_NO_FATAL_FAILURE(ranks_again());
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+}
+
 TEST_F(ManagerRestartTest, AThirdManagerServesWhatTheFirstTwoStored) {
   (void)place_of_store(1, 3);
   ASSERT_NO_FATAL_FAILURE(restart());

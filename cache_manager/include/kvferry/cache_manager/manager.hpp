@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kvferry/cache_manager/eviction_policy.hpp"
+#include "kvferry/cache_manager/namespace_quota.hpp"
+#include "kvferry/cache_manager/watermarks.hpp"
 #include "kvferry/ipc/wire/kv_events.hpp"
 
 #include <chrono>
@@ -49,6 +51,11 @@ struct ManagerConfig {
   /// Where those ask who missed some of that or come late; empty: nowhere.
   std::string kv_events_snapshot;
   ipc::KvEventEncoding kv_events_encoding = ipc::KvEventEncoding::kMaps;
+
+  /// What namespaces may have of the pool.
+  NamespaceQuotas quotas;
+  /// Whether blocks are evicted before a store needs their place.
+  Watermarks watermarks;
 
   [[nodiscard]] std::uint32_t share_of(const std::string& engine) const {
     const auto at = shares.find(engine);

@@ -8,6 +8,7 @@
 #include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
+#include "kvferry/ipc/model/retention.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
@@ -71,6 +72,10 @@ struct StoreTarget {
   /// The block of the prefix right before it, zero at its beginning: so that what continues a block
   /// is evicted before it. Zero where that is not known costs hits, never correctness.
   Digest before{};
+  /// Of a block that is there already the stronger one holds: the higher priority, or of equal ones
+  /// the later end. What a block continues stays as long as the block does. Forgotten when the
+  /// manager is replaced.
+  std::optional<ipc::Retention> retention{};
 };
 struct StoreSlot {
   Reservation outcome = Reservation::kFull;

@@ -9,6 +9,7 @@
 #include "kvferry/ipc/lease/lease.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
+#include "kvferry/ipc/model/retention.hpp"
 #include "kvferry/ipc/model/urgency.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
@@ -411,7 +412,8 @@ struct StoreKey {
   Digest block;
   Digest
       before{};  ///< The block that it continues; zero: it begins a prefix, or that is not known.
-  template <typename V> void visit(V& v) { v(group, block, before); }
+  std::optional<Retention> retention{};
+  template <typename V> void visit(V& v) { v(group, block, before, retention); }
 };
 enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 constexpr std::uint64_t wire_max(ReserveOutcome) {
