@@ -80,7 +80,7 @@ awk '
     if (folder !~ /^(cli|tests)$/ && target ~ /^cli\//)
       report("layering", "nothing includes cli: " target)
     if (public_header &&
-        target ~ /^(boost|spdlog|msgpack|nlohmann|toml\+\+|CLI)\/|^(zmq|msgpack|xxhash)[a-z_]*\.(h|hpp)$/)
+        target ~ /^(boost|spdlog|msgpack|nlohmann|sodium|toml\+\+|CLI)\/|^(zmq|msgpack|xxhash)[a-z_]*\.(h|hpp)$/)
       report("public-header", "third-party include in a public header: " target)
   }
   {

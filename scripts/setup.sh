@@ -27,7 +27,7 @@ done
 packages=(
   g++ cmake ninja-build ccache pkg-config git ca-certificates
   libboost-dev libzmq3-dev cppzmq-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
-  libmsgpack-cxx-dev libtomlplusplus-dev libxxhash-dev libgtest-dev libgmock-dev
+  libmsgpack-cxx-dev libtomlplusplus-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev
 )
 
 command -v apt-get > /dev/null ||
