@@ -46,11 +46,22 @@ std::optional<BlockId> GroupIndex::allocate() {
   return BlockId{index};
 }
 
-bool GroupIndex::announce(BlockId block, const Digest& hash) {
+std::vector<BlockId> GroupIndex::next_victims(std::uint64_t count) const {
+  std::vector<BlockId> victims;
+  std::uint32_t index = oldest_;
+  for (std::uint64_t i = free_count_; i < count && index != kNone; ++i) {
+    victims.push_back(BlockId{index});
+    index = blocks_[index].next;
+  }
+  return victims;
+}
+
+bool GroupIndex::announce(BlockId block, const Digest& hash, const Digest& before) {
   Block& entry = at(block);
   KVFERRY_CHECK(entry.references > 0 && !entry.indexed, "announce() of a block that is not ours");
   if (!by_hash_.emplace(hash, block.value).second) return false;
   entry.hash = hash;
+  entry.before = before;
   entry.indexed = true;
   entry.valid = false;
   entry.stored = false;
@@ -94,16 +105,28 @@ void GroupIndex::acquire(BlockId block) {
   ++entry.references;
 }
 
-void GroupIndex::release(BlockId block) {
+bool GroupIndex::drop_reference(BlockId block) {
   Block& entry = at(block);
   KVFERRY_CHECK(entry.references > 0, "release() of an unused block");
-  if (--entry.references > 0) return;
-  if (entry.indexed && entry.valid) {
-    append_kept(block.value);
-    return;
-  }
+  if (--entry.references > 0) return false;
+  if (entry.indexed && entry.valid) return true;
   if (entry.indexed) drop_entry(entry);
   push_free(block.value);
+  return false;
+}
+
+void GroupIndex::release(BlockId block) {
+  if (drop_reference(block)) append_kept(block.value);
+}
+
+void GroupIndex::release_as_oldest(BlockId block) {
+  if (drop_reference(block)) prepend_kept(block.value);
+}
+
+GroupIndex::Contents GroupIndex::contents(BlockId block) const {
+  const Block& entry = at(block);
+  KVFERRY_CHECK(entry.indexed, "contents() of a block that is not indexed");
+  return {entry.hash, entry.before};
 }
 
 void GroupIndex::mark_stored(BlockId block) {
@@ -131,6 +154,15 @@ void GroupIndex::append_kept(std::uint32_t index) {
   entry.next = kNone;
   (newest_ == kNone ? oldest_ : blocks_[newest_].next) = index;
   newest_ = index;
+  ++kept_count_;
+}
+
+void GroupIndex::prepend_kept(std::uint32_t index) {
+  Block& entry = blocks_[index];
+  entry.previous = kNone;
+  entry.next = oldest_;
+  (oldest_ == kNone ? newest_ : blocks_[oldest_].previous) = index;
+  oldest_ = index;
   ++kept_count_;
 }
 

@@ -36,9 +36,15 @@ class GroupIndex {
     return static_cast<std::uint32_t>(blocks_.size());
   }
 
+  /// The kept blocks that the next `count` calls of allocate() would forget, in their order: those
+  /// that no free one spares.
+  [[nodiscard]] std::vector<ipc::BlockId> next_victims(std::uint64_t count) const;
+  [[nodiscard]] std::uint32_t free_count() const noexcept { return free_count_; }
+
   /// Names the contents that the block will hold; others find it as kPending. False when the hash
-  /// is indexed already: the block stays private. @pre in use, not indexed.
-  bool announce(ipc::BlockId block, const ipc::Digest& hash);
+  /// is indexed already: the block stays private. before: the hash of the block that it continues,
+  /// for contents(); zero at the beginning of a prefix. @pre in use, not indexed.
+  bool announce(ipc::BlockId block, const ipc::Digest& hash, const ipc::Digest& before = {});
   /// Its contents are complete. No effect when it is not indexed (any more). when: a note of the
   /// owner's, for valid_since().
   void make_valid(ipc::BlockId block, std::uint64_t when = 0);
@@ -50,6 +56,15 @@ class GroupIndex {
   void acquire(ipc::BlockId block);
   /// The last release makes an indexed valid block the most recently used one and any other free.
   void release(ipc::BlockId block);
+  /// The same, but as the least recently used one: for who held it to let it go.
+  void release_as_oldest(ipc::BlockId block);
+
+  struct Contents {
+    ipc::Digest hash;
+    ipc::Digest before;
+  };
+  /// @pre indexed
+  [[nodiscard]] Contents contents(ipc::BlockId block) const;
 
   /// A note of the owner's, dropped with the index entry: the host tier has it.
   void mark_stored(ipc::BlockId block);
@@ -69,12 +84,16 @@ class GroupIndex {
     bool stored = false;
     std::uint32_t previous = kNone;  ///< Neighbours in the kept list, towards older ...
     std::uint32_t next = kNone;      ///< ... and newer; or the next free block.
+    ipc::Digest before;
   };
 
   Block& at(ipc::BlockId block);
   [[nodiscard]] const Block& at(ipc::BlockId block) const;
   void unlink_kept(std::uint32_t index);
   void append_kept(std::uint32_t index);
+  void prepend_kept(std::uint32_t index);
+  /// Whether the block is unused now, and to be kept.
+  [[nodiscard]] bool drop_reference(ipc::BlockId block);
   void push_free(std::uint32_t index);
   void drop_entry(Block& block);
 
