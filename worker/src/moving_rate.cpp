@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/worker/moving_rate.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace kvferry::worker {
+
+MovingRate::MovingRate(double half_life) : half_life_(half_life) {
+  KVFERRY_CHECK(half_life > 0, "a rate needs a half-life");
+}
+
+void MovingRate::observe(double amount, ipc::TimePoint begun, ipc::TimePoint ended) {
+  const std::chrono::duration<double> busy = ended - std::max(begun, seen_);
+  seen_ = std::max(seen_, ended);
+  if (amount <= 0) return;
+  // Pieces that end together: the time counts for the first, the amount for each.
+  const double kept = std::exp2(-amount / half_life_);
+  amount_ = amount_ * kept + amount;
+  seconds_ = seconds_ * kept + std::max(busy.count(), 0.0);
+}
+
+std::optional<double> MovingRate::per_second() const noexcept {
+  if (amount_ <= 0 || seconds_ <= 0) return std::nullopt;
+  return amount_ / seconds_;
+}
+
+}  // namespace kvferry::worker
