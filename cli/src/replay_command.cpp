@@ -120,6 +120,8 @@ int replay_command(const Arguments& arguments) {
   add_workload_options(*app, options.workload);
   add_system_options(*app, options);
   add_play_options(*app, options);
+  add_write_options(*app, options.config.tier);
+  add_prefetch_options(*app, options.config.tier);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("replay", options.common.log_level);
 

@@ -53,7 +53,7 @@ ipc::Status Prefetcher::begin(Id id, std::vector<LoadItem> items, ipc::TimePoint
   Prefetch prefetch;
   prefetch.items = std::move(items);
   prefetch.begun = now;
-  const ipc::Status sent = send_more(id, prefetch, now);
+  ipc::Status sent = send_more(id, prefetch, now);
   if (prefetch.jobs == 0) return sent;
   ++counts_.requests;
   counts_.asked += prefetch.items.size();

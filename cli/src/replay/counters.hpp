@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/worker/load_choice.hpp"
+#include "kvferry/worker/prefetcher.hpp"
+#include "kvferry/worker/store_gate.hpp"
+
 #include <cstdint>
 #include <vector>
 
@@ -31,9 +35,20 @@ struct ReplayCounters {
   std::uint64_t flushes = 0;
   std::uint64_t clears = 0;
   std::uint64_t reinits = 0;
-  std::uint64_t failed_cycles = 0;  ///< Clears or re-inits that had to be tried again.
-  std::uint64_t quarantined = 0;    ///< Clears that left memory with a peer.
-  double offload_down_s = 0;        ///< Played with a usable cache and without offload.
+  std::uint64_t failed_cycles = 0;     ///< Clears or re-inits that had to be tried again.
+  std::uint64_t quarantined = 0;       ///< Clears that left memory with a peer.
+  double offload_down_s = 0;           ///< Played with a usable cache and without offload.
+  std::uint64_t written_back = 0;      ///< Blocks stored because they were to be evicted.
+  std::uint64_t evicted_unstored = 0;  ///< Of write-back: lost, for they could not be stored.
+  std::uint64_t room_waits = 0;        ///< Requests that waited for what was written back.
+  worker::StoreGateCounts gate;
+  worker::LoadChoiceCounts choice;
+  worker::PrefetchCounts prefetch;
+  std::uint64_t prefetch_used = 0;   ///< Blocks that were there when their request was let in.
+  std::uint64_t prefetch_waits = 0;  ///< Requests whose turn had come before their blocks.
+  std::uint64_t leases = 0;          ///< Requests whose blocks were only kept in host memory.
+  double load_bytes_per_s = 0;       ///< As measured last; 0: not at all.
+  double compute_tokens_per_s = 0;   ///< The same, or as given.
   std::vector<double> clear_ms;
   std::vector<double> reinit_ms;
 

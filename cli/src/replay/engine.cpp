@@ -38,6 +38,9 @@ Engine::Engine(ipc::EventLoop& loop,
       requests_(requests),
       counters_(counters),
       hooks_(std::move(hooks)),
+      write_policy_(options_.tier.write),
+      gate_({.most_blocks = options_.tier.store_queue}),
+      choice_(options_.tier.recompute),
       offload_watch_({.start_limit = options_.start_limit, .patience = options_.patience},
                      {.say = [this](const std::string& line) { hooks_.say(line); },
                       .reasons = [this] { return offload_reasons(); }}) {
@@ -49,6 +52,8 @@ Engine::~Engine() {
   loop_.cancel(connect_timer_);
   loop_.cancel(watch_timer_);
   loop_.cancel(due_timer_);
+  loop_.cancel(room_timer_);
+  loop_.cancel(prefetch_timer_);
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
 
@@ -81,6 +86,7 @@ void Engine::connect() {
     return;
   }
   client_ = std::move(*client);
+  make_prefetcher();
   loop_.watch(client_->fd(), [this] { on_client(); });
   auto dir = ipc::RuntimeDir::open(options_.runtime_dir, options_.instance);
   if (!dir) {
@@ -108,6 +114,9 @@ void Engine::on_client() {
         on_load_done(attempt, completion);
       } else if (auto store = store_jobs_.extract(completion.job); !store.empty()) {
         on_store_done(std::move(store.mapped()), completion);
+      } else if (prefetcher_) {
+        const auto landing = prefetcher_->on_completion(completion, ipc::MonotonicClock::now());
+        if (landing) on_landing(*landing);
       }
     }
     if (completions.size() < kCompletionBatch) break;
@@ -136,7 +145,9 @@ void Engine::look_at_state() {
 
 // What was computed with other weights is found by nobody any more; requests that hold it go on.
 void Engine::forget_contents() {
+  end_prefetches();
   for (GroupIndex& group : index_) group.forget_all();
+  write_policy_.forget();
   for (auto& [id, attempt] : attempts_) {
     for (HeldBlock& held : attempt.blocks) held.announced = false;
   }
@@ -163,11 +174,14 @@ void Engine::begin_generation(const worker::CacheState& state) {
   lose_device_contents();
   if (same_counts && kept > 0) return;  // Some rank's memory is the same: ids stay taken.
   ++era_;
+  first_of_era_ = next_prefetch_;
   index_.clear();
   for (const std::uint32_t blocks : state.group_blocks) index_.emplace_back(blocks);
+  writing_back_.assign(index_.size(), 0);
 }
 
 void Engine::lose_device_contents() {
+  end_prefetches();
   for (GroupIndex& group : index_) group.forget_all();
   std::vector<AttemptId> frozen;  // Nothing of them is in flight that would end them.
   for (auto& [id, attempt] : attempts_) {
@@ -215,6 +229,8 @@ void Engine::pump() {
   // Whether what was ordered is in effect may have changed.
   (void)client_->poll(0);
   if (start_playing() && is_ready() && !held_ && ipc::MonotonicClock::now() >= not_before_) {
+    give_leases_back();
+    bool device_full = false;
     std::size_t looked_at = 0;
     for (auto next = waiting_.begin();
          next != waiting_.end() && attempts_.size() < options_.in_flight && looked_at < kLookAhead;
@@ -225,10 +241,22 @@ void Engine::pump() {
         ++next;
         continue;
       }
-      if (admission == Admission::kNoRoom || admission == Admission::kNotDue) break;
+      if (admission == Admission::kNoRoom || admission == Admission::kNotDue) {
+        device_full = admission == Admission::kNoRoom;
+        break;
+      }
       next = waiting_.erase(next);
     }
+    // Nothing else would make room for it.
+    if (device_full && attempts_.empty() && store_jobs_.empty() && !prefetched_.empty()) {
+      end_prefetches();
+      pump_later();
+    } else {
+      prefetch_waiting(device_full);
+    }
+    write_back_ahead();
   }
+  note_counts();
   end_when_done();
 }
 
@@ -243,6 +271,7 @@ bool Engine::start_playing() {
 
 void Engine::end_when_done() {
   if (ended_ || !waiting_.empty() || !attempts_.empty() || !store_jobs_.empty()) return;
+  if (prefetcher_ && prefetcher_->under_way() > 0) return;
   ended_ = true;
   hooks_.on_end(ipc::ok());
 }

@@ -7,8 +7,11 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/device_index.hpp"
+#include "kvferry/worker/load_plan.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
 #include "kvferry/worker/step_channel.hpp"
+#include "kvferry/worker/tier_options.hpp"
+#include "kvferry/worker/write_back.hpp"
 #include "replay/counters.hpp"
 #include "replay/offload_watch.hpp"
 #include "replay/trace.hpp"
@@ -46,6 +49,7 @@ struct EngineOptions {
   VerifyPolicy verify = VerifyPolicy::kSample;
   ipc::Duration start_limit{};  ///< From start() until all processes work together.
   ipc::Duration patience{};     ///< When nothing goes on, or offload is away with nobody dead.
+  worker::TierOptions tier;
 };
 
 /// A small serving engine: takes requests in their order, keeps its own index of device blocks,
@@ -91,8 +95,19 @@ class Engine final : private worker::SchedulerControl {
     ipc::Digest hash;
     ipc::Digest before{};  ///< Hash of the block that it continues.
     BlockSource source = BlockSource::kNowhere;
-    bool announced = false;  ///< In the index under its hash, by us.
-    bool survived = false;   ///< On the device since before the death of a worker.
+    bool announced = false;   ///< In the index under its hash, by us.
+    bool survived = false;    ///< On the device since before the death of a worker.
+    bool prefetched = false;  ///< Loaded before its request was let in.
+  };
+  /// What is done for a request of the queue before it is let in.
+  struct Prefetched {
+    worker::Prefetcher::Id id = 0;  ///< 0: nothing is loaded.
+    /// Found on the device and held, loaded, or (kHost) still to come.
+    std::vector<HeldBlock> blocks;
+    std::vector<ipc::Digest> leased;  ///< Pinned in host memory: there is no room to load them.
+    bool stopped = false;
+    bool incomplete = false;  ///< Stopped before all had come: the rest is computed.
+    bool waited = false;
   };
   /// One try to serve a request. It holds its blocks until no load and no step touches them.
   struct Attempt {
@@ -110,10 +125,14 @@ class Engine final : private worker::SchedulerControl {
     bool doomed = false;  ///< Its request was put back or aborted; only ends what runs.
     bool frozen = false;  ///< Ready for its step, stopped by a pause; nothing of it is in flight.
     std::optional<ipc::Error> error;
+    ipc::TimePoint begun_at{};          ///< Its load or step that runs was submitted.
+    std::uint64_t loading_bytes = 0;    ///< Of the load that runs.
+    std::uint64_t computed_blocks = 0;  ///< Of the step that runs.
   };
   struct StoreJob {
     std::uint64_t era = 0;
     std::vector<HeldBlock> blocks;
+    bool evicting = false;  ///< The blocks are written back, to be evicted next.
   };
   enum class Admission : std::uint8_t { kAdmitted, kConflict, kNoRoom, kTooLong, kNotDue };
   using AttemptId = std::uint64_t;
@@ -149,12 +168,15 @@ class Engine final : private worker::SchedulerControl {
 
   // engine_admit.cpp: from the queue to a load or a step.
   [[nodiscard]] const std::vector<ipc::Digest>& hashes_of(std::size_t request);
+  /// When it arrives.
+  [[nodiscard]] ipc::TimePoint due_at(std::size_t request) const;
   [[nodiscard]] Admission try_admit(std::size_t request);
   [[nodiscard]] bool has_pending_block(const std::vector<ipc::Digest>& hashes) const;
   [[nodiscard]] bool may_fit(std::size_t request, const std::vector<ipc::Digest>& hashes) const;
   void ask_whether_manager_serves(const std::vector<ipc::Digest>& hashes);
   [[nodiscard]] PrefixPlan make_plan(const TraceRequest& request,
-                                     const std::vector<ipc::Digest>& hashes);
+                                     const std::vector<ipc::Digest>& hashes,
+                                     bool may_load);
   [[nodiscard]] bool fits(const PrefixPlan& plan,
                           const std::vector<ipc::Digest>& hashes,
                           std::uint32_t output_blocks) const;
@@ -172,12 +194,47 @@ class Engine final : private worker::SchedulerControl {
   void finish_request(Attempt& attempt);
   void check_verified(Attempt& attempt);
   void count_hits(const Attempt& attempt);
-  void store_blocks(const Attempt& attempt);
-  void on_store_done(StoreJob job, const worker::Completion& completion);
   void release(const Attempt& attempt);
   void put_back(Attempt& attempt);
   void end_attempt(AttemptId id);
   [[nodiscard]] bool wants_verify();
+
+  // engine_write.cpp: to host memory, by the write policy.
+  void store_blocks(const Attempt& attempt);
+  /// Reserves and submits; what is refused is left as it is.
+  void store(std::vector<HeldBlock> sources, bool evicting);
+  void on_store_done(StoreJob job, const worker::Completion& completion);
+  void write_back(const std::vector<worker::EvictedBlock>& blocks);
+  /// What the plan takes from free and kept blocks may be taken now: nothing that the write policy
+  /// keeps is lost by that, or it cannot be helped.
+  [[nodiscard]] bool make_room(const PrefixPlan& plan,
+                               const std::vector<ipc::Digest>& hashes,
+                               std::uint32_t output_blocks);
+  [[nodiscard]] bool room_is_made(const std::vector<std::uint64_t>& needed);
+  /// Stores what is to be evicted soon, so that a request need not wait for it.
+  void write_back_ahead();
+  void note_counts();
+
+  // engine_prefetch.cpp: for requests that wait.
+  void make_prefetcher();
+  /// device_full: host memory keeps blocks for them, nothing is loaded.
+  void prefetch_waiting(bool device_full);
+  void prefetch(std::size_t request, bool device_full);
+  [[nodiscard]] bool evicts_unstored(const PrefixPlan& plan) const;
+  [[nodiscard]] bool prefetch_fits(const PrefixPlan& plan,
+                                   const std::vector<ipc::Digest>& hashes) const;
+  void load_ahead(std::size_t request,
+                  const PrefixPlan& plan,
+                  const std::vector<ipc::Digest>& hashes);
+  void lease(std::size_t request, const PrefixPlan& plan, const std::vector<ipc::Digest>& hashes);
+  /// It is the request's turn: whether it starts now, with what has come.
+  [[nodiscard]] bool prefetch_lets_start(std::size_t request);
+  void stop_prefetch(Prefetched& prefetched);
+  void on_landing(const worker::Prefetcher::Landing& landing);
+  /// The attempt, if any, holds what it needs of it by now.
+  void end_prefetch(std::size_t request, Attempt* attempt);
+  void end_prefetches();
+  void give_leases_back();
 
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
   [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
@@ -212,6 +269,21 @@ class Engine final : private worker::SchedulerControl {
   std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
   AttemptId next_attempt_ = 1;
   std::uint64_t verify_turn_ = 0;
+  worker::WritePolicy write_policy_;
+  worker::StoreGate gate_;
+  worker::LoadChoice choice_;
+  std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
+  std::uint64_t loading_bytes_ = 0;          ///< Of all loads that run.
+  std::optional<worker::Prefetcher> prefetcher_;
+  std::unordered_map<std::size_t, Prefetched> prefetched_;               ///< By request.
+  std::unordered_map<worker::Prefetcher::Id, std::size_t> prefetching_;  ///< Not stopped ones.
+  worker::Prefetcher::Id next_prefetch_ = 1;
+  worker::Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
+  std::vector<std::vector<ipc::Digest>> leases_to_end_;
+  ipc::TimerId prefetch_timer_ = 0;
+  worker::LoadChoice::Decision decision_;  ///< Of the latest plan.
+  std::optional<ipc::TimePoint> room_wanted_since_;
+  ipc::TimerId room_timer_ = 0;
 
   OffloadWatch offload_watch_;
   bool pump_posted_ = false;

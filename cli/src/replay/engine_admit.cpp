@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace kvferry::cli {
 namespace {
@@ -64,20 +65,22 @@ const std::vector<Digest>& Engine::hashes_of(std::size_t request) {
   return found->second;
 }
 
+ipc::TimePoint Engine::due_at(std::size_t request) const {
+  if (options_.speed <= 0) return started_at_;
+  const std::uint64_t first = requests_[0].timestamp_ms;
+  const std::uint64_t at = std::max(requests_[request].timestamp_ms, first);
+  return started_at_ +
+         std::chrono::duration_cast<ipc::Duration>(std::chrono::duration<double, std::milli>(
+             static_cast<double>(at - first) / options_.speed));
+}
+
 Engine::Admission Engine::try_admit(std::size_t request) {
   const TraceRequest& trace = requests_[request];
-  if (options_.speed > 0) {
-    const auto due =
-        started_at_ +
-        std::chrono::duration_cast<ipc::Duration>(std::chrono::duration<double, std::milli>(
-            static_cast<double>(trace.timestamp_ms -
-                                std::min(trace.timestamp_ms, requests_[0].timestamp_ms)) /
-            options_.speed));
-    if (ipc::MonotonicClock::now() < due) {
-      loop_.cancel(due_timer_);
-      due_timer_ = loop_.at(due, [this] { pump_later(); });
-      return Admission::kNotDue;
-    }
+  const ipc::TimePoint due = due_at(request);
+  if (ipc::MonotonicClock::now() < due) {
+    loop_.cancel(due_timer_);
+    due_timer_ = loop_.at(due, [this] { pump_later(); });
+    return Admission::kNotDue;
   }
   const std::vector<Digest>& hashes = hashes_of(request);
   const auto length = static_cast<std::uint32_t>(hashes.size());
@@ -89,10 +92,12 @@ Engine::Admission Engine::try_admit(std::size_t request) {
                            request + 1, needed, options_.geometry.groups[g].name,
                            index_[g].block_count()));
     ++counters_.rejected;
+    end_prefetch(request, nullptr);
     hashes_.erase(request);
     begun_.erase(request);
     return Admission::kTooLong;
   }
+  if (!prefetch_lets_start(request)) return Admission::kConflict;
   if (has_pending_block(hashes)) return Admission::kConflict;
   if (!may_fit(request, hashes)) return Admission::kNoRoom;
   const std::uint64_t era = era_;
@@ -104,8 +109,10 @@ Engine::Admission Engine::try_admit(std::size_t request) {
     pump_later();  // There was news of another arena or other weights: start over.
     return Admission::kNoRoom;
   }
-  const PrefixPlan plan = make_plan(trace, hashes);
-  if (!fits(plan, hashes, outputs)) return Admission::kNoRoom;
+  const auto prefetched = prefetched_.find(request);
+  const bool may_load = prefetched == prefetched_.end() || !prefetched->second.incomplete;
+  const PrefixPlan plan = make_plan(trace, hashes, may_load);
+  if (!fits(plan, hashes, outputs) || !make_room(plan, hashes, outputs)) return Admission::kNoRoom;
 
   const AttemptId id = next_attempt_++;
   Attempt& attempt = attempts_[id];
@@ -113,6 +120,8 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   attempt.era = era_;
   begun_.erase(request);
   take_blocks(attempt, plan, hashes, outputs);
+  choice_.on_done(decision_, ipc::MonotonicClock::now());
+  end_prefetch(request, &attempt);
   if (offload_usable()) {
     const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
     if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
@@ -159,20 +168,28 @@ void Engine::ask_whether_manager_serves(const std::vector<Digest>& hashes) {
   if (!found) ipc::log_debug("lookup: {}", found.error().to_string());
 }
 
-PrefixPlan Engine::make_plan(const TraceRequest& request, const std::vector<Digest>& hashes) {
+PrefixPlan Engine::make_plan(const TraceRequest& request,
+                             const std::vector<Digest>& hashes,
+                             bool may_load) {
+  decision_ = {};
   const auto length = static_cast<std::uint32_t>(hashes.size());
   const std::uint32_t whole = whole_blocks_of(request);
   const auto on_device = [&](GroupId group, std::uint32_t position) {
     return index_of(group).find(hashes[position]) ? BlockSource::kDevice : BlockSource::kNowhere;
   };
   PrefixPlan plan = worker::plan_prefix(options_.geometry.groups, length, whole, on_device);
-  if (plan.hit_blocks == length || !offload_usable() || !manager_serves_) return plan;
+  if (plan.hit_blocks == length || !may_load || !offload_usable() || !manager_serves_) return plan;
   const auto anywhere = [&](GroupId group, std::uint32_t position) {
     if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
     const bool on_host = client_->presence(group, hashes[position]) == worker::Presence::kHit;
     return on_host ? BlockSource::kHost : BlockSource::kNowhere;
   };
-  return worker::plan_prefix(options_.geometry.groups, length, whole, anywhere);
+  worker::ChosenPlan chosen = worker::choose_loads(
+      choice_, options_.geometry,
+      worker::plan_prefix(options_.geometry.groups, length, whole, anywhere), std::move(plan),
+      length, whole, kTraceBlockTokens, loading_bytes_, ipc::MonotonicClock::now());
+  decision_ = chosen.decision;
+  return std::move(chosen.plan);
 }
 
 bool Engine::fits(const PrefixPlan& plan,
@@ -228,7 +245,7 @@ void Engine::take_blocks(Attempt& attempt,
     HeldBlock& held = attempt.blocks[i];
     if (held.source == BlockSource::kDevice) continue;
     held.block = allocate(held.group);
-    held.announced = index_of(held.group).announce(held.block, held.hash);
+    held.announced = index_of(held.group).announce(held.block, held.hash, held.before);
     if (held.source == BlockSource::kHost) attempt.loading.push_back(i);
   }
   for (std::uint32_t g = 0; g < index_.size(); ++g) {
@@ -253,6 +270,11 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
   const auto job = client_->submit_load(items, kLoadPriority);
   if (job) {
     load_jobs_.emplace(*job, id);
+    attempt.begun_at = ipc::MonotonicClock::now();
+    for (const worker::LoadItem& item : items) {
+      attempt.loading_bytes += worker::link_bytes(options_.geometry, item.group);
+    }
+    loading_bytes_ += attempt.loading_bytes;
     return;
   }
   ipc::log_debug("load not sent: {}", job.error().to_string());
@@ -264,6 +286,8 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
 void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
   Attempt& attempt = attempts_.at(id);
   counters_.bytes_to_device += completion.bytes;
+  choice_.on_loaded(completion.bytes, attempt.begun_at, ipc::MonotonicClock::now());
+  loading_bytes_ -= std::exchange(attempt.loading_bytes, 0);
   const auto busy = static_cast<std::uint8_t>(ipc::ErrorCode::kBusy);
   const bool all_busy = !completion.results.empty() &&
                         std::all_of(completion.results.begin(), completion.results.end(),

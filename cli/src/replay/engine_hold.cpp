@@ -10,6 +10,7 @@ namespace kvferry::cli {
 void Engine::hold(worker::PauseMode mode) {
   held_ = mode;
   ++counters_.pauses;
+  end_prefetches();
   if (mode == worker::PauseMode::kInPlace) return;
   if (mode == worker::PauseMode::kAbort) {
     for (const std::size_t request : begun_) abort(request);
@@ -48,6 +49,7 @@ worker::ScheduledWork Engine::count() const {
 
 void Engine::reset_cache() {
   ++counters_.flushes;
+  end_prefetches();
   for (GroupIndex& group : index_) group.forget_all();
 }
 
@@ -63,6 +65,7 @@ void Engine::stop_for(worker::PauseMode mode, Attempt& attempt) {
 
 // Requests of the trace that were not begun yet have not arrived: an abort leaves them.
 void Engine::abort(std::size_t request) {
+  end_prefetch(request, nullptr);
   waiting_.erase(request);
   hashes_.erase(request);
   failures_.erase(request);

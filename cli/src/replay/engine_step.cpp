@@ -12,9 +12,7 @@ namespace {
 
 using ipc::ErrorCode;
 using std::chrono_literals::operator""ms;
-using std::chrono_literals::operator""s;
 
-constexpr ipc::Duration kReserveTime = 1s;
 constexpr ipc::Duration kRefusedPause = 10ms;
 constexpr std::uint32_t kMaxFailures = 5;
 constexpr std::uint64_t kNamedCorruptions = 5;
@@ -57,6 +55,12 @@ void Engine::start_step(AttemptId id, Attempt& attempt) {
         ipc::SeededItem{held.group, held.block, seed_of(held.hash, held.group)});
   }
   attempt.mismatches.assign(attempt.verifying.size(), 0);
+  attempt.begun_at = ipc::MonotonicClock::now();
+  attempt.computed_blocks = 0;
+  for (const HeldBlock& held : attempt.blocks) {
+    // Places of the prefix, not blocks of groups.
+    if (held.group.value == 0 && held.source == BlockSource::kNowhere) ++attempt.computed_blocks;
+  }
   for (std::size_t r = 0; r < channels_.size(); ++r) {
     step.session = arenas_[r].session;
     step.epoch = arenas_[r].epoch;
@@ -102,6 +106,8 @@ void Engine::finish_step(AttemptId id) {
     return;
   }
   if (!attempt.error) {
+    choice_.on_computed(attempt.computed_blocks * kTraceBlockTokens, attempt.begun_at,
+                        ipc::MonotonicClock::now());
     finish_request(attempt);
     end_attempt(id);
     return;
@@ -165,80 +171,6 @@ void Engine::count_hits(const Attempt& attempt) {
     if (held.survived) ++counters_.blocks_survived;
   }
   counters_.block_references += requests_[attempt.request].hash_ids.size();
-}
-
-void Engine::store_blocks(const Attempt& attempt) {
-  if (attempt.era != era_ || !offload_usable()) return;
-  std::vector<worker::StoreTarget> targets;
-  std::vector<const HeldBlock*> sources;
-  for (const HeldBlock& held : attempt.blocks) {
-    const GroupIndex& group = index_of(held.group);
-    if (!group.is_indexed(held.block) || group.is_stored(held.block)) continue;
-    if (!held.announced && held.source != BlockSource::kDevice) continue;
-    targets.push_back(worker::StoreTarget{held.group, held.hash, held.before});
-    sources.push_back(&held);
-  }
-  if (targets.empty()) return;
-  const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kReserveTime));
-  if (!slots || slots->size() != targets.size()) {
-    if (!slots) ipc::log_debug("reserve: {}", slots.error().to_string());
-    return;
-  }
-  StoreJob job;
-  job.era = era_;
-  std::vector<worker::StoreItem> items;
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const HeldBlock& held = *sources[i];
-    switch ((*slots)[i].outcome) {
-      case worker::Reservation::kReserved:
-        items.push_back(worker::StoreItem{held.group, held.block, (*slots)[i].slot});
-        job.blocks.push_back(held);
-        break;
-      case worker::Reservation::kAlreadyThere:
-        ++counters_.already_stored;
-        index_of(held.group).mark_stored(held.block);
-        break;
-      case worker::Reservation::kFull: ++counters_.host_full; break;
-    }
-  }
-  if (items.empty()) return;
-  const auto submitted = client_->submit_store(items);
-  if (!submitted) {
-    ipc::log_debug("store not sent: {}", submitted.error().to_string());
-    std::vector<std::uint64_t> reserved;
-    reserved.reserve(items.size());
-    for (const worker::StoreItem& item : items) reserved.push_back(item.slot);
-    if (const auto given_up = client_->abandon_store(reserved); !given_up) {
-      ipc::log_debug("reservations not given up: {}", given_up.error().to_string());
-    }
-    return;
-  }
-  // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const HeldBlock& held : job.blocks) index_of(held.group).acquire(held.block);
-  store_jobs_.emplace(*submitted, std::move(job));
-}
-
-void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
-  counters_.bytes_to_host += completion.bytes;
-  if (!completion.all_ok()) {
-    ++counters_.failed_jobs;
-    ipc::log_debug("store: {}", completion.message);
-  }
-  for (std::size_t i = 0; i < job.blocks.size(); ++i) {
-    const bool stored = i < completion.results.size() && completion.results[i] == 0;
-    if (stored) ++counters_.stores;
-    if (job.era != era_) continue;
-    const HeldBlock& held = job.blocks[i];
-    const bool same = index_of(held.group).is_indexed(held.block);
-    if (stored && same) index_of(held.group).mark_stored(held.block);
-  }
-  if (job.era == era_) {
-    // Deeper blocks go first, so that they are the first to be evicted.
-    for (std::size_t i = job.blocks.size(); i-- > 0;) {
-      index_of(job.blocks[i].group).release(job.blocks[i].block);
-    }
-  }
-  pump_later();
 }
 
 void Engine::release(const Attempt& attempt) {

@@ -128,6 +128,9 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   report_.arena_memory = worker::to_string(config_.arena_memory);
   report_.arena = ipc::to_string(config_.arena.order);
   report_.verify = to_text(config_.verify);
+  report_.write_policy = worker::to_string(config_.tier.write.mode);
+  report_.prefetch = config_.tier.prefetch;
+  report_.recompute = worker::to_string(config_.tier.recompute.mode);
 }
 
 void ReplayRun::print_header(const TraceFacts& facts) const {
@@ -183,6 +186,7 @@ void ReplayRun::start_engine() {
   options.decode_steps = config_.decode_steps;
   options.speed = config_.speed;
   options.verify = config_.verify;
+  options.tier = config_.tier.made();
   options.patience = config_.stall_timeout;
   options.start_limit = start_limit(config_.stall_timeout, plan_.host_bytes);
   Engine::Hooks hooks;

@@ -11,6 +11,7 @@
 #include "replay/engine.hpp"
 #include "replay/trace.hpp"
 #include "run_options.hpp"
+#include "tier_options.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -44,6 +45,7 @@ struct ReplayConfig {
   cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
   ipc::HostPolicy clear_host = ipc::HostPolicy::kKeep;
   VerifyPolicy verify = VerifyPolicy::kSample;
+  TierChoice tier;
 };
 
 /// Plays the trace through processes of its own and prints the summary. Returns the exit code.

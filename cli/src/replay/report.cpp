@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace kvferry::cli {
 namespace {
@@ -58,6 +59,16 @@ Json clears_to_json(const std::vector<ClearMemory>& clears) {
   return list;
 }
 
+void add_write_rows(const ReplayCounters& c,
+                    const std::function<void(std::string, std::uint64_t, std::string)>& row) {
+  row("blocks written back", c.written_back, "before they were evicted");
+  row("blocks evicted unstored", c.evicted_unstored, "their room was needed at once");
+  row("waits for room", c.room_waits, "requests that waited for what was written back");
+  row("stores dropped, queue", c.gate.dropped_queue, "blocks; too many were on their way");
+  row("stores dropped, room", c.gate.dropped_room,
+      "blocks; host memory had no room, or just before");
+}
+
 }  // namespace
 
 double percentile(std::vector<double> values, double share) {
@@ -99,6 +110,31 @@ Json to_json(const ReplayReport& report) {
             {"failed_cycles", c.failed_cycles},
             {"quarantined", c.quarantined},
             {"offload_down_s", c.offload_down_s},
+            {"write_policy", report.write_policy},
+            {"written_back", c.written_back},
+            {"evicted_unstored", c.evicted_unstored},
+            {"room_waits", c.room_waits},
+            {"stores_dropped_queue", c.gate.dropped_queue},
+            {"stores_dropped_room", c.gate.dropped_room},
+            {"prefetch_stop", report.prefetch},
+            {"prefetch",
+             {{"requests", c.prefetch.requests},
+              {"asked", c.prefetch.asked},
+              {"arrived", c.prefetch.arrived},
+              {"used", c.prefetch_used},
+              {"failed", c.prefetch.failed},
+              {"cancelled", c.prefetch.cancelled},
+              {"waits", c.prefetch_waits},
+              {"leases", c.leases}}},
+            {"recompute", report.recompute},
+            {"load_choice",
+             {{"requests", c.choice.requests},
+              {"refused", c.choice.refused},
+              {"shortened", c.choice.shortened},
+              {"probes", c.choice.probes},
+              {"blocks_computed", c.choice.blocks},
+              {"load_bytes_per_s", c.load_bytes_per_s},
+              {"compute_tokens_per_s", c.compute_tokens_per_s}}},
             {"clear_ms", times(c.clear_ms)},
             {"reinit_ms", times(c.reinit_ms)},
             {"clear_memory", clears_to_json(report.clear_memory)},
@@ -154,7 +190,7 @@ std::vector<std::string> failures_of(const ReplayReport& report) {
     failures.push_back(
         fmt::format("names were left behind: {}", fmt::join(report.leftover_names, ", ")));
   }
-  if (!report.error && c.loads == 0) {
+  if (!report.error && c.loads == 0 && c.choice.refused == 0) {
     failures.emplace_back(
         "nothing was ever loaded back from host memory, so the run shows nothing: play more "
         "--requests, or give less --gpu-blocks or more --host-memory");
@@ -206,6 +242,24 @@ std::string summarize(const ReplayReport& report) {
   optional_row("trace lines skipped", report.skipped_lines, "malformed");
   optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");
   optional_row("blocks not stored", c.host_full, "host memory was full");
+  add_write_rows(c, optional_row);
+  if (report.prefetch != "off") {
+    row("prefetched blocks", count(c.prefetch.arrived),
+        fmt::format("of {} asked for, {} used; {} failed, {} cancelled", count(c.prefetch.asked),
+                    count(c.prefetch_used), count(c.prefetch.failed), count(c.prefetch.cancelled)));
+    row("  for requests", count(c.prefetch.requests),
+        fmt::format("{} waited for them; for {} blocks were kept in host memory",
+                    count(c.prefetch_waits), count(c.leases)));
+  }
+  if (report.recompute != "never") {
+    row("loads chosen against", count(c.choice.refused),
+        fmt::format("of {} requests; {} shortened, {} made as probes, {} places computed instead",
+                    count(c.choice.requests), count(c.choice.shortened), count(c.choice.probes),
+                    count(c.choice.blocks)));
+    row("  by rates of", fmt::format("{:.2f} GB/s", c.load_bytes_per_s / 1e9),
+        fmt::format("for loads, {:.0f} tokens a second for computing, measured last",
+                    c.compute_tokens_per_s));
+  }
   if (c.offload_down_s >= 0.1) {
     row("without offload", fmt::format("{:.1f} s", c.offload_down_s),
         "no mover was ready: blocks were computed, not moved");

@@ -39,6 +39,9 @@ struct ReplayReport {
   std::string handles;
   std::string arena;
   std::string verify;
+  std::string write_policy;
+  std::string recompute = "never";
+  std::string prefetch = "off";
   std::optional<std::string> error;  ///< Why it did not play to the end.
 };
 

@@ -29,7 +29,7 @@ struct StoreGateCounts {
 class StoreGate {
  public:
   explicit StoreGate(StoreGateOptions options = {}) : options_(options) {}
-  /// For a bound that depends on what there is only later.
+  /// Another bound, for what is begun from now on.
   void set_most_blocks(std::uint64_t most_blocks) noexcept { options_.most_blocks = most_blocks; }
 
   /// How many of so many blocks may be stored now: the first ones, which belong to the beginnings

@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/worker/tier_options.hpp"
+#include "options.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace kvferry::cli {
+
+/// What the options say of an engine's use of the host tier.
+struct TierChoice {
+  worker::WritePolicyOptions write;
+  std::chrono::milliseconds write_back_wait{50};
+  std::uint64_t store_queue = 0;
+  std::string prefetch = "off";                   ///< Or the name of a PrefetchStop.
+  std::chrono::milliseconds prefetch_timeout{0};  ///< 0: that of PrefetchOptions.
+  std::uint32_t prefetch_requests = 8;
+  worker::LoadChoiceOptions recompute;
+
+  [[nodiscard]] worker::TierOptions made() const;
+};
+
+/// --write-policy, --write-uses, --write-back-wait, --store-queue, --recompute, --prefill-rate.
+void add_write_options(CLI::App& app, TierChoice& choice);
+/// --prefetch, --prefetch-requests, --prefetch-timeout.
+void add_prefetch_options(CLI::App& app, TierChoice& choice);
+
+}  // namespace kvferry::cli

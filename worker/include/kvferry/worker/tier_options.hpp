@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/worker/load_choice.hpp"
+#include "kvferry/worker/prefetcher.hpp"
+#include "kvferry/worker/store_gate.hpp"
+#include "kvferry/worker/write_policy.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace kvferry::worker {
+
+/// What an engine does with the host tier, and when.
+struct TierOptions {
+  WritePolicyOptions write;
+  /// WriteMode::kWriteBack: how long a request that is let in waits for its room, while what is
+  /// there is stored; then the device loses that.
+  ipc::Duration write_back_wait = std::chrono::milliseconds(50);
+  /// Blocks on their way to host memory at a time; 0: as many as the device holds.
+  std::uint64_t store_queue = 0;
+  LoadChoiceOptions recompute;
+  std::optional<PrefetchOptions> prefetch;  ///< Nothing: no prefetches.
+  std::uint32_t prefetch_requests = 8;      ///< First ones of the queue that have some.
+};
+
+}  // namespace kvferry::worker
