@@ -10,6 +10,7 @@
 #include "options.hpp"
 #include "rank_options.hpp"
 #include "run_options.hpp"
+#include "tier_options.hpp"
 
 #include <fmt/format.h>
 
@@ -332,10 +333,14 @@ int worker_command(const Arguments& arguments) {
   app->add_flag("--serve", config.serve,
                 "Take requests: rank 0 also runs the scheduler of an engine of reference workers "
                 "[the engine has a scheduler of its own]");
+  TierChoice tier;
+  add_write_options(*app, tier);
+  add_prefetch_options(*app, tier);
   LoadOptions load;
   add_load_options(*app, load);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   config.load = load.config();
+  config.tier = tier.made();
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }

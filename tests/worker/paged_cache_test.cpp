@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <random>
@@ -56,10 +57,12 @@ class PagedCacheTest : public testing::Test {
   void compute(Sequence& sequence) {
     sequence.computed = sequence.length();
     (void)cache_.publish(sequence);
+    cache_.judge(sequence, policy_);
   }
 
   const ipc::Geometry geometry_ = hybrid();
   PagedCache cache_{geometry_};
+  WritePolicy policy_;
   std::vector<LoadItem> loads_;
 };
 
@@ -105,11 +108,60 @@ TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
   EXPECT_THAT(loads_, SizeIs(2 + 2 + 1));
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty()) << "they are not there yet";
   ASSERT_TRUE(cache_.publish(sequence));
+  cache_.judge(sequence, policy_);
+  EXPECT_THAT(cache_.unstored(sequence), SizeIs(2 + 2 + 1));
   for (const auto& block : cache_.unstored(sequence)) {
     cache_.mark_stored(block.target.group, block.block);
   }
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty());
   EXPECT_FALSE(cache_.publish(sequence)) << "nothing became full";
+}
+
+TEST_F(PagedCacheTest, EachUseOfABlockIsJudgedOnceAndWhatIsWantedIsUnstored) {
+  policy_ = WritePolicy({.mode = WriteMode::kSelective, .uses = 2});
+  Sequence first = sequence_of(0, 8);
+  ASSERT_EQ(admit(first), Admission::kReady);
+  compute(first);
+  cache_.judge(first, policy_);
+  EXPECT_THAT(cache_.unstored(first), IsEmpty()) << "one use was counted twice";
+  Sequence second = sequence_of(0, 8);
+  ASSERT_EQ(admit(second), Admission::kReady);
+  cache_.judge(second, policy_);
+  // Of the state, only the last block is found.
+  EXPECT_THAT(cache_.unstored(second), SizeIs(2 + 2 + 1));
+  EXPECT_THAT(cache_.unstored(first), IsEmpty());
+}
+
+TEST_F(PagedCacheTest, RoomThatHoldsUnstoredContentsIsWrittenBackBeforeASequenceIsLetIn) {
+  remake(4);
+  policy_ = WritePolicy({.mode = WriteMode::kWriteBack});
+  const std::array<std::uint64_t, 3> none{};
+  Sequence first = sequence_of(0, 12);
+  ASSERT_EQ(admit(first), Admission::kReady);
+  compute(first);
+  EXPECT_THAT(cache_.unstored(first), IsEmpty());
+  cache_.release(first);
+  Sequence second = sequence_of(100, 8);
+  const PrefixPlan wanted = cache_.plan(second, nowhere);
+  ASSERT_TRUE(cache_.fits(wanted, second));
+  const WriteBackPlan room = cache_.plan_room(second, wanted, 0, none, policy_);
+  EXPECT_TRUE(room.waits);
+  ASSERT_THAT(room.stores, testing::Not(IsEmpty()));
+  EXPECT_EQ(room.stores.front().hash, first.hashes.back()) << "the deepest one goes first";
+  EXPECT_EQ(room.stores.front().before, first.hashes[1]);
+  for (const EvictedBlock& block : room.stores) {
+    cache_.acquire(block.group, block.block);
+    cache_.mark_stored(block.group, block.block);
+    cache_.release_as_oldest(block.group, block.block);
+  }
+  EXPECT_FALSE(cache_.plan_room(second, wanted, 0, none, policy_).waits);
+  // What goes on with the first one needs none of what it finds to be stored.
+  Sequence third = sequence_of(0, 14);
+  const PrefixPlan found = cache_.plan(third, nowhere);
+  EXPECT_EQ(found.hit_blocks, 3U);
+  for (const EvictedBlock& block : cache_.plan_room(third, found, 0, none, policy_).stores) {
+    EXPECT_EQ(std::find(third.hashes.begin(), third.hashes.end(), block.hash), third.hashes.end());
+  }
 }
 
 TEST_F(PagedCacheTest, NoRoomChangesNothing) {

@@ -78,7 +78,7 @@ class Worker {
         [this] { end(KVFERRY_ERROR(kCancelled, "the runner's thread ended; see the log")); });
     try {
       registered_->start();
-      if (config.serve && config_.rank.value == 0) start_scheduler();
+      if (config.serve && config_.rank.value == 0) start_scheduler(config.tier);
       if (config.load) {
         registered_->activity().begin();
         load_.emplace(*device_, *config.load, [this](const Error& error) { end(error); });
@@ -138,11 +138,11 @@ class Worker {
     runner_.reset();
   }
 
-  void start_scheduler() {
+  void start_scheduler(const TierOptions& tier) {
     scheduler_.emplace(
         "kvf-sched",
-        [this](ipc::EventLoop& loop) {
-          return std::make_unique<Scheduler>(loop, dir_, config_, weights_.has_value());
+        [this, tier](ipc::EventLoop& loop) {
+          return std::make_unique<Scheduler>(loop, dir_, config_, weights_.has_value(), tier);
         },
         [this] { end(KVFERRY_ERROR(kCancelled, "the scheduler's thread ended; see the log")); });
   }

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/model/block_key.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvferry::worker {
 
@@ -107,7 +108,12 @@ bool PagedCache::fits(const PrefixPlan& wanted, const Sequence& sequence) const 
 PagedCache::Admission PagedCache::admit(Sequence& sequence,
                                         const SourceOf& in_host,
                                         std::vector<LoadItem>& loads) {
-  const PrefixPlan wanted = plan(sequence, in_host);
+  return admit(sequence, plan(sequence, in_host), loads);
+}
+
+PagedCache::Admission PagedCache::admit(Sequence& sequence,
+                                        const PrefixPlan& wanted,
+                                        std::vector<LoadItem>& loads) {
   if (!fits(wanted, sequence)) return Admission::kNoRoom;
   sequence.table.assign(index_.size(), {});
   // What is there is held first, so that making room for the rest does not evict it.
@@ -117,7 +123,7 @@ PagedCache::Admission PagedCache::admit(Sequence& sequence,
     const auto found = group.find(sequence.hashes[planned.position]);
     KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
     group.acquire(found->block);
-    sequence.table[planned.group.value][planned.position] = {found->block, true};
+    sequence.table[planned.group.value][planned.position] = {found->block, true, true};
   }
   for (const PlannedBlock& planned : wanted.blocks) {
     if (planned.source == BlockSource::kDevice) continue;
@@ -171,7 +177,8 @@ bool PagedCache::publish(Sequence& sequence) {
       if (position >= full) break;
       if (held.indexed) continue;
       // Another sequence may have been faster: then this block stays its own.
-      held.indexed = index_[g].announce(held.block, sequence.hashes[position]);
+      const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
+      held.indexed = index_[g].announce(held.block, sequence.hashes[position], before);
       if (held.indexed) index_[g].make_valid(held.block);
     }
   }
@@ -190,13 +197,100 @@ void PagedCache::release(Sequence& sequence) {
   sequence.computed = 0;
 }
 
+void PagedCache::judge(Sequence& sequence, WritePolicy& policy) {
+  for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
+    for (auto& [position, held] : sequence.table[g]) {
+      if (!held.indexed || std::exchange(held.judged, true)) continue;
+      const ipc::Digest& hash = sequence.hashes[position];
+      held.wanted =
+          held.found ? policy.on_hit(GroupId{g}, hash) : policy.on_filled(GroupId{g}, hash);
+    }
+  }
+}
+
+std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
+                                                      const PrefixPlan& wanted,
+                                                      std::span<const std::uint64_t> held,
+                                                      std::uint32_t share) {
+  std::vector<std::uint64_t> all(held.begin(), held.end());
+  std::vector<std::uint64_t> taken(index_.size());
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source == BlockSource::kNowhere) continue;
+    ++all[planned.group.value];
+    ++taken[planned.group.value];
+  }
+  for (std::size_t g = 0; g < index_.size(); ++g) {
+    if (all[g] > index_[g].block_count() / share || taken[g] > index_[g].available()) return {};
+  }
+  std::vector<Ahead> blocks;
+  // What is there is held first, so that making room for the rest does not evict it.
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source != BlockSource::kDevice) continue;
+    const auto found = index_of(planned.group).find(sequence.hashes[planned.position]);
+    KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
+    acquire(planned.group, found->block);
+    blocks.push_back({planned.group, found->block, planned.position, false});
+  }
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source != BlockSource::kHost) continue;
+    const auto block = index_of(planned.group).allocate();
+    KVFERRY_CHECK(block.has_value(), "the room that was there is gone");
+    blocks.push_back({planned.group, *block, planned.position, true});
+  }
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const Ahead& a, const Ahead& b) { return a.position < b.position; });
+  return blocks;
+}
+
+bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block) {
+  block.loading = false;
+  GroupIndex& group = index_of(block.group);
+  const ipc::Digest before =
+      block.position == 0 ? ipc::Digest{} : sequence.hashes[block.position - 1];
+  if (!group.announce(block.block, sequence.hashes[block.position], before)) return false;
+  group.make_valid(block.block);
+  group.mark_stored(block.block);
+  return true;
+}
+
+WriteBackPlan PagedCache::plan_room(const Sequence& sequence,
+                                    const PrefixPlan& wanted,
+                                    std::uint64_t growth,
+                                    std::span<const std::uint64_t> under_way,
+                                    const WritePolicy& policy) {
+  std::vector<std::uint64_t> needed(index_.size(), growth);
+  // What the sequence finds is no victim; held, it is not taken for one.
+  std::vector<std::pair<GroupId, BlockId>> hits;
+  for (const PlannedBlock& planned : wanted.blocks) {
+    if (planned.source != BlockSource::kDevice) {
+      ++needed[planned.group.value];
+      continue;
+    }
+    const auto found = index_of(planned.group).find(sequence.hashes[planned.position]);
+    KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
+    acquire(planned.group, found->block);
+    hits.emplace_back(planned.group, found->block);
+  }
+  WriteBackPlan plan = plan_write_back(index_, needed, under_way, policy);
+  for (std::size_t i = hits.size(); i-- > 0;) release(hits[i].first, hits[i].second);
+  return plan;
+}
+
+WriteBackPlan PagedCache::plan_ahead(std::uint32_t share,
+                                     std::span<const std::uint64_t> under_way,
+                                     const WritePolicy& policy) const {
+  std::vector<std::uint64_t> needed;
+  needed.reserve(index_.size());
+  for (const GroupIndex& group : index_) needed.push_back(group.block_count() / share);
+  return plan_write_back(index_, needed, under_way, policy);
+}
+
 std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence) const {
   std::vector<Unstored> found;
   for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
     for (const auto& [position, held] : sequence.table[g]) {
-      if (!held.indexed || !index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) {
-        continue;
-      }
+      if (!held.indexed || !held.wanted) continue;
+      if (!index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) continue;
       const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
       found.push_back({{GroupId{g}, sequence.hashes[position], before}, held.block});
     }
@@ -207,5 +301,8 @@ std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence)
 void PagedCache::mark_stored(GroupId group, BlockId block) { index_of(group).mark_stored(block); }
 void PagedCache::acquire(GroupId group, BlockId block) { index_of(group).acquire(block); }
 void PagedCache::release(GroupId group, BlockId block) { index_of(group).release(block); }
+void PagedCache::release_as_oldest(GroupId group, BlockId block) {
+  index_of(group).release_as_oldest(block);
+}
 
 }  // namespace kvferry::worker

@@ -6,6 +6,7 @@
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/device_index.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
+#include "kvferry/worker/write_back.hpp"
 #include "scheduler/sequence.hpp"
 
 #include <cstdint>
@@ -40,6 +41,13 @@ class PagedCache {
   [[nodiscard]] Admission admit(Sequence& sequence,
                                 const SourceOf& in_host,
                                 std::vector<LoadItem>& loads);
+  /// The same by a plan of now.
+  [[nodiscard]] Admission admit(Sequence& sequence,
+                                const PrefixPlan& wanted,
+                                std::vector<LoadItem>& loads);
+  [[nodiscard]] PrefixPlan plan(const Sequence& sequence, const SourceOf& in_host) const;
+  /// Whether admit() would find room.
+  [[nodiscard]] bool fits(const PrefixPlan& wanted, const Sequence& sequence) const;
   /// Whether admit() would find room, whatever host memory has.
   [[nodiscard]] bool may_fit(const Sequence& sequence) const;
   /// Blocks that the fullest group could still hand out.
@@ -56,17 +64,55 @@ class PagedCache {
     StoreTarget target;
     ipc::BlockId block;
   };
-  /// Published blocks of the sequence that host memory is not known to have.
+  /// Tells the policy of each use of a block once: what the sequence found, and what it published.
+  void judge(Sequence& sequence, WritePolicy& policy);
+  /// Published blocks of the sequence that the policy wants in host memory, and that are not known
+  /// to be there.
   [[nodiscard]] std::vector<Unstored> unstored(const Sequence& sequence) const;
   void mark_stored(ipc::GroupId group, ipc::BlockId block);
   void acquire(ipc::GroupId group, ipc::BlockId block);
   void release(ipc::GroupId group, ipc::BlockId block);
+  /// For what was written back: it is evicted next.
+  void release_as_oldest(ipc::GroupId group, ipc::BlockId block);
+
+  /// A block that is held for a sequence before that is let in.
+  struct Ahead {
+    ipc::GroupId group;
+    ipc::BlockId block;
+    std::uint32_t position = 0;
+    bool loading = false;  ///< A copier writes to it; nobody finds it.
+  };
+  /// Holds what the plan finds, and takes blocks for what it loads; none for what is to be
+  /// computed. By position. Nothing when that would be more than one in `share` of a group's
+  /// blocks, with those that are held for others, or there is no room.
+  [[nodiscard]] std::vector<Ahead> take_ahead(const Sequence& sequence,
+                                              const PrefixPlan& wanted,
+                                              std::span<const std::uint64_t> held,
+                                              std::uint32_t share);
+  /// It was loaded with the contents of that place of the sequence: others find it, and it is held
+  /// on. False when another block has them meanwhile.
+  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block);
+
+  /// What is to be stored before a sequence is let in by the plan, so that nothing is lost that the
+  /// policy keeps. growth: blocks of each group more, for what is let in already. under_way: see
+  /// plan_write_back(). @pre fits()
+  [[nodiscard]] WriteBackPlan plan_room(const Sequence& sequence,
+                                        const PrefixPlan& wanted,
+                                        std::uint64_t growth,
+                                        std::span<const std::uint64_t> under_way,
+                                        const WritePolicy& policy);
+  /// The same before one in so many blocks of every group is handed out.
+  [[nodiscard]] WriteBackPlan plan_ahead(std::uint32_t share,
+                                         std::span<const std::uint64_t> under_way,
+                                         const WritePolicy& policy) const;
+  [[nodiscard]] std::size_t group_count() const noexcept { return index_.size(); }
+  [[nodiscard]] std::uint32_t block_count() const noexcept {
+    return index_.empty() ? 0 : index_.front().block_count();
+  }
 
  private:
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
   [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
-  [[nodiscard]] PrefixPlan plan(const Sequence& sequence, const SourceOf& in_host) const;
-  [[nodiscard]] bool fits(const PrefixPlan& wanted, const Sequence& sequence) const;
 
   const ipc::Geometry& geometry_;
   std::vector<GroupIndex> index_;

@@ -43,11 +43,16 @@ ipc::Status check_request(const ipc::Generate& request) {
 Scheduler::Scheduler(ipc::EventLoop& loop,
                      ipc::RuntimeDir dir,
                      ipc::RankConfig config,
-                     bool weights)
+                     bool weights,
+                     const TierOptions& tier)
     : loop_(loop),
       dir_(std::move(dir)),
       config_(std::move(config)),
       weights_named_(weights),
+      tier_(tier),
+      write_policy_(tier.write),
+      gate_({.most_blocks = tier.store_queue}),
+      choice_(tier.recompute),
       cache_(config_.geometry),
       dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
@@ -180,6 +185,9 @@ void Scheduler::on_client() {
         on_load_done(std::move(job), completion);
       } else if (auto store = store_jobs_.extract(completion.job); !store.empty()) {
         on_store_done(store.mapped(), completion);
+      } else if (prefetcher_) {
+        const auto landing = prefetcher_->on_completion(completion, ipc::MonotonicClock::now());
+        if (landing) on_landing(*landing);
       }
     }
     if (completions.size() < kCompletionBatch) break;
@@ -205,6 +213,8 @@ void Scheduler::look_at_state() {
 
 // What was computed with other weights is found by nobody any more; requests that hold it go on.
 void Scheduler::forget_contents() {
+  write_policy_.forget();
+  end_prefetches();
   cache_.forget_contents();
   for (const Number number : admitted_) sequences_.at(number).mixed = true;
 }
@@ -227,12 +237,15 @@ void Scheduler::begin_generation(const CacheState& state) {
   lose_device_contents();
   if (same_counts && kept > 0) return;  // Some rank's memory is the same: ids stay taken.
   ++era_;
+  first_of_era_ = next_prefetch_;
   cache_.remake(state.group_blocks);
+  writing_back_.assign(cache_.group_count(), 0);
   // Of what is still in flight: its blocks were of the other memory.
   for (const Number number : admitted_) sequences_.at(number).table.clear();
 }
 
 void Scheduler::lose_device_contents() {
+  end_prefetches();
   cache_.forget_contents();
   std::vector<Number> idle;
   for (const Number number : admitted_) {
@@ -287,9 +300,13 @@ void Scheduler::pump() {
   // Whether what was ordered is in effect may have changed.
   (void)client_->poll(0);
   look_at_state();
-  if (held_ || !is_ready() || pass_ || ipc::MonotonicClock::now() < not_before_) return;
+  if (held_ || !is_ready() || ipc::MonotonicClock::now() < not_before_) return;
+  if (pass_) return prefetch_waiting();
   admit_waiting();
   start_pass();
+  prefetch_waiting();
+  // Beside the pass: no step waits for it.
+  write_back_ahead();
 }
 
 }  // namespace kvferry::worker

@@ -7,7 +7,12 @@
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/client.hpp"
+#include "kvferry/worker/load_choice.hpp"
+#include "kvferry/worker/prefetcher.hpp"
 #include "kvferry/worker/step_channel.hpp"
+#include "kvferry/worker/store_gate.hpp"
+#include "kvferry/worker/tier_options.hpp"
+#include "kvferry/worker/write_policy.hpp"
 #include "scheduler/batch_plan.hpp"
 #include "scheduler/paged_cache.hpp"
 #include "scheduler/sequence.hpp"
@@ -37,7 +42,11 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   static constexpr std::uint64_t kMaxTokensOwed = std::uint64_t{16} << 20;
 
   /// weights: whether the workers name theirs. Throws Exception: the names are taken.
-  Scheduler(ipc::EventLoop& loop, ipc::RuntimeDir dir, ipc::RankConfig config, bool weights);
+  Scheduler(ipc::EventLoop& loop,
+            ipc::RuntimeDir dir,
+            ipc::RankConfig config,
+            bool weights,
+            const TierOptions& tier);
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
   ~Scheduler() override;
@@ -54,14 +63,19 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
     std::vector<std::uint64_t> outputs;  ///< Of each of the batch, summed over ranks.
     std::uint32_t ranks_outstanding = 0;
     std::optional<ipc::Error> error;
+    ipc::TimePoint begun{};
+    std::uint64_t tokens = 0;  ///< Whose keys and values it writes.
   };
   struct LoadJob {
     Number number = 0;
     std::vector<LoadItem> items;
+    ipc::TimePoint submitted{};
+    std::uint64_t bytes = 0;  ///< Over the links of all ranks.
   };
   struct StoreJob {
     std::uint64_t era = 0;
     std::vector<PagedCache::Unstored> blocks;
+    bool evicting = false;  ///< They are written back, to be evicted next.
   };
 
   // scheduler.cpp: connection, the state of the cache, requests.
@@ -98,8 +112,33 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void on_load_done(LoadJob job, const Completion& completion);
   /// The manager does not answer in time: computing goes on without it for a while.
   void do_without_offload();
-  void store_new_blocks(const Sequence& sequence);
+  /// Where its blocks come from, as far as that is worth it. looks: in host memory, too.
+  [[nodiscard]] PrefixPlan plan_for(const Sequence& sequence, bool looks);
+
+  // scheduler_store.cpp: to host memory, by the write policy.
+  void store_new_blocks(Sequence& sequence);
+  void store(std::vector<PagedCache::Unstored> blocks, bool evicting);
   void on_store_done(const StoreJob& job, const Completion& completion);
+  void write_back(const std::vector<EvictedBlock>& blocks);
+  /// Whether the sequence may take its blocks: nothing is lost by that, or it cannot be helped.
+  [[nodiscard]] bool make_room(const Sequence& sequence, const PrefixPlan& wanted);
+  void write_back_ahead();
+
+  // scheduler_prefetch.cpp: for requests that wait.
+  struct Prefetched {
+    Prefetcher::Id id = 0;
+    std::vector<PagedCache::Ahead> blocks;
+    bool stopped = false;
+    bool incomplete = false;  ///< Stopped before all had come: the rest is computed.
+  };
+  void prefetch_waiting();
+  [[nodiscard]] bool prefetch(Sequence& sequence);
+  /// It is the request's turn: whether it starts now, with what has come.
+  [[nodiscard]] bool prefetch_lets_start(Number number);
+  void stop_prefetch(Prefetched& prefetched);
+  void on_landing(const Prefetcher::Landing& landing);
+  void end_prefetch(Number number);
+  void end_prefetches();
 
   // scheduler_pass.cpp: the batch.
   void start_pass();
@@ -119,6 +158,20 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   std::unique_ptr<ipc::ControlServer> server_;
   std::unique_ptr<Client> client_;
   std::vector<std::unique_ptr<StepChannel>> channels_;
+
+  const TierOptions tier_;
+  WritePolicy write_policy_;
+  StoreGate gate_;
+  LoadChoice choice_;
+  LoadChoice::Decision decision_;            ///< Of the latest plan.
+  std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
+  std::uint64_t loading_bytes_ = 0;
+  std::optional<ipc::TimePoint> room_wanted_since_;
+  std::optional<Prefetcher> prefetcher_;
+  std::map<Number, Prefetched> prefetched_;
+  std::unordered_map<Prefetcher::Id, Number> prefetching_;  ///< Not stopped ones.
+  Prefetcher::Id next_prefetch_ = 1;
+  Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
 
   PagedCache cache_;
   /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.

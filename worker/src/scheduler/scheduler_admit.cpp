@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/worker/load_plan.hpp"
 #include "scheduler/scheduler.hpp"
 
 #include <algorithm>
@@ -18,7 +19,6 @@ namespace {
 /// once in kManagerLook.
 constexpr ipc::Duration kManagerTime = 1s;
 constexpr ipc::Duration kManagerLook = 1s;
-constexpr ipc::Duration kReserveTime = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMostLoadTries = 400;
 constexpr ipc::Duration kWithoutOffload = 5s;
@@ -39,9 +39,20 @@ void Scheduler::admit_waiting() {
       end(number);
       continue;
     }
+    if (!prefetch_lets_start(number)) {
+      ++next;
+      continue;
+    }
     // Room for what runs to grow by a block each, or one would push the other out again and again.
     if (!admitted_.empty() && cache_.least_available() <= admitted_.size()) return;
-    if (!cache_.may_fit(sequence)) return;
+    if (!cache_.may_fit(sequence)) {
+      // Nothing else would make room for it.
+      if (admitted_.empty() && store_jobs_.empty() && !prefetched_.empty()) {
+        end_prefetches();
+        pump_later();
+      }
+      return;
+    }
     const bool admitted = try_admit(sequence);
     // A word with the manager can bring news of another arena or other weights: start over.
     if (era != era_ || weights != weights_ || !is_ready()) return pump_later();
@@ -51,7 +62,9 @@ void Scheduler::admit_waiting() {
 }
 
 bool Scheduler::try_admit(Sequence& sequence) {
-  bool looks = !sequence.hashes.empty() && offload_usable() && !sequence.device_only;
+  const auto prefetched = prefetched_.find(sequence.number);
+  const bool may_load = prefetched == prefetched_.end() || !prefetched->second.incomplete;
+  bool looks = !sequence.hashes.empty() && offload_usable() && !sequence.device_only && may_load;
   if (looks) {
     const std::uint64_t era = era_;
     const ipc::Digest weights = weights_;
@@ -60,13 +73,13 @@ bool Scheduler::try_admit(Sequence& sequence) {
     if (era != era_ || weights != weights_ || !phase_ready_) return false;
     looks = offload_usable();
   }
-  const auto have = [&](ipc::GroupId group, std::uint32_t position) {
-    const bool hit = looks && client_->presence(group, sequence.hashes[position]) == Presence::kHit;
-    return hit ? BlockSource::kHost : BlockSource::kNowhere;
-  };
+  const PrefixPlan wanted = plan_for(sequence, looks);
+  if (!cache_.fits(wanted, sequence) || !make_room(sequence, wanted)) return false;
   std::vector<LoadItem> loads;
-  const PagedCache::Admission admission = cache_.admit(sequence, have, loads);
+  const PagedCache::Admission admission = cache_.admit(sequence, wanted, loads);
   if (admission == PagedCache::Admission::kNoRoom) return false;
+  choice_.on_done(decision_, ipc::MonotonicClock::now());
+  end_prefetch(sequence.number);
   sequence.device_only = false;
   admitted_.insert(sequence.number);
   if (sequence.admissions++ == 0) sequence.cached_tokens = sequence.computed;
@@ -74,8 +87,28 @@ bool Scheduler::try_admit(Sequence& sequence) {
   if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
   if (looks) tell_use(sequence);
+  store_new_blocks(sequence);  // What it found may be wanted in host memory now.
   if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
   return true;
+}
+
+PrefixPlan Scheduler::plan_for(const Sequence& sequence, bool looks) {
+  decision_ = {};
+  const auto nowhere = [](ipc::GroupId, std::uint32_t) { return BlockSource::kNowhere; };
+  PrefixPlan on_device = cache_.plan(sequence, nowhere);
+  if (!looks) return on_device;
+  PrefixPlan anywhere = cache_.plan(sequence, [&](ipc::GroupId group, std::uint32_t position) {
+    const bool hit = client_->presence(group, sequence.hashes[position]) == Presence::kHit;
+    return hit ? BlockSource::kHost : BlockSource::kNowhere;
+  });
+  const std::uint32_t per_block = cache_.tokens_per_block();
+  ChosenPlan chosen =
+      choose_loads(choice_, config_.geometry, std::move(anywhere), std::move(on_device),
+                   (sequence.length() + per_block - 1) / per_block,
+                   static_cast<std::uint32_t>(sequence.hashes.size()), per_block, loading_bytes_,
+                   ipc::MonotonicClock::now());
+  decision_ = chosen.decision;
+  return std::move(chosen.plan);
 }
 
 void Scheduler::ask_whether_manager_serves(const Sequence& sequence) {
@@ -102,7 +135,13 @@ void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
   const auto job = client_->submit_load(items, kLoadPriority);
   if (job) {
     sequence.state = Sequence::State::kLoading;
-    load_jobs_.emplace(*job, LoadJob{number, std::move(items)});
+    LoadJob load;
+    load.number = number;
+    load.submitted = ipc::MonotonicClock::now();
+    for (const LoadItem& item : items) load.bytes += link_bytes(config_.geometry, item.group);
+    loading_bytes_ += load.bytes;
+    load.items = std::move(items);
+    load_jobs_.emplace(*job, std::move(load));
     return;
   }
   ipc::log_debug("scheduler: load not sent: {}", job.error().to_string());
@@ -126,6 +165,8 @@ void Scheduler::load_again(LoadJob job) {
 
 void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
   Sequence& sequence = sequences_.at(job.number);
+  loading_bytes_ -= job.bytes;
+  choice_.on_loaded(completion.bytes, job.submitted, ipc::MonotonicClock::now());
   if (completion.all_ok()) {
     if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
       (void)cache_.publish(sequence);
@@ -149,66 +190,6 @@ void Scheduler::do_without_offload() {
   ipc::log_warn("scheduler: the manager does not answer; goes on without host memory for {} s",
                 kWithoutOffload.count() / 1'000'000'000);
   no_offload_before_ = ipc::MonotonicClock::now() + kWithoutOffload;
-}
-
-void Scheduler::store_new_blocks(const Sequence& sequence) {
-  if (!offload_usable()) return;
-  const std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
-  if (found.empty()) return;
-  std::vector<StoreTarget> targets;
-  targets.reserve(found.size());
-  for (const PagedCache::Unstored& block : found) targets.push_back(block.target);
-  const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kReserveTime));
-  if (!slots || slots->size() != targets.size()) {
-    if (!slots) {
-      ipc::log_debug("scheduler: reserve: {}", slots.error().to_string());
-      if (slots.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
-    }
-    return;
-  }
-  StoreJob job;
-  job.era = era_;
-  std::vector<StoreItem> items;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const ipc::GroupId group = found[i].target.group;
-    switch ((*slots)[i].outcome) {
-      case Reservation::kReserved:
-        items.push_back({group, found[i].block, (*slots)[i].slot});
-        job.blocks.push_back(found[i]);
-        break;
-      case Reservation::kAlreadyThere: cache_.mark_stored(group, found[i].block); break;
-      case Reservation::kFull: break;
-    }
-  }
-  if (items.empty()) return;
-  const auto submitted = client_->submit_store(items);
-  if (!submitted) {
-    ipc::log_debug("scheduler: store not sent: {}", submitted.error().to_string());
-    std::vector<std::uint64_t> reserved;
-    reserved.reserve(items.size());
-    for (const StoreItem& item : items) reserved.push_back(item.slot);
-    if (const auto given_up = client_->abandon_store(reserved); !given_up) {
-      ipc::log_debug("scheduler: reservations not given up: {}", given_up.error().to_string());
-    }
-    return;
-  }
-  // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const auto& block : job.blocks) cache_.acquire(block.target.group, block.block);
-  store_jobs_.emplace(*submitted, std::move(job));
-}
-
-void Scheduler::on_store_done(const StoreJob& job, const Completion& completion) {
-  if (!completion.all_ok()) ipc::log_debug("scheduler: store: {}", completion.message);
-  if (job.era == era_) {
-    for (std::size_t i = job.blocks.size(); i-- > 0;) {
-      const PagedCache::Unstored& held = job.blocks[i];
-      if (i < completion.results.size() && completion.results[i] == 0) {
-        cache_.mark_stored(held.target.group, held.block);
-      }
-      cache_.release(held.target.group, held.block);
-    }
-  }
-  pump_later();
 }
 
 }  // namespace kvferry::worker

@@ -10,6 +10,7 @@ namespace kvferry::worker {
 
 void Scheduler::hold(PauseMode mode) {
   held_ = mode;
+  end_prefetches();
   if (mode == PauseMode::kAbort) {
     for (auto& [number, sequence] : sequences_) {
       if (sequence.fate == Sequence::Fate::kEnds) continue;
@@ -47,7 +48,10 @@ ScheduledWork Scheduler::count() const {
   return work;
 }
 
-void Scheduler::reset_cache() { cache_.forget_contents(); }
+void Scheduler::reset_cache() {
+  end_prefetches();
+  cache_.forget_contents();
+}
 
 void Scheduler::settle(Number number) {
   Sequence& sequence = sequences_.at(number);
@@ -75,6 +79,7 @@ void Scheduler::retract(Sequence& sequence) {
 void Scheduler::end(Number number) {
   const auto found = sequences_.find(number);
   KVFERRY_CHECK(found != sequences_.end(), "a request ended twice");
+  end_prefetch(number);
   cache_.release(found->second);
   tokens_owed_ -= found->second.prompt_tokens + std::uint64_t{found->second.max_tokens};
   waiting_.erase(number);

@@ -16,6 +16,7 @@ using std::chrono_literals::operator""ms;
 namespace {
 
 constexpr ipc::Duration kRefusedPause = 10ms;
+constexpr std::uint64_t kPrefillTokens = 8;
 
 /// The arena or a worker went away under the pass: computed again once it is back.
 bool is_passing(ErrorCode code) {
@@ -48,10 +49,12 @@ void Scheduler::start_pass() {
     if (sequence.state != Sequence::State::kReady || !make_room_for(sequence)) continue;
     if (!add_to_pass(config_.geometry, limits, sequence, work)) break;
     sequence.state = Sequence::State::kRunning;
+    pass.tokens += sequence.planned - sequence.computed;
     pass.batch.push_back(number);
   }
   if (pass.batch.empty()) return;
   pass.outputs.assign(pass.batch.size(), 0);
+  pass.begun = ipc::MonotonicClock::now();
   pass_ = std::move(pass);
   for (std::size_t r = 0; r < channels_.size(); ++r) {
     work.session = arenas_[r].session;
@@ -104,6 +107,10 @@ void Scheduler::on_rank_done(ipc::Result<ipc::DecodeReply> reply) {
 void Scheduler::finish_pass() {
   const Pass pass = std::move(*pass_);
   pass_.reset();
+  // One token of each is decoding, which says nothing of how fast a prefix is computed.
+  if (!pass.error && pass.tokens >= kPrefillTokens * pass.batch.size()) {
+    choice_.on_computed(pass.tokens, pass.begun, ipc::MonotonicClock::now());
+  }
   if (pass.error) {
     ipc::log_debug("scheduler: a pass over {} requests: {}", pass.batch.size(),
                    pass.error->to_string());

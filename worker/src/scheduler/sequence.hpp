@@ -22,6 +22,9 @@ struct Asker {
 struct TableBlock {
   ipc::BlockId block;
   bool indexed = false;  ///< Others may find it, under the hash of its position.
+  bool found = false;    ///< It was on the device when the sequence was let in.
+  bool judged = false;   ///< The write policy knows of this use ...
+  bool wanted = false;   ///< ... and wants it in host memory.
 };
 
 /// One request, from its arrival to its answer. It holds blocks while it is let in.

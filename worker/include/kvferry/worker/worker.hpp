@@ -6,6 +6,7 @@
 #include "kvferry/ipc/rank/rank_config.hpp"
 #include "kvferry/worker/compute_load.hpp"
 #include "kvferry/worker/copy_budget.hpp"
+#include "kvferry/worker/tier_options.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -43,6 +44,8 @@ struct WorkerConfig {
   CopyBudget copies{};
   /// What the device computes all the time, for measurements.
   std::optional<ComputeLoadConfig> load = std::nullopt;
+  /// With serve: what its scheduler does with host memory.
+  TierOptions tier{};
 };
 
 /// Runs the reference worker of one rank until SIGTERM, SIGINT or SIGHUP: arena, staging agent,

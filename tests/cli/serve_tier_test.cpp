@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// When the scheduler of reference workers stores blocks in host memory, and when it computes them
+// although they are there: its answers are the same in any case.
+#include "cli/serve_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace kvferry::test {
+namespace {
+
+class ServeTierTest : public ServeTest {
+ protected:
+  /// Blocks that lookups find in host memory, once no job is left that would change that.
+  int stored_blocks() {
+    int blocks = -1;
+    const bool settled = wait_status([&blocks](const nlohmann::json& status) {
+      blocks = status["index"]["blocks"].get<int>();
+      const auto& jobs = status["engines"][0]["jobs"];
+      return jobs["queued"] == 0 && jobs["running"] == 0;
+    });
+    EXPECT_TRUE(settled);
+    return blocks;
+  }
+};
+
+TEST_F(ServeTierTest, SelectiveStoresAPrefixWhenItIsUsedAgain) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--write-policy=selective"}));
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  EXPECT_EQ(stored_blocks(), 0);
+  EXPECT_EQ(generate(prompt, 8).tokens, cold.tokens);
+  EXPECT_TRUE(wait_status(
+      [](const nlohmann::json& status) { return status["index"]["blocks"].get<int>() > 0; }));
+}
+
+TEST_F(ServeTierTest, WriteBackStoresWhatIsEvictedAndFindsItAgain) {
+  gpu_blocks_ = 24;
+  ASSERT_NO_FATAL_FAILURE(start_engine(2, {"--write-policy=write-back", "--write-back-wait=60s"}));
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  EXPECT_EQ(cold.cached_tokens, 0U);
+  EXPECT_EQ(stored_blocks(), 0);
+  for (std::uint32_t i = 1; i <= 8; ++i) generate(prompt_of(1000 * i, 80), 8);
+  EXPECT_GT(stored_blocks(), 0);
+  const GenerateReply warm = generate(prompt, 8);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+  EXPECT_EQ(warm.cached_tokens, 80U) << "of what the device had evicted something was lost";
+}
+
+class ServePolicyTest : public ServeTierTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(ServePolicyTest, ManyRequestsOnASmallDeviceHaveTheAnswersOfEachAlone) {
+  gpu_blocks_ = 10;
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {GetParam(), "--recompute=auto"}));
+  std::vector<GenerateReply> alone;
+  for (std::uint32_t i = 0; i < 8; ++i) alone.push_back(generate(prompt_of(i * 50, 33), 60));
+  ASSERT_EQ(ask("flush", {kSettles}).exit, ChildExit::exited(0));
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Answer> answers(alone.size());
+    for (std::uint32_t i = 0; i < answers.size(); ++i) {
+      ask_for(answers[i], prompt_of(i * 50, 33), 60);
+    }
+    for (std::uint32_t i = 0; i < answers.size(); ++i) {
+      ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << i;
+      ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+      EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of,
+                         ServePolicyTest,
+                         testing::Values("--write-policy=write-through",
+                                         "--write-policy=selective",
+                                         "--write-policy=write-back",
+                                         "--store-queue=1",
+                                         "--prefetch=best-effort",
+                                         "--prefetch=timeout"),
+                         [](const auto& option) {
+                           std::string name(option.param);
+                           name.erase(0, name.find('=') == std::string::npos ? 0 : 2);
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+                           return name;
+                         });
+
+TEST_F(ServeTierTest, RequestsThatWaitHaveTheirPrefixesLoadedAndTheSameAnswers) {
+  gpu_blocks_ = 400;
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(1, {"--prefetch=wait", "--prefetch-requests=16", "--log-level=debug"}));
+  constexpr std::uint32_t kPrompts = 24;
+  std::vector<GenerateReply> alone;
+  for (std::uint32_t i = 0; i < kPrompts; ++i) alone.push_back(generate(prompt_of(i * 90, 66), 8));
+  EXPECT_GT(stored_blocks(), 0);
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  const int before = stored_blocks();
+  // Who comes while a pass runs, waits: one pass follows the other for a long request.
+  constexpr std::uint32_t kLong = 3000;
+  Answer busy;
+  ask_for(busy, prompt_of(100'000, 33), kLong);
+  ASSERT_TRUE(wait_status([before](const nlohmann::json& status) {
+    return status["index"]["blocks"].get<int>() > before;
+  }));
+  std::vector<Answer> answers(alone.size());
+  for (std::uint32_t i = 0; i < kPrompts; ++i) ask_for(answers[i], prompt_of(i * 90, 66), 8);
+  for (std::uint32_t i = 0; i < kPrompts; ++i) {
+    ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << i;
+    ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+    EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << i;
+    EXPECT_EQ((*answers[i])->cached_tokens, 64U) << i;
+  }
+  ASSERT_TRUE(run_until([&busy] { return busy.has_value(); }));
+  ASSERT_TRUE(busy->has_value()) << busy->error().to_string();
+  EXPECT_THAT(running_.back()->stderr_text(), testing::HasSubstr("scheduler: prefetches "));
+}
+
+TEST_F(ServeTierTest, RecomputeAlwaysComputesWhatHostMemoryHas) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--recompute=always"}));
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  EXPECT_GT(stored_blocks(), 0);
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  const GenerateReply again = generate(prompt, 8);
+  EXPECT_EQ(again.cached_tokens, 0U);
+  EXPECT_EQ(again.tokens, cold.tokens);
+}
+
+}  // namespace
+}  // namespace kvferry::test

@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "scheduler/scheduler.hpp"
+
+#include <algorithm>
+#include <utility>
+
+/// What host memory has of the prefixes of requests that wait is loaded before it is their turn.
+namespace kvferry::worker {
+namespace {
+
+/// Of a group's blocks, what prefetches may hold: one in so many.
+constexpr std::uint32_t kHeldAhead = 4;
+
+}  // namespace
+
+void Scheduler::prefetch_waiting() {
+  if (!tier_.prefetch || held_ || !is_ready() || !offload_usable()) return;
+  if (!prefetcher_) {
+    Prefetcher::Transport transport;
+    transport.load = [this](std::span<const LoadItem> items, std::uint8_t priority,
+                            std::optional<ipc::TimePoint> due) {
+      return client_->submit_load(items, priority, std::nullopt, due);
+    };
+    transport.cancel = [this](ipc::JobId job) {
+      if (const auto asked = client_->cancel(job); !asked) {
+        ipc::log_debug("scheduler: cancel: {}", asked.error().to_string());
+      }
+    };
+    prefetcher_.emplace(*tier_.prefetch, std::move(transport));
+  }
+  std::uint32_t looked_at = 0;
+  for (const Number number : waiting_) {
+    if (looked_at++ == tier_.prefetch_requests) return;
+    if (!prefetched_.contains(number) && !prefetch(sequences_.at(number))) return;
+  }
+}
+
+/// False: there is no room, nor for the next one.
+bool Scheduler::prefetch(Sequence& sequence) {
+  if (sequence.device_only || sequence.hashes.empty()) return true;
+  const PrefixPlan wanted = plan_for(sequence, true);
+  if (wanted.host_hits == 0) return true;
+  // What would have to be stored first is not evicted for one that only waits.
+  if (!cache_.fits(wanted, sequence) ||
+      cache_.plan_room(sequence, wanted, 0, writing_back_, write_policy_).waits) {
+    return false;
+  }
+  std::vector<std::uint64_t> held(cache_.group_count());
+  for (const auto& [number, other] : prefetched_) {
+    for (const PagedCache::Ahead& block : other.blocks) ++held[block.group.value];
+  }
+  Prefetched made;
+  made.blocks = cache_.take_ahead(sequence, wanted, held, kHeldAhead);
+  if (made.blocks.empty()) return false;
+  std::vector<LoadItem> items;
+  for (const PagedCache::Ahead& block : made.blocks) {
+    if (block.loading) items.push_back({block.group, block.block, sequence.hashes[block.position]});
+  }
+  const std::size_t loads = items.size();
+  made.id = next_prefetch_++;
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (const auto begun = prefetcher_->begin(made.id, std::move(items), now); !begun) {
+    ipc::log_debug("scheduler: prefetch not sent: {}", begun.error().to_string());
+    for (std::size_t i = made.blocks.size(); i-- > 0;) {
+      cache_.release(made.blocks[i].group, made.blocks[i].block);
+    }
+    return false;
+  }
+  ipc::log_debug("scheduler: prefetches {} blocks for request {}", loads, sequence.number);
+  choice_.on_done(decision_, now);
+  prefetching_.emplace(made.id, sequence.number);
+  prefetched_.emplace(sequence.number, std::move(made));
+  return true;
+}
+
+bool Scheduler::prefetch_lets_start(Number number) {
+  const auto found = prefetched_.find(number);
+  if (found == prefetched_.end() || found->second.stopped) return true;
+  const Prefetcher::Turn turn = prefetcher_->turn(found->second.id, ipc::MonotonicClock::now());
+  if (turn.starts) {
+    stop_prefetch(found->second);
+    return true;
+  }
+  loop_.at(turn.look_again, [this, alive = alive_] {
+    if (*alive) pump_later();
+  });
+  return false;
+}
+
+void Scheduler::stop_prefetch(Prefetched& prefetched) {
+  if (std::exchange(prefetched.stopped, true)) return;
+  const std::vector<LoadItem> unsent = prefetcher_->stop(prefetched.id);
+  prefetching_.erase(prefetched.id);
+  // The blocks of what is under way are free when no copier touches them any more.
+  prefetched.incomplete |= std::erase_if(prefetched.blocks, [](const PagedCache::Ahead& block) {
+                             return block.loading;
+                           }) > 0;
+  for (const LoadItem& item : unsent) cache_.release(item.group, item.block);
+}
+
+void Scheduler::on_landing(const Prefetcher::Landing& landing) {
+  choice_.on_loaded(landing.bytes, landing.submitted, ipc::MonotonicClock::now());
+  if (landing.id < first_of_era_) return;
+  const auto known = prefetching_.find(landing.id);
+  for (std::size_t i = 0; i < landing.items.size(); ++i) {
+    const LoadItem& item = landing.items[i];
+    if (known == prefetching_.end()) {
+      cache_.release(item.group, item.block);
+      continue;
+    }
+    Prefetched& prefetched = prefetched_.at(known->second);
+    const auto block = std::find_if(prefetched.blocks.begin(), prefetched.blocks.end(),
+                                    [&item](const auto& ahead) {
+                                      return ahead.group == item.group && ahead.block == item.block;
+                                    });
+    KVFERRY_CHECK(block != prefetched.blocks.end(), "a block landed that was not prefetched");
+    const bool loaded = landing.wanted && landing.loaded[i];
+    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block)) continue;
+    prefetched.incomplete |= !loaded;
+    prefetched.blocks.erase(block);
+    cache_.release(item.group, item.block);
+  }
+  pump_later();
+}
+
+void Scheduler::end_prefetch(Number number) {
+  const auto found = prefetched_.find(number);
+  if (found == prefetched_.end()) return;
+  stop_prefetch(found->second);
+  const std::vector<PagedCache::Ahead>& blocks = found->second.blocks;
+  for (std::size_t i = blocks.size(); i-- > 0;) cache_.release(blocks[i].group, blocks[i].block);
+  prefetched_.erase(found);
+}
+
+void Scheduler::end_prefetches() {
+  while (!prefetched_.empty()) end_prefetch(prefetched_.begin()->first);
+}
+
+}  // namespace kvferry::worker
