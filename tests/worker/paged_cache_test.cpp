@@ -57,7 +57,7 @@ class PagedCacheTest : public testing::Test {
   void compute(Sequence& sequence) {
     sequence.computed = sequence.length();
     (void)cache_.publish(sequence);
-    cache_.judge(sequence, policy_);
+    PagedCache::judge(sequence, policy_);
   }
 
   const ipc::Geometry geometry_ = hybrid();
@@ -108,7 +108,7 @@ TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
   EXPECT_THAT(loads_, SizeIs(2 + 2 + 1));
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty()) << "they are not there yet";
   ASSERT_TRUE(cache_.publish(sequence));
-  cache_.judge(sequence, policy_);
+  PagedCache::judge(sequence, policy_);
   EXPECT_THAT(cache_.unstored(sequence), SizeIs(2 + 2 + 1));
   for (const auto& block : cache_.unstored(sequence)) {
     cache_.mark_stored(block.target.group, block.block);
@@ -122,11 +122,11 @@ TEST_F(PagedCacheTest, EachUseOfABlockIsJudgedOnceAndWhatIsWantedIsUnstored) {
   Sequence first = sequence_of(0, 8);
   ASSERT_EQ(admit(first), Admission::kReady);
   compute(first);
-  cache_.judge(first, policy_);
+  PagedCache::judge(first, policy_);
   EXPECT_THAT(cache_.unstored(first), IsEmpty()) << "one use was counted twice";
   Sequence second = sequence_of(0, 8);
   ASSERT_EQ(admit(second), Admission::kReady);
-  cache_.judge(second, policy_);
+  PagedCache::judge(second, policy_);
   // Of the state, only the last block is found.
   EXPECT_THAT(cache_.unstored(second), SizeIs(2 + 2 + 1));
   EXPECT_THAT(cache_.unstored(first), IsEmpty());

@@ -223,6 +223,8 @@ class Engine final : private worker::SchedulerControl {
   [[nodiscard]] bool evicts_unstored(const PrefixPlan& plan) const;
   [[nodiscard]] bool prefetch_fits(const PrefixPlan& plan,
                                    const std::vector<ipc::Digest>& hashes) const;
+  [[nodiscard]] std::vector<HeldBlock> hold_ahead(const PrefixPlan& plan,
+                                                  const std::vector<ipc::Digest>& hashes);
   void load_ahead(std::size_t request,
                   const PrefixPlan& plan,
                   const std::vector<ipc::Digest>& hashes);

@@ -91,38 +91,44 @@ bool Engine::prefetch_fits(const PrefixPlan& plan, const std::vector<Digest>& ha
   return true;
 }
 
+std::vector<Engine::HeldBlock> Engine::hold_ahead(const PrefixPlan& plan,
+                                                  const std::vector<Digest>& hashes) {
+  std::vector<HeldBlock> blocks;
+  for (const worker::PlannedBlock& planned : plan.blocks) {
+    if (planned.source == BlockSource::kNowhere) continue;
+    HeldBlock held;
+    held.group = planned.group;
+    held.position = planned.position;
+    held.hash = hashes[planned.position];
+    if (planned.position > 0) held.before = hashes[planned.position - 1];
+    held.source = planned.source;
+    blocks.push_back(held);
+  }
+  // What is there is held first, so that making room for the rest does not evict it.
+  for (HeldBlock& held : blocks) {
+    if (held.source != BlockSource::kDevice) continue;
+    const auto found = index_of(held.group).find(held.hash);
+    KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
+    held.block = found->block;
+    index_of(held.group).acquire(held.block);
+  }
+  for (HeldBlock& held : blocks) {
+    if (held.source != BlockSource::kHost) continue;
+    const auto block = index_of(held.group).allocate();
+    KVFERRY_CHECK(block.has_value(), "the room that prefetch_fits() saw is gone");
+    held.block = *block;
+    held.announced = index_of(held.group).announce(held.block, held.hash, held.before);
+  }
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const HeldBlock& a, const HeldBlock& b) { return a.position < b.position; });
+  return blocks;
+}
+
 void Engine::load_ahead(std::size_t request,
                         const PrefixPlan& plan,
                         const std::vector<Digest>& hashes) {
   Prefetched made;
-  // What is there is held first, so that making room for the rest does not evict it.
-  for (const bool on_device : {true, false}) {
-    for (const worker::PlannedBlock& planned : plan.blocks) {
-      if (planned.source == BlockSource::kNowhere) continue;
-      if ((planned.source == BlockSource::kDevice) != on_device) continue;
-      GroupIndex& group = index_of(planned.group);
-      HeldBlock held;
-      held.group = planned.group;
-      held.position = planned.position;
-      held.hash = hashes[planned.position];
-      if (planned.position > 0) held.before = hashes[planned.position - 1];
-      held.source = planned.source;
-      if (on_device) {
-        const auto found = group.find(held.hash);
-        KVFERRY_CHECK(found.has_value(), "a planned device hit is gone");
-        held.block = found->block;
-        group.acquire(held.block);
-      } else {
-        const auto block = group.allocate();
-        KVFERRY_CHECK(block.has_value(), "the room that prefetch_fits() saw is gone");
-        held.block = *block;
-        held.announced = group.announce(held.block, held.hash, held.before);
-      }
-      made.blocks.push_back(held);
-    }
-  }
-  std::stable_sort(made.blocks.begin(), made.blocks.end(),
-                   [](const HeldBlock& a, const HeldBlock& b) { return a.position < b.position; });
+  made.blocks = hold_ahead(plan, hashes);
   std::vector<LoadItem> items;
   for (const HeldBlock& held : made.blocks) {
     if (held.source == BlockSource::kHost) items.push_back({held.group, held.block, held.hash});

@@ -65,7 +65,7 @@ class PagedCache {
     ipc::BlockId block;
   };
   /// Tells the policy of each use of a block once: what the sequence found, and what it published.
-  void judge(Sequence& sequence, WritePolicy& policy);
+  static void judge(Sequence& sequence, WritePolicy& policy);
   /// Published blocks of the sequence that the policy wants in host memory, and that are not known
   /// to be there.
   [[nodiscard]] std::vector<Unstored> unstored(const Sequence& sequence) const;

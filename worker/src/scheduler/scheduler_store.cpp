@@ -21,7 +21,7 @@ constexpr std::size_t kWrittenAtOnce = 256;
 
 void Scheduler::store_new_blocks(Sequence& sequence) {
   if (sequence.mixed) return;
-  cache_.judge(sequence, write_policy_);
+  PagedCache::judge(sequence, write_policy_);
   std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
   if (found.empty() || !offload_usable()) return;
   const std::size_t admitted = gate_.admit(found.size(), ipc::MonotonicClock::now());
