@@ -58,10 +58,11 @@ struct QuotaTexts {
 };
 
 void add_quotas(CLI::App& app, QuotaTexts& texts) {
-  app.add_option("--namespace-quota", texts.named,
-                 "What a namespace may have of that memory, in sizes or percent: nothing that "
-                 "others store evicts blocks of one that has no more than SOFT, and it never has "
-                 "more than HARD")
+  app.add_option(
+         "--namespace-quota", texts.named,
+         "What a namespace may have of that memory, in sizes or percent: one that has no more "
+         "than SOFT keeps its blocks while others have more than theirs, and it never has "
+         "more than HARD")
       ->type_name("NAME=SOFT:HARD,...")
       ->delimiter(',');
   app.add_option("--default-namespace-quota", texts.others,

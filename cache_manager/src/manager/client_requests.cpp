@@ -188,21 +188,8 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
     context_.refuse(peer, request, named.error());
     return;
   }
-  const auto account = account_of(peer, *decoded);
-  if (!account) {
-    context_.refuse(peer, request, account.error());
-    return;
-  }
   EngineRecord& engine = context_.directory.open(decoded->engine);
   const ipc::Digest root = root_of(identity_of(*decoded), engine);
-  if (const ClientRecord* before = context_.directory.client(peer.id)) {
-    if (before->engine->name() != decoded->engine) {
-      end_client(peer.id, /*with_sequences=*/true);
-    } else if (before->root != root) {
-      // Slots that were reserved for one identity must not be filled by another.
-      context_.index.drop_client(peer.id);
-    }
-  }
   ClientRecord client;
   client.peer = peer;
   client.engine = &engine;
@@ -211,11 +198,18 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   client.identity = identity_of(*decoded);
   client.root = root;
   client.schedules = decoded->schedules;
-  client.account = *account;
-  if (const auto mismatch = mismatch_of(client, engine)) {
-    context_.refuse(peer, request, *mismatch);
+  if (const ipc::Status admitted = admit(*decoded, client); !admitted) {
+    context_.refuse(peer, request, admitted.error());
     context_.drop_if_unused(decoded->engine);
     return;
+  }
+  if (const ClientRecord* before = context_.directory.client(peer.id)) {
+    if (before->engine->name() != decoded->engine) {
+      end_client(peer.id, /*with_sequences=*/true);
+    } else if (before->root != root) {
+      // Slots that were reserved for one identity must not be filled by another.
+      context_.index.drop_client(peer.id);
+    }
   }
   context_.directory.prune_roots(
       decoded->engine, [this](const ipc::Digest& used) { return context_.index.has_root(used); });
@@ -243,18 +237,25 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
   answer_waiting_hellos();
 }
 
-ipc::Result<NamespaceAccount*> ClientRequests::account_of(const ipc::Peer& peer,
-                                                          const ipc::EngineHello& hello) {
+// Nothing of the namespace is made for who is refused for another reason.
+ipc::Status ClientRequests::admit(const ipc::EngineHello& hello, ClientRecord& client) {
+  if (const auto mismatch = mismatch_of(client, *client.engine)) return *mismatch;
+  if (hello.name_space_key && hello.name_space_key->is_zero()) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "the key of namespace {} is zero: give 128 random bits, or none",
+                         hello.name_space);
+  }
   NamespaceAccounts& accounts = context_.index.accounts();
   const auto has_clients = [&](const NamespaceAccount& account) {
     return context_.directory.has_client_of(account, {});
   };
   const auto has_others = [&](const NamespaceAccount& account) {
-    return context_.directory.has_client_of(account, peer.id);
+    return context_.directory.has_client_of(account, client.peer.id);
   };
   KVFERRY_ASSIGN(NamespaceAccount * account, accounts.open(hello.name_space, has_clients));
   KVFERRY_TRY(NamespaceAccounts::claim(*account, hello.name_space_key, has_others));
-  return account;
+  client.account = account;
+  return ipc::ok();
 }
 
 // Jobs of a client that is gone may still copy to or from the engine's blocks: whoever takes its

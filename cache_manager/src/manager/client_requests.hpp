@@ -51,8 +51,8 @@ class ClientRequests {
 
   void hello(const ipc::Peer& peer, const ipc::Envelope& request);
   /// Of the namespace that a client names, if it may use that.
-  [[nodiscard]] ipc::Result<NamespaceAccount*> account_of(const ipc::Peer& peer,
-                                                          const ipc::EngineHello& hello);
+  /// Whether it may come as it says; its account then.
+  [[nodiscard]] ipc::Status admit(const ipc::EngineHello& hello, ClientRecord& client);
   void lookup(const ClientRecord& client, const ipc::Envelope& request);
   void use(const ClientRecord& client, const ipc::Envelope& request);
   void pin(const ClientRecord& client, const ipc::Envelope& request);

@@ -5,6 +5,13 @@
 #include "kvferry/ipc/base/check.hpp"
 
 namespace kvferry::cache_manager {
+namespace {
+
+/// Retentions that are ended at a time: as each block that is made room for does so, they never lag
+/// by more than the blocks of a moment.
+constexpr std::size_t kMostEnded = 64;
+
+}  // namespace
 
 Kept Kept::from(const ipc::Retention& retention, ipc::TimePoint now) {
   const bool has_end = retention.duration.count() > 0;
@@ -56,12 +63,19 @@ void EvictionOrder::leave(EntryId id) {
 }
 
 void EvictionOrder::use(std::span<const BlockUse> path, EntryId above) {
-  if (path.empty()) return;
-  Part* part = at(path.front().id).part;
-  path_.clear();
-  for (const BlockUse& use : path) path_.push_back({at(use.id).place, use.key});
-  const bool is_known = above != kNoEntry && at(above).part == part;
-  part->policy->use(path_, is_known ? at(above).place : kNoEntry);
+  // Blocks of one prefix may be charged to several, where there were too many namespaces for some.
+  for (std::size_t first = 0; first < path.size();) {
+    Part* const part = at(path[first].id).part;
+    path_.clear();
+    std::size_t next = first;
+    for (; next < path.size() && at(path[next].id).part == part; ++next) {
+      path_.push_back({at(path[next].id).place, path[next].key});
+    }
+    const bool is_known = above != kNoEntry && at(above).part == part;
+    part->policy->use(path_, is_known ? at(above).place : kNoEntry);
+    first = next;
+    above = kNoEntry;
+  }
 }
 
 void EvictionOrder::continue_from(EntryId id, EntryId above) {
@@ -102,7 +116,8 @@ void EvictionOrder::stop_retaining(EntryId id, Place& place) {
 }
 
 void EvictionOrder::end_retentions(ipc::TimePoint now) {
-  while (!ends_.empty() && ends_.begin()->first <= now) {
+  for (std::size_t ended = 0; ended < kMostEnded && !ends_.empty(); ++ended) {
+    if (ends_.begin()->first > now) return;
     const EntryId id = ends_.begin()->second;
     retain(id, {});
   }

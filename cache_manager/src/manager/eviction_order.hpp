@@ -47,7 +47,7 @@ class EvictionOrder {
   /// Whether it was evicted or goes for another reason. @pre entered
   void leave(EntryId id);
 
-  /// As the policy's, of blocks of one partition that have entered.
+  /// As the policy's, of blocks that have entered; those of each partition are a use of its own.
   void use(std::span<const BlockUse> path, EntryId above = kNoEntry);
   void continue_from(EntryId id, EntryId above);
   void hold(EntryId id);
@@ -58,7 +58,8 @@ class EvictionOrder {
 
   /// @pre it has been used
   void retain(EntryId id, const Kept& kept);
-  /// Blocks whose time is over are ordinary ones from now on.
+  /// Some of the blocks whose time is over, those first that have been longest, are ordinary ones
+  /// from now on.
   void end_retentions(ipc::TimePoint now);
   [[nodiscard]] std::size_t retained() const noexcept { return retained_; }
 

@@ -55,7 +55,10 @@ ipc::Result<NamespaceAccount*> NamespaceAccounts::open(const std::string& name,
     return known->second.get();
   }
   KVFERRY_TRY(check_namespace(name));
-  if (accounts_.size() >= kMostAccounts) forget_unused(is_used);
+  // Shares of those that are gone are free for others.
+  const bool is_short =
+      quotas_.others && limits_of(*quotas_.others).soft < quotas_.others->soft.of(pool_bytes_);
+  if (is_short || accounts_.size() >= kMostAccounts) forget_unused(is_used);
   if (accounts_.size() >= kMostAccounts) {
     return KVFERRY_ERROR(kBusy,
                          "namespace {}: {} others have blocks or clients: end some of them, or "

@@ -23,14 +23,12 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
     : context_(context), catalogue_(catalogue), stats_(context.adopted.emplace()) {
   context_.index.set_evicts(false);
   std::vector<ipc::Digest> roots;
-  for (const PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
+  for (PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
     roots.push_back(root.root);
-    if (!root.name_space.empty()) {
-      accounts_.emplace(root.root, &context_.index.accounts().adopt(root.name_space, root.proof));
-    }
     if (!root.engine.empty()) {
       context_.directory.adopt_root(root.engine, root.root, root.fingerprint);
     }
+    roots_.emplace(root.root, std::move(root));
   }
   // A clear that comes before they can be found drops them, too.
   context_.index.await_roots(roots);
@@ -39,10 +37,11 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   // Behind all slots: one that is not kept may be the last of its slab that is taken.
   for (const HostSlot& slot : std::exchange(sequences_, {})) take_sequence(slot);
   // What was used last comes last. The count wraps, after 4 billion.
-  std::stable_sort(visible_.begin(), visible_.end(), [this](const HostSlot& a, const HostSlot& b) {
-    return catalogue_.used(a) < catalogue_.used(b);
-  });
-  if (!visible_.empty()) context_.index.set_uses(catalogue_.used(visible_.back()));
+  std::stable_sort(visible_.begin(), visible_.end(),
+                   [this](const HostBlockRef& a, const HostBlockRef& b) {
+                     return catalogue_.used(a->slot()) < catalogue_.used(b->slot());
+                   });
+  if (!visible_.empty()) context_.index.set_uses(catalogue_.used(visible_.back()->slot()));
   stats_.found = visible_.size();
   stats_.doubtful = doubtful_.size();
   ipc::log_info(
@@ -89,7 +88,7 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
   for (std::uint32_t i = 0; i < place.capacity; ++i) {
     switch (catalogue_.adopt(*adopted, i)) {
       case catalogue::BlockState::kVisible:
-        visible_.push_back(context_.pool.adopt_slot(*adopted, i));
+        visible_.push_back(charged(context_.pool.adopt_slot(*adopted, i)));
         break;
       case catalogue::BlockState::kSequence:
         sequences_.push_back(context_.pool.adopt_slot(*adopted, i));
@@ -104,9 +103,22 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
   context_.pool.close_if_unused(*adopted);
 }
 
-NamespaceAccount* PoolAdoption::account_of(const ipc::Digest& root) const {
-  const auto known = accounts_.find(root);
-  return known == accounts_.end() ? nullptr : known->second;
+// At once, so that nobody finds a namespace empty whose blocks are still to come.
+HostBlockRef PoolAdoption::charged(const HostSlot& slot) {
+  return std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true,
+                                           account_of(catalogue_.find(slot).root));
+}
+
+// Of a root that has a block: what is left of others says nothing of who has the name now.
+NamespaceAccount* PoolAdoption::account_of(const ipc::Digest& root) {
+  if (const auto known = accounts_.find(root); known != accounts_.end()) return known->second;
+  const auto found = roots_.find(root);
+  NamespaceAccount* const account =
+      found == roots_.end() || found->second.name_space.empty()
+          ? nullptr
+          : &context_.index.accounts().adopt(found->second.name_space, found->second.proof);
+  accounts_.emplace(root, account);
+  return account;
 }
 
 void PoolAdoption::take_sequence(const HostSlot& slot) {
@@ -200,10 +212,9 @@ void PoolAdoption::adopt_some() {
   std::vector<PrefixIndex::Found> blocks;
   const std::size_t end = std::min(visible_.size(), next_ + kBlocksOfATurn);
   for (; next_ < end; ++next_) {
-    const HostSlot& slot = visible_[next_];
+    HostBlockRef held = std::move(visible_[next_]);
+    const HostSlot slot = held->slot();
     PoolCatalogue::FoundBlock found = catalogue_.find(slot);
-    auto held = std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true,
-                                                  account_of(found.root));
     const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
     // One without checksums cannot be looked at.
     if (found.state != catalogue::BlockState::kVisible || found.sums.empty() ||

@@ -46,17 +46,19 @@ class PoolAdoption {
   void begin_to_evict();
   /// What namespaces have above their limits, which may be lower than they were, goes.
   void shrink();
-  [[nodiscard]] NamespaceAccount* account_of(const ipc::Digest& root) const;
+  [[nodiscard]] HostBlockRef charged(const HostSlot& slot);
+  [[nodiscard]] NamespaceAccount* account_of(const ipc::Digest& root);
 
   ManagerContext& context_;
   PoolCatalogue& catalogue_;
   const ipc::TimePoint began_ = ipc::MonotonicClock::now();
-  std::vector<HostSlot> sequences_;  ///< Taken, of swapped-out sequences.
-  std::vector<HostSlot> visible_;    ///< Taken, and not in the index yet.
-  std::size_t next_ = 0;             ///< Of those.
+  std::vector<HostSlot> sequences_;    ///< Taken, of swapped-out sequences.
+  std::vector<HostBlockRef> visible_;  ///< Not in the index yet.
+  std::size_t next_ = 0;               ///< Of those.
   std::vector<HostBlockRef> doubtful_;
-  std::vector<User> users_;                            ///< That are not settled.
-  std::map<ipc::Digest, NamespaceAccount*> accounts_;  ///< By root.
+  std::vector<User> users_;  ///< That are not settled.
+  std::map<ipc::Digest, PoolCatalogue::FoundRoot> roots_;
+  std::map<ipc::Digest, NamespaceAccount*> accounts_;  ///< By root; null: of none.
   std::set<ipc::IncarnationId> owners_;  ///< Engines that live, and may come back for sequences.
   bool evicts_ = false;
   ipc::TimerId patience_ = 0;

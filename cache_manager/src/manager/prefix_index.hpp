@@ -225,6 +225,8 @@ class PrefixIndex {
   struct Need {
     const SlabShape& shape;
     const NamespaceAccount* account = nullptr;  ///< Null: nobody, yet.
+    /// With what has been evicted for it before, and is not charged yet.
+    std::uint64_t bytes = 0;
     /// Nobody is above its share: it may take of those that have a larger part of theirs.
     bool is_level = false;
   };
@@ -232,7 +234,10 @@ class PrefixIndex {
   [[nodiscard]] bool make_room_in(NamespaceAccount& account,
                                   const SlabShape& shape,
                                   const Extent& extent);
-  [[nodiscard]] bool evict_for(const SlabShape& shape, const NamespaceAccount* account);
+  /// evicted: blocks that went for the same batch and are not placed yet.
+  [[nodiscard]] bool evict_for(const SlabShape& shape,
+                               const NamespaceAccount* account,
+                               std::uint64_t evicted);
   [[nodiscard]] bool evict_of(const Partition& partition, const Need& need);
   /// Bytes that may go of it.
   [[nodiscard]] static std::uint64_t allowance(const Partition& partition, const Need& need);

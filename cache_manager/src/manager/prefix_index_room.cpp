@@ -37,9 +37,11 @@ HostBlockRef PrefixIndex::allocate(const SlabShape& shape,
     const std::uint64_t most = (payer.limits().hard - payer.bytes()) / shape.block_bytes();
     const std::uint64_t wanted = std::min<std::uint64_t>(extent.left, most);
     std::uint64_t evicted = 0;
-    while (evicted < wanted && !pool_.can_open(shape) && evict_for(shape, &payer)) ++evicted;
+    while (evicted < wanted && !pool_.can_open(shape) && evict_for(shape, &payer, evicted)) {
+      ++evicted;
+    }
     if (evicted > 0) slot = pool_.allocate(shape, extent);
-    while (!slot && evict_for(shape, &payer)) slot = pool_.allocate(shape, extent);
+    while (!slot && evict_for(shape, &payer, evicted)) slot = pool_.allocate(shape, extent);
   }
   if (!slot) {
     ++payer.counters.refused_room;
@@ -83,18 +85,20 @@ std::size_t PrefixIndex::enforce_limits(std::size_t most) {
   return evicted;
 }
 
-bool PrefixIndex::evict_ahead(const SlabShape& shape) { return evict_for(shape, nullptr); }
+bool PrefixIndex::evict_ahead(const SlabShape& shape) { return evict_for(shape, nullptr, 0); }
 
-bool PrefixIndex::evict_for(const SlabShape& shape, const NamespaceAccount* account) {
+bool PrefixIndex::evict_for(const SlabShape& shape,
+                            const NamespaceAccount* account,
+                            std::uint64_t evicted) {
   if (!evicts_) return false;
   order_.end_retentions(now_());
-  Need need{shape, account};
+  Need need{shape, account, (evicted + 1) * shape.block_bytes()};
   for (const Partition* partition : by_excess(need)) {
     if (evict_of(*partition, need)) return true;
   }
   if (account == nullptr) return false;
   const Partition& own = account->partition();
-  if (own.bytes + shape.block_bytes() > own.soft) return false;  // its own have been looked at
+  if (own.bytes + need.bytes > own.soft) return false;  // its own have been looked at
   need.is_level = true;
   for (const Partition* partition : by_fullness(need)) {
     if (evict_of(*partition, need)) return true;
@@ -121,7 +125,7 @@ std::vector<const Partition*> PrefixIndex::by_excess(const Need& need) const {
   std::vector<std::pair<std::uint64_t, const Partition*>> above;
   for (const auto& partition : accounts_.partitions()) {
     const bool is_own = need.account != nullptr && &need.account->partition() == partition.get();
-    const std::uint64_t bytes = partition->bytes + (is_own ? need.shape.block_bytes() : 0);
+    const std::uint64_t bytes = partition->bytes + (is_own ? need.bytes : 0);
     if (bytes > partition->soft) above.emplace_back(bytes - partition->soft, partition.get());
   }
   std::stable_sort(above.begin(), above.end(),
@@ -137,7 +141,7 @@ std::uint64_t PrefixIndex::allowance(const Partition& partition, const Need& nee
   if (&partition == own) return std::numeric_limits<std::uint64_t>::max();
   if (!need.is_level || partition.soft == 0) return partition.above_share();
   // As much of its share as the other one then has of its own stays.
-  const auto bytes = static_cast<double>(own->bytes + need.shape.block_bytes());
+  const auto bytes = static_cast<double>(own->bytes + need.bytes);
   const double level = bytes / static_cast<double>(own->soft) * static_cast<double>(partition.soft);
   const double spare = static_cast<double>(partition.bytes) - level;
   return spare <= 0 ? 0 : static_cast<std::uint64_t>(spare);
@@ -148,12 +152,14 @@ std::uint64_t PrefixIndex::allowance(const Partition& partition, const Need& nee
 // nothing finds that any more, and it goes in its turn.
 bool PrefixIndex::evict_of(const Partition& partition, const Need& need) {
   const std::uint64_t most = allowance(partition, need);
-  if (most == 0) return false;
+  // Nor is it worth a look at all of its blocks whether a slab of another shape is as good as
+  // empty.
+  if (most < need.shape.block_bytes()) return false;
   std::unordered_map<std::uint32_t, bool> slabs;  // Of other shapes: whether they can go.
   const auto may_evict = [&](EntryId id) {
     const Entry& entry = *entries_[id];
     if (!is_evictable(entry)) return false;
-    if (pool_.shape(entry.block->slot()) == need.shape) return need.shape.block_bytes() <= most;
+    if (pool_.shape(entry.block->slot()) == need.shape) return true;
     const std::uint32_t slab = entry.block->slot().slab;
     const auto [known, is_new] = slabs.try_emplace(slab, false);
     if (is_new) known->second = can_evict_slab(slab, need);

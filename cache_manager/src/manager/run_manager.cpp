@@ -153,6 +153,10 @@ void run_manager(const ManagerConfig& config) {
   const std::uint64_t pool_bytes = pool.stats().bytes;
   const std::string pool_name = "kvferry-pool-" + dir.instance();
   bool of_huge_pages = false;
+  // Of whole pages; before an earlier manager's pool is let go for it.
+  if (ipc::Status good = config.quotas.check(pool_bytes); !good) {
+    throw ipc::Exception(good.error());
+  }
   KeptMemory kept = take_kept_pool(dir, pool.stats());
   const bool adopts = kept.catalogue != nullptr;
   const ipc::UniqueFd pool_fd = adopts

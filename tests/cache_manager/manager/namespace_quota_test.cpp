@@ -96,10 +96,10 @@ TEST(NamespaceAccountsTest, EveryNamespaceWithAQuotaIsAPartitionOfItsOwn) {
 
 TEST(NamespaceAccountsTest, OthersShareWhatTheNamedLeave) {
   NamespaceAccounts accounts(1000 * kMiB, {{{"a", quota("70%:")}}, quota("20%:50%")});
-  EXPECT_EQ(accounts.open("b", is_nobodys).value()->limits().soft, 200 * kMiB);
-  EXPECT_EQ(accounts.open("c", is_nobodys).value()->limits().soft, 100 * kMiB) << "what is left";
-  EXPECT_EQ(accounts.open("d", is_nobodys).value()->limits().soft, 0U);
-  EXPECT_EQ(accounts.open("d", is_nobodys).value()->limits().hard, 500 * kMiB);
+  EXPECT_EQ(accounts.open("b", is_somebodys).value()->limits().soft, 200 * kMiB);
+  EXPECT_EQ(accounts.open("c", is_somebodys).value()->limits().soft, 100 * kMiB) << "what is left";
+  EXPECT_EQ(accounts.open("d", is_somebodys).value()->limits().soft, 0U);
+  EXPECT_EQ(accounts.open("d", is_somebodys).value()->limits().hard, 500 * kMiB);
 }
 
 TEST(NamespaceAccountsTest, ThereAreOnlySoMany) {
@@ -142,6 +142,19 @@ TEST(NamespaceAccountsTest, WhoComesFirstSaysWhichKeyItIs) {
   NamespaceAccount& open = *accounts.open("b", is_nobodys).value();
   ASSERT_TRUE(NamespaceAccounts::claim(open, {}, is_nobodys));
   EXPECT_FALSE(NamespaceAccounts::claim(open, key, is_somebodys)) << "nobody locks the others out";
+}
+
+TEST(NamespaceAccountsTest, SharesOfThoseThatAreGoneAreFreeForOthers) {
+  NamespaceQuotas quotas;
+  quotas.others = parse_namespace_quota("50%:").value();
+  NamespaceAccounts accounts(1U << 20U, quotas);
+  accounts.on_partition_gone([](std::uint32_t) {});
+  for (int i = 0; i < 20; ++i) {
+    const auto account = accounts.open("tenant" + std::to_string(i), is_nobodys);
+    ASSERT_TRUE(account.has_value());
+    EXPECT_EQ((*account)->limits().soft, 1U << 19U) << i;
+  }
+  EXPECT_EQ(accounts.open("last", is_somebodys).value()->limits().soft, 0U) << "two are there";
 }
 
 TEST(NamespaceAccountsTest, AnEarlierManagersKeyHolds) {

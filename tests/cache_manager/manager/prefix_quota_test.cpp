@@ -234,6 +234,29 @@ TEST_F(PrefixQuotaTest, WhoIsWithinItsShareIsNotLockedOutByOthersWithin) {
   EXPECT_GE(b.account->bytes() * 10, kPool / 2 * 8);
 }
 
+TEST_F(PrefixQuotaTest, ABatchTakesNoMoreOfAShareThanItsBlocksOneByOne) {
+  make({{"a", "10%:"}, {"b", "80%:"}});
+  Tenant a(*index_, "a");
+  Tenant b(*index_, "b");
+  Tenant c(*index_, "c");
+  flood(a, 3);
+  flood(b, 50);
+  std::vector<HostBlockRef> sequences;
+  for (int i = 0; i < 11; ++i) {
+    Extent one;
+    sequences.push_back(index_->allocate(shape_of(), one, c.account));
+    ASSERT_NE(sequences.back(), nullptr);
+  }
+  ASSERT_EQ(pool_.stats().blocks, 64U);
+  Extent extent{.after = std::nullopt, .left = 40};
+  std::vector<HostBlockRef> batch;
+  for (int i = 0; i < 40; ++i) {
+    batch.push_back(index_->allocate(shape_of(), extent, a.account));
+    EXPECT_GE(b.blocks(), 47U) << "after " << i;
+  }
+  EXPECT_EQ(a.blocks(), 5U) << "with one more it would have a larger part of its share than b";
+}
+
 TEST_F(PrefixQuotaTest, EvictingAheadTakesWhatIsAboveSharesAlone) {
   make({{"a", "50%:"}, {"b", "25%:"}});
   Tenant a(*index_, "a");

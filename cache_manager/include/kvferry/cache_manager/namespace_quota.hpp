@@ -27,7 +27,9 @@ struct PoolPart {
 inline constexpr std::uint32_t kWholePool = 1000;
 
 struct NamespaceQuota {
-  /// While it has no more than that, nothing that others store evicts blocks of it.
+  /// While it has no more than that, nothing that others store evicts blocks of it; but where
+  /// nothing else can go, a namespace within its own share takes of one that has a larger part of
+  /// its (docs/adr/0012-tenants-of-one-pool.md).
   PoolPart soft{0, 0};
   /// It never has more than that.
   PoolPart hard{0, kWholePool};
