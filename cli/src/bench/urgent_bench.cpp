@@ -136,7 +136,7 @@ class UrgentRun {
         throw ipc::Exception(KVFERRY_ERROR(kSystem, "a job failed: {}", completion.message));
       }
       done |= awaited == completion.job;
-      const auto ended = std::find(under_way_.begin(), under_way_.end(), completion.job);
+      auto* const ended = std::find(under_way_.begin(), under_way_.end(), completion.job);
       if (ended == under_way_.end()) continue;
       ended->reset();
       ++ended_;
