@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: scripts/batches.sh
 #
-# Reads every target's sources as one file: no name of one may stand in another's way. So whoever
-# compiles them in batches may cut these anywhere, and a new source moves no file into trouble.
+# Reads every target's sources as one file, with all warnings: no name of one may stand in another's
+# way. So whoever compiles them in batches may cut these anywhere, and a new source moves no file into
+# trouble.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 cmake --preset release -B build/batches --no-warn-unused-cli -DKVFERRY_UNITY=ON -DKVFERRY_UNITY_BATCH=0 \
@@ -26,7 +27,7 @@ def errors_of(command):
     words = [w for w in shlex.split(command["command"]) if os.path.basename(w) != "ccache"]
     output = words.index("-o")
     del words[output:output + 2]
-    words += ["-fsyntax-only", "-w"]
+    words += ["-fsyntax-only"]
     done = subprocess.run(words, cwd=command["directory"], capture_output=True, text=True, check=False)
     errors = re.findall(r".*error: .*", done.stderr)
     return errors if done.returncode == 0 or errors else [done.stderr]

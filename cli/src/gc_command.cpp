@@ -21,7 +21,7 @@
 namespace kvferry::cli {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 enum class Fate : std::uint8_t { kInUse, kKept, kLetGo, kFailed };
 
@@ -87,7 +87,7 @@ void collect(const ipc::RuntimeDir& dir,
 }
 
 void print_json(const Remains& remains) {
-  json pools = json::array();
+  Json pools = Json::array();
   for (const Pool& pool : remains.pools) {
     pools.push_back({{"instance", pool.instance},
                      {"holder", pool.holder},
@@ -99,7 +99,7 @@ void print_json(const Remains& remains) {
                                : pool.fate == Fate::kLetGo ? "let_go"
                                                            : "failed"}});
   }
-  print_out("{}\n", json{{"pools", pools}, {"names_removed", remains.names}}.dump(2));
+  print_out("{}\n", Json{{"pools", pools}, {"names_removed", remains.names}}.dump(2));
 }
 
 void print_text(const Remains& remains, bool only_looks) {

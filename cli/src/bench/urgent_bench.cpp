@@ -28,7 +28,7 @@ constexpr std::size_t kUnderWay = 3;
 constexpr std::uint8_t kOrdinary = 1;
 constexpr std::uint8_t kUrgent = 200;
 constexpr ipc::Duration kLookFor = std::chrono::milliseconds(5);
-constexpr ipc::Duration kReserveTime = std::chrono::seconds(30);
+constexpr ipc::Duration kSlotsTime = std::chrono::seconds(30);
 
 /// One instance. Blocks of a job are stored once; loads go to as many blocks behind those, one set
 /// for each that is under way, and the urgent one's to the last.
@@ -54,7 +54,7 @@ class UrgentRun {
       for (std::uint32_t i = 0; i < blocks_; ++i) targets.push_back({ipc::GroupId{group}, key(i)});
     }
     const auto slots =
-        must(instance_.client().reserve_store(targets, ipc::Deadline::after(kReserveTime)));
+        must(instance_.client().reserve_store(targets, ipc::Deadline::after(kSlotsTime)));
     std::vector<worker::StoreItem> items;
     for (std::uint32_t group = 0; group < groups_; ++group) {
       for (std::uint32_t i = 0; i < blocks_; ++i) {

@@ -21,7 +21,7 @@ using cache_manager::CopyStrategy;
 using cache_manager::GroupCurves;
 using cache_manager::HandOverCost;
 using cache_manager::JobShape;
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr std::array kWays = {std::pair(ipc::CopyDirection::kDeviceToHost, "d2h"),
                               std::pair(ipc::CopyDirection::kHostToDevice, "h2d")};
@@ -55,14 +55,14 @@ template <typename Each> void for_each_job(const Calibration& calibration, Each 
 
 }  // namespace
 
-json to_json(const CalibratedGeometry& calibrated) {
-  json results = json::array();
+Json to_json(const CalibratedGeometry& calibrated) {
+  Json results = Json::array();
   for_each_job(calibrated.calibration, [&](std::string_view way, ipc::CopyDirection direction,
                                            std::size_t g, const GroupCurves& curves,
                                            std::size_t i) {
     const std::uint32_t blocks = curves.blocks[i];
     const std::uint64_t bytes = blocks * curves.block_bytes;
-    json strategies = json::object();
+    Json strategies = Json::object();
     for (const cache_manager::StrategyCurve& curve : curves.strategies) {
       strategies[std::string(cache_manager::to_string(curve.strategy))] = {
           {"us", curve.us[i]},
@@ -83,7 +83,7 @@ json to_json(const CalibratedGeometry& calibrated) {
            {"among", choice_of(calibrated, direction, g, blocks, false)}}}});
   });
   const auto& key = calibrated.calibration.key;
-  json possible = json::array();
+  Json possible = Json::array();
   for (const CopyStrategy strategy : calibrated.possible) {
     possible.push_back(cache_manager::to_string(strategy));
   }
@@ -96,8 +96,8 @@ json to_json(const CalibratedGeometry& calibrated) {
           {"geometry", calibrated.geometry},
           {"arena", ipc::to_string(key.order)},
           {"possible", std::move(possible)},
-          {"measured_seconds", calibrated.seconds > 0 ? json(calibrated.seconds) : json(nullptr)},
-          {"file", calibrated.file.empty() ? json(nullptr) : json(calibrated.file.native())},
+          {"measured_seconds", calibrated.seconds > 0 ? Json(calibrated.seconds) : Json(nullptr)},
+          {"file", calibrated.file.empty() ? Json(nullptr) : Json(calibrated.file.native())},
           {"results", std::move(results)}};
 }
 

@@ -11,11 +11,11 @@
 namespace kvferry::cli {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 double share_of(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
-json or_null(std::optional<double> value) { return value ? json(*value) : json(); }
+Json or_null(std::optional<double> value) { return value ? Json(*value) : Json(); }
 
 /// Nothing where there is nothing to divide by.
 std::optional<double> over_bound(const LongctxFigures& run, const LinkRates& link) {
@@ -24,7 +24,7 @@ std::optional<double> over_bound(const LongctxFigures& run, const LinkRates& lin
   return run.waiting_s() / bound;
 }
 
-json json_of(const LongctxFigures& run, const LinkRates& link) {
+Json json_of(const LongctxFigures& run, const LinkRates& link) {
   return {{"tokens_per_s", run.tokens_per_s()},
           {"decode_s", run.decode_s()},
           {"turns", run.turns.size()},
@@ -71,8 +71,8 @@ std::optional<bool> LongctxReport::outputs_equal() const {
   return true;
 }
 
-json to_json(const LongctxReport& report) {
-  json out = report.look_ahead ? json_of(*report.look_ahead, report.link) : json::object();
+Json to_json(const LongctxReport& report) {
+  Json out = report.look_ahead ? json_of(*report.look_ahead, report.link) : Json::object();
   out["context"] = report.config.context;
   out["sequences"] = report.config.sequences;
   out["steps"] = report.config.steps;
@@ -87,13 +87,13 @@ json to_json(const LongctxReport& report) {
   out["host_memory_bytes"] = report.sizes.host_bytes;
   out["oversubscription"] = report.sizes.oversubscription();
   out["link_gbps"] = {{"d2h", report.link.to_host / 1e9}, {"h2d", report.link.to_device / 1e9}};
-  out["tokens_per_s_no_swap"] = report.no_swap ? json(report.no_swap->tokens_per_s()) : json();
+  out["tokens_per_s_no_swap"] = report.no_swap ? Json(report.no_swap->tokens_per_s()) : Json();
   out["no_swap"] = report.no_swap
-                       ? json(report.sizes.large_arena ? "large arena" : "one after another")
-                       : json();
-  out["without_lookahead"] = report.without ? json_of(*report.without, report.link) : json();
+                       ? Json(report.sizes.large_arena ? "large arena" : "one after another")
+                       : Json();
+  out["without_lookahead"] = report.without ? json_of(*report.without, report.link) : Json();
   const auto equal = report.outputs_equal();
-  out["outputs_equal"] = equal ? json(*equal) : json();
+  out["outputs_equal"] = equal ? Json(*equal) : Json();
   out["errors"] = report.errors;
   out["leaked_device_bytes"] = report.leaked_device_bytes;
   out["leaked_host_bytes"] = report.leaked_host_bytes;

@@ -125,13 +125,13 @@ Status reserve_pages(const UniqueFd& fd,
   }
   // A signal undoes the whole call, so that steps bound what is lost, and how late a wish to end is
   // heard.
-  constexpr std::uint64_t kStepBytes = 64ULL << 20;
-  for (std::uint64_t offset = 0; offset < size_bytes; offset += kStepBytes) {
+  constexpr std::uint64_t kReserveStep = 64ULL << 20;
+  for (std::uint64_t offset = 0; offset < size_bytes; offset += kReserveStep) {
     if (give_up && give_up()) {
       return KVFERRY_ERROR(kCancelled, "host pool \"{}\": given up with {} of {} reserved", name,
                            format_size(offset), format_size(size_bytes));
     }
-    const std::uint64_t step = std::min(kStepBytes, size_bytes - offset);
+    const std::uint64_t step = std::min(kReserveStep, size_bytes - offset);
     const int result = retry_interrupted([&] {
       return ::fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(step));
     });

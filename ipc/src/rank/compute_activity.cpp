@@ -8,7 +8,7 @@
 namespace kvferry::ipc {
 namespace {
 
-constexpr std::size_t kBytes = 64;
+constexpr std::size_t kSharedBytes = 64;
 constexpr std::uint64_t kNever = 0;  ///< As the memory begins.
 constexpr std::uint64_t kNow = std::numeric_limits<std::uint64_t>::max();
 
@@ -25,7 +25,7 @@ std::uint64_t nanoseconds(TimePoint when) noexcept {
 }  // namespace
 
 ComputeActivity::ComputeActivity() {
-  auto segment = SharedMemory::create_single_writer("kvferry-activity", kBytes);
+  auto segment = SharedMemory::create_single_writer("kvferry-activity", kSharedBytes);
   if (!segment) throw Exception(std::move(segment).error());
   segment_ = std::move(segment).value();
 }
@@ -44,7 +44,7 @@ void ComputeActivity::end() noexcept {
 }
 
 Result<ComputeActivityView> ComputeActivityView::map(const UniqueFd& fd) {
-  KVFERRY_ASSIGN(SharedMapping mapping, SharedMemory::map_single_writer(fd, kBytes));
+  KVFERRY_ASSIGN(SharedMapping mapping, SharedMemory::map_single_writer(fd, kSharedBytes));
   return ComputeActivityView(std::move(mapping));
 }
 
