@@ -234,6 +234,44 @@ TEST(LoadChoiceTest, RefusalsDoNotOutliveTheirMeasurementForEver) {
   EXPECT_EQ(choice.counts().refused, 2U);
 }
 
+TEST(LoadChoiceTest, AfterAStallOneSmallProbeIsEnoughToLoadAgain) {
+  LoadChoice choice({.mode = RecomputeMode::kAuto, .fixed = 0s, .probe_after = 10s});
+  choice.on_computed(1600, kStart, kStart + 1s);  // 10 ms a block.
+  choice.on_loaded(16 * kMiB, kStart, kStart + 5s);
+  const std::vector<std::uint64_t> bytes(2, kMiB / 16);
+  ASSERT_EQ(choose(choice, bytes, kStart + 6s), 0U);
+  const ipc::TimePoint probed = kStart + 15s;
+  ASSERT_EQ(choose(choice, bytes, probed), 2U);
+  // A load of before that ends late says what was known; the probe says what is.
+  choice.on_loaded(kMiB / 8, kStart + 4s, probed + 10ms);
+  EXPECT_EQ(choose(choice, bytes, probed + 10ms), 0U);
+  choice.on_loaded(kMiB / 8, probed, probed + 11ms);
+  EXPECT_EQ(choose(choice, bytes, probed + 12ms), 2U);
+}
+
+TEST(LoadChoiceTest, AProbeThatMovedNothingLeavesTheNextOneToTell) {
+  LoadChoice choice({.mode = RecomputeMode::kAuto, .fixed = 0s, .probe_after = 10s});
+  choice.on_computed(1600, kStart, kStart + 1s);
+  choice.on_loaded(16 * kMiB, kStart, kStart + 5s);
+  const std::vector<std::uint64_t> bytes(2, kMiB / 16);
+  ASSERT_EQ(choose(choice, bytes, kStart + 15s), 2U);
+  choice.on_loaded(0, kStart + 15s, kStart + 16s);
+  ASSERT_EQ(choose(choice, bytes, kStart + 17s), 0U);
+  ASSERT_EQ(choose(choice, bytes, kStart + 26s), 2U);
+  choice.on_loaded(kMiB / 8, kStart + 26s, kStart + 26001ms);
+  EXPECT_EQ(choose(choice, bytes, kStart + 27s), 2U);
+}
+
+TEST(LoadChoiceTest, WhatALoadOfAnySizeTakesIsNoPartOfTheRate) {
+  LoadChoice choice({.mode = RecomputeMode::kAuto, .fixed = 1ms});
+  choice.on_loaded(kMiB, kStart, kStart + 2ms);
+  EXPECT_DOUBLE_EQ(choice.bytes_per_second(), kMiB * 1000.0);
+  // Of one that took no longer than that, half the time is left.
+  LoadChoice quick({.mode = RecomputeMode::kAuto, .fixed = 1ms});
+  quick.on_loaded(kMiB, kStart, kStart + 1ms);
+  EXPECT_DOUBLE_EQ(quick.bytes_per_second(), kMiB * 2000.0);
+}
+
 TEST(LoadChoiceTest, FewerHostBlocksThanTheLeastAreNotLoaded) {
   LoadChoice choice(
       {.mode = RecomputeMode::kAuto, .tokens_per_second = 1, .fixed = 0s, .least_blocks = 3});
@@ -268,6 +306,25 @@ TEST(MovingRateTest, PiecesThatOverlapShareTheirTime) {
   EXPECT_NEAR(*rate.per_second(), 100, 1e-3);
   rate.observe(100, kStart + 10s, kStart + 11s);  // Idle time is nobody's.
   EXPECT_NEAR(*rate.per_second(), 100, 1e-3);
+}
+
+TEST(MovingRateTest, OldPiecesCountForLessByTheTimeToo) {
+  MovingRate rate(1e12, 10s);
+  rate.observe(100, kStart, kStart + 10s);
+  rate.observe(100, kStart + 19s, kStart + 20s);  // Ten seconds later.
+  ASSERT_TRUE(rate.per_second());
+  EXPECT_NEAR(*rate.per_second(), (50 + 100) / (5.0 + 1), 1e-6);
+}
+
+TEST(MovingRateTest, WhatIsForgottenDoesNotCount) {
+  MovingRate rate(1e12);
+  rate.observe(100, kStart, kStart + 10s);
+  rate.forget();
+  EXPECT_FALSE(rate.per_second());
+  EXPECT_EQ(rate.seen(), kStart + 10s);
+  rate.observe(100, kStart + 10s, kStart + 11s);
+  ASSERT_TRUE(rate.per_second());
+  EXPECT_DOUBLE_EQ(*rate.per_second(), 100);
 }
 
 TEST(MovingRateTest, NewPiecesCountForMoreByTheHalfLife) {

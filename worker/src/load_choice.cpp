@@ -59,7 +59,9 @@ std::uint32_t choose_prefix(std::span<const std::uint64_t> bytes, const LoadCost
 }
 
 LoadChoice::LoadChoice(LoadChoiceOptions options)
-    : options_(options), load_rate_(kLoadHalfLife), compute_rate_(kComputeHalfLife) {}
+    : options_(options),
+      load_rate_(kLoadHalfLife, options.probe_after),
+      compute_rate_(kComputeHalfLife) {}
 
 double LoadChoice::bytes_per_second() const noexcept { return load_rate_.per_second().value_or(0); }
 
@@ -107,6 +109,7 @@ void LoadChoice::on_done(const Decision& decision, ipc::TimePoint now) {
   ++counts_.requests;
   if (decision.probe) {
     probed_at_ = now;
+    probing_ = true;
     ++counts_.probes;
   }
   if (decision.used < decision.length) {
@@ -116,7 +119,15 @@ void LoadChoice::on_done(const Decision& decision, ipc::TimePoint now) {
 }
 
 void LoadChoice::on_loaded(std::uint64_t bytes, ipc::TimePoint submitted, ipc::TimePoint ended) {
-  load_rate_.observe(static_cast<double>(bytes), submitted, ended);
+  if (bytes > 0 && probing_ && submitted >= probed_at_) {
+    probing_ = false;
+    load_rate_.forget();
+  }
+  // What any load takes is no part of the rate: choices count it on top. A part of the time is left
+  // to the bytes, whatever that is set to.
+  const ipc::Duration took = std::max(ended - submitted, ipc::Duration::zero());
+  const ipc::Duration fixed = std::clamp(options_.fixed, ipc::Duration::zero(), took / 2);
+  load_rate_.observe(static_cast<double>(bytes), submitted + fixed, ended);
 }
 
 void LoadChoice::on_computed(std::uint64_t tokens, ipc::TimePoint begun, ipc::TimePoint ended) {

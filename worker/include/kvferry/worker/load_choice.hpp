@@ -53,7 +53,8 @@ struct LoadChoiceOptions {
   /// With kAuto: prefixes of fewer host blocks are not loaded.
   std::uint32_t least_blocks = 1;
   /// With kAuto: when no load has been measured for so long, the next one goes whatever the last
-  /// measurements say, so that a link that has become fast is found out.
+  /// measurements say, so that a link that has become fast is found out: what it measures stands
+  /// for all before. Also the time after which a measured load counts half.
   ipc::Duration probe_after = std::chrono::seconds(10);
 };
 
@@ -102,6 +103,7 @@ class LoadChoice {
   MovingRate load_rate_;
   MovingRate compute_rate_;
   ipc::TimePoint probed_at_{};
+  bool probing_ = false;  ///< What the probe takes is not known yet.
   LoadChoiceCounts counts_;
 };
 

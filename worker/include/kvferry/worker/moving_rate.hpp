@@ -16,11 +16,14 @@ namespace kvferry::worker {
 class MovingRate {
  public:
   /// half_life: an amount after which what was seen before counts half. Below it, too, every piece
-  /// counts, so that the first one gives a rate. @pre half_life > 0
-  explicit MovingRate(double half_life);
+  /// counts, so that the first one gives a rate. time_half_life: the same by time, between the ends
+  /// of pieces, for a way on which little goes; zero: only amounts count. @pre half_life > 0
+  explicit MovingRate(double half_life, ipc::Duration time_half_life = ipc::Duration::zero());
 
   /// A piece of work that was begun at one time and ended at another. Of no time or amount: none.
   void observe(double amount, ipc::TimePoint begun, ipc::TimePoint ended);
+  /// What was seen before does not count any more, as if the next piece were the first.
+  void forget() noexcept;
   /// Nothing before the first piece.
   [[nodiscard]] std::optional<double> per_second() const noexcept;
   /// The end of the latest piece; the clock's epoch before the first.
@@ -28,6 +31,7 @@ class MovingRate {
 
  private:
   double half_life_;
+  ipc::Duration time_half_life_;
   double amount_ = 0;   ///< Of all pieces, older ones by less.
   double seconds_ = 0;  ///< The same of their times.
   ipc::TimePoint seen_{};
