@@ -342,6 +342,9 @@ int worker_command(const Arguments& arguments) {
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   config.load = load.config();
   config.tier = tier.made();
+  if (const auto used = check_tier_used(*app, config.serve); !used) {
+    return usage_error(*app, used.error());
+  }
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }

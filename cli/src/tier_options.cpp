@@ -4,6 +4,8 @@
 
 #include "must.hpp"
 
+#include <array>
+
 namespace kvferry::cli {
 namespace {
 
@@ -13,7 +15,23 @@ ipc::Result<std::string> parse_prefetch(std::string_view text) {
   return std::string(text);
 }
 
+constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--write-back-wait",
+                                   "--store-queue",  "--recompute",         "--prefill-rate",
+                                   "--prefetch",     "--prefetch-requests", "--prefetch-timeout"};
+
 }  // namespace
+
+ipc::Status check_tier_used(const CLI::App& app, bool serves) {
+  if (serves) return ipc::ok();
+  for (const char* name : kTierNames) {
+    if (app.count(name) == 0) continue;
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "{} is for the scheduler of reference workers, which does not run without "
+                         "--serve: add --serve, or leave {} out",
+                         name, name);
+  }
+  return ipc::ok();
+}
 
 worker::TierOptions TierChoice::made() const {
   worker::TierOptions options;

@@ -28,5 +28,7 @@ struct TierChoice {
 void add_write_options(CLI::App& app, TierChoice& choice);
 /// --prefetch, --prefetch-requests, --prefetch-timeout.
 void add_prefetch_options(CLI::App& app, TierChoice& choice);
+/// kInvalidArgument: one of them was given, with no scheduler that would go by it.
+[[nodiscard]] ipc::Status check_tier_used(const CLI::App& app, bool serves);
 
 }  // namespace kvferry::cli
