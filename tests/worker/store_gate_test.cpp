@@ -88,5 +88,16 @@ TEST(StoreGateTest, NeverIsMoreUnderWayThanTheBoundAndEveryBlockPassesOrIsCounte
   EXPECT_GT(gate.counts().dropped_queue, 0U);
 }
 
+TEST(StoreGateTest, AfterAFailedStoreItIsClosedForAWhile) {
+  StoreGate gate({.full_pause = std::chrono::milliseconds(20)});
+  gate.begin(3);
+  gate.end(3);
+  gate.on_failed(kStart);
+  EXPECT_FALSE(gate.is_open(kStart + std::chrono::milliseconds(19)));
+  EXPECT_EQ(gate.admit(2, kStart), 0U);
+  EXPECT_EQ(gate.counts().dropped_room, 2U);
+  EXPECT_TRUE(gate.is_open(kStart + std::chrono::milliseconds(20)));
+}
+
 }  // namespace
 }  // namespace kvferry::worker

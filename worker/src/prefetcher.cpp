@@ -3,6 +3,7 @@
 #include "kvferry/worker/prefetcher.hpp"
 
 #include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/wire/codec.hpp"
 
 #include <algorithm>
 #include <span>
@@ -35,6 +36,8 @@ ipc::Result<PrefetchStop> parse_prefetch_stop(std::string_view text) {
 Prefetcher::Prefetcher(PrefetchOptions options, Transport transport)
     : options_(options), transport_(std::move(transport)) {
   KVFERRY_CHECK(options_.blocks_per_job > 0, "a prefetch needs jobs of at least one block");
+  // A larger job would be refused, and with it every prefetch.
+  options_.blocks_per_job = std::min<std::size_t>(options_.blocks_per_job, ipc::kMaxWireElements);
 }
 
 ipc::TimePoint Prefetcher::deadline_of(const Prefetch& prefetch) const {

@@ -27,6 +27,10 @@ void StoreGate::end(std::size_t blocks) noexcept {
   under_way_ -= blocks;
 }
 
+void StoreGate::on_failed(ipc::TimePoint now) noexcept {
+  closed_until_ = std::max(closed_until_, now + options_.full_pause);
+}
+
 void StoreGate::on_full(std::size_t blocks, ipc::TimePoint now) noexcept {
   if (blocks == 0) return;
   counts_.dropped_room += blocks;

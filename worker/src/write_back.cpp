@@ -33,6 +33,7 @@ WriteBackPlan plan_write_back(std::span<const GroupIndex> groups,
   KVFERRY_CHECK(groups.size() == needed.size() && groups.size() == under_way.size(),
                 "write-back is planned for other groups than there are");
   WriteBackPlan plan;
+  if (policy.mode() != WriteMode::kWriteBack) return plan;  // Nothing is kept from eviction.
   for (std::uint32_t g = 0; g < groups.size(); ++g) {
     const ipc::GroupId group{g};
     if (unstored_victims(groups[g], group, needed[g], policy).empty()) {

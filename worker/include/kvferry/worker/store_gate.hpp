@@ -13,13 +13,14 @@ namespace kvferry::worker {
 struct StoreGateOptions {
   /// Blocks that may be on their way to host memory at a time; 0: as many as there are.
   std::uint64_t most_blocks = 0;
-  /// After host memory had no room: how long nothing is asked for.
+  /// After host memory had no room, or a store failed: how long nothing is asked for.
   ipc::Duration full_pause = std::chrono::milliseconds(20);
 };
 
 struct StoreGateCounts {
   std::uint64_t dropped_queue = 0;  ///< Blocks: too many were on their way.
-  std::uint64_t dropped_room = 0;   ///< Blocks: host memory had no room, or had none just before.
+  /// Blocks: host memory had no room, or had none just before, or a store had just failed.
+  std::uint64_t dropped_room = 0;
 };
 
 /// Which stores an engine begins while the way to host memory is congested. What it does not let
@@ -42,6 +43,9 @@ class StoreGate {
   /// Blocks of a store that was submitted; as many end, however they do.
   void begin(std::size_t blocks) noexcept { under_way_ += blocks; }
   void end(std::size_t blocks) noexcept;
+  /// A store failed: nothing is asked for as long as after host memory had no room, so that what
+  /// fails again does not do so all the time.
+  void on_failed(ipc::TimePoint now) noexcept;
   /// Host memory had no room for so many blocks.
   void on_full(std::size_t blocks, ipc::TimePoint now) noexcept;
 
