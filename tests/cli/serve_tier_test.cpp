@@ -123,6 +123,74 @@ TEST_F(ServeTierTest, RequestsThatWaitHaveTheirPrefixesLoadedAndTheSameAnswers) 
   EXPECT_TRUE(prefetched()) << running_.back()->stderr_text();
 }
 
+class ServeWindowTest : public ServeTierTest, public testing::WithParamInterface<const char*> {};
+
+// What a request loads with a window behind it can take more room than computing it: prefetches for
+// others may hold just that. Nobody waits for ever.
+TEST_P(ServeWindowTest, RequestsForAllOfASmallDeviceAreServedBesidePrefetches) {
+  geometry_ = "tiny-window";
+  gpu_blocks_ = 16;
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(1, {GetParam(), "--write-policy=write-back", "--prefetch-requests=16"}));
+  std::vector<std::vector<std::uint32_t>> prompts;
+  for (std::uint32_t i = 0; i < 12; ++i)
+    prompts.push_back(prompt_of(i * 300, i % 3 == 0 ? 180 : 33));
+  std::vector<GenerateReply> alone;
+  alone.reserve(prompts.size());
+  for (const auto& prompt : prompts) alone.push_back(generate(prompt, 8));
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+    std::vector<Answer> answers(prompts.size());
+    for (std::size_t i = 0; i < prompts.size(); ++i) ask_for(answers[i], prompts[i], 8);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << round << ": " << i;
+      ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+      EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << round << ": " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stops,
+                         ServeWindowTest,
+                         testing::Values("--prefetch=best-effort", "--prefetch=wait"),
+                         [](const auto& option) {
+                           return std::string(option.param) == "--prefetch=wait" ? "wait"
+                                                                                 : "best_effort";
+                         });
+
+// Loads and prefetches that were planned for memory that is cleared meanwhile bring nobody else's
+// contents.
+TEST_F(ServeTierTest, ClearsUnderLoadsAndPrefetchesChangeNoAnswer) {
+  gpu_blocks_ = 40;
+  ASSERT_NO_FATAL_FAILURE(start_engine(
+      1, {"--prefetch=best-effort", "--prefetch-requests=16", "--write-policy=write-back"}));
+  constexpr std::uint32_t kPrompts = 12;
+  std::vector<GenerateReply> alone;
+  for (std::uint32_t i = 0; i < kPrompts; ++i) alone.push_back(generate(prompt_of(i * 90, 66), 30));
+  for (int round = 0; round < 4; ++round) {
+    std::vector<Answer> answers(kPrompts);
+    for (std::uint32_t i = 0; i < kPrompts; ++i) ask_for(answers[i], prompt_of(i * 90, 66), 30);
+    // When some of them have been served the others are on their way.
+    ASSERT_TRUE(run_until([&answers] { return answers[1].has_value(); }));
+    ASSERT_EQ(ask("clear").exit, ChildExit::exited(0));
+    ASSERT_EQ(ask("reinit").exit, ChildExit::exited(0));
+    for (std::uint32_t i = 0; i < kPrompts; ++i) {
+      ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << round << ": " << i;
+      ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+      EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << round << ": " << i;
+    }
+  }
+}
+
+TEST_F(ServeTierTest, OptionsOfASchedulerThatDoesNotRunAreRefused) {
+  for (const char* option : {"--write-policy=selective", "--prefetch=wait", "--store-queue=4"}) {
+    const Finished run = run_kvferry({"worker", "--runtime-dir=" + (temp_ / "run").string(),
+                                      "--geometry=tiny", "--gpu-blocks=8", option});
+    EXPECT_EQ(run.exit, ChildExit::exited(2)) << option;
+    EXPECT_THAT(run.complaints, testing::HasSubstr("add --serve")) << option;
+  }
+}
+
 TEST_F(ServeTierTest, RecomputeAlwaysComputesWhatHostMemoryHas) {
   ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--recompute=always"}));
   const auto prompt = prompt_of(100, 80);

@@ -132,6 +132,44 @@ TEST_F(PagedCacheTest, EachUseOfABlockIsJudgedOnceAndWhatIsWantedIsUnstored) {
   EXPECT_THAT(cache_.unstored(first), IsEmpty());
 }
 
+TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
+  Sequence sequence = sequence_of(0, 4 * kTokens);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  compute(sequence);
+  std::vector<PagedCache::Unstored> blocks = cache_.unstored(sequence);
+  ASSERT_GT(blocks.size(), 5U);
+  ASSERT_EQ(blocks[3].target.group.value, 0U) << "they come group by group";
+  std::vector<std::uint32_t> first;
+  for (const auto& block : blocks) first.push_back(block.position);
+  std::sort(first.begin(), first.end());
+  first.resize(5);
+  PagedCache::keep_first(blocks, 5);
+  std::vector<std::uint32_t> kept;
+  for (const auto& block : blocks) {
+    kept.push_back(block.position);
+    EXPECT_EQ(block.target.block, sequence.hashes[block.position]);
+  }
+  EXPECT_EQ(kept, first);
+  PagedCache::keep_first(blocks, 9);
+  EXPECT_THAT(blocks, SizeIs(5));
+  cache_.release(sequence);
+}
+
+TEST_F(PagedCacheTest, WhatIsTakenAheadLeavesRoomForWhatRuns) {
+  Sequence sequence = sequence_of(0, 4 * kTokens + 1);
+  const PrefixPlan wanted = cache_.plan(sequence, everywhere);
+  const std::vector<std::uint64_t> none(3);
+  const auto take = [&](std::uint64_t spare) {
+    return cache_.take_ahead(sequence, wanted, none, 1, spare);
+  };
+  EXPECT_THAT(take(17), IsEmpty()) << "20 blocks, of which 4 are taken";
+  EXPECT_EQ(cache_.least_available(), 20U);
+  const auto ahead = take(16);
+  EXPECT_THAT(ahead, testing::Not(IsEmpty()));
+  EXPECT_EQ(cache_.least_available(), 16U);
+  for (const PagedCache::Ahead& block : ahead) cache_.release(block.group, block.block);
+}
+
 TEST_F(PagedCacheTest, RoomThatHoldsUnstoredContentsIsWrittenBackBeforeASequenceIsLetIn) {
   remake(4);
   policy_ = WritePolicy({.mode = WriteMode::kWriteBack});

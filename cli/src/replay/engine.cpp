@@ -41,6 +41,7 @@ Engine::Engine(ipc::EventLoop& loop,
       write_policy_(options_.tier.write),
       gate_({.most_blocks = options_.tier.store_queue}),
       choice_(options_.tier.recompute),
+      storing_(options_.geometry.groups.size()),
       offload_watch_({.start_limit = options_.start_limit, .patience = options_.patience},
                      {.say = [this](const std::string& line) { hooks_.say(line); },
                       .reasons = [this] { return offload_reasons(); }}) {
@@ -182,6 +183,7 @@ void Engine::begin_generation(const worker::CacheState& state) {
 
 void Engine::lose_device_contents() {
   end_prefetches();
+  room_wanted_since_.reset();
   for (GroupIndex& group : index_) group.forget_all();
   std::vector<AttemptId> frozen;  // Nothing of them is in flight that would end them.
   for (auto& [id, attempt] : attempts_) {
@@ -208,9 +210,11 @@ bool Engine::is_ready() const {
 }
 
 bool Engine::offload_usable() const {
+  // Looking at the state acknowledges it: what it says and was not acted on yet is not used.
   const worker::CacheState& state = client_->state();
   return state.manager_connected && state.offload_ready && phase_ready_ &&
-         state.generation == generation_;
+         state.generation == generation_ && state.weights == weights_ &&
+         client_->stats().reconnects == reconnects_;
 }
 
 void Engine::pump_later() {

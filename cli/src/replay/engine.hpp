@@ -24,6 +24,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace kvferry::cli {
@@ -184,6 +185,10 @@ class Engine final : private worker::SchedulerControl {
                    const PrefixPlan& plan,
                    const std::vector<ipc::Digest>& hashes,
                    std::uint32_t output_blocks);
+  /// kStaleEpoch: the device's blocks may be other memory's than the load was planned for.
+  [[nodiscard]] ipc::Result<ipc::JobId> send_load(std::span<const worker::LoadItem> items,
+                                                  std::uint8_t priority,
+                                                  std::optional<ipc::TimePoint> due);
   void submit_load(AttemptId id, Attempt& attempt);
   void on_load_done(AttemptId id, const worker::Completion& completion);
 
@@ -204,10 +209,13 @@ class Engine final : private worker::SchedulerControl {
   /// Reserves and submits; what is refused is left as it is.
   void store(std::vector<HeldBlock> sources, bool evicting);
   void on_store_done(StoreJob job, const worker::Completion& completion);
+  /// A store of the same contents is under way.
+  [[nodiscard]] bool is_storing(const HeldBlock& held) const;
   void write_back(const std::vector<worker::EvictedBlock>& blocks);
   /// What the plan takes from free and kept blocks may be taken now: nothing that the write policy
   /// keeps is lost by that, or it cannot be helped.
-  [[nodiscard]] bool make_room(const PrefixPlan& plan,
+  [[nodiscard]] bool make_room(std::size_t request,
+                               const PrefixPlan& plan,
                                const std::vector<ipc::Digest>& hashes,
                                std::uint32_t output_blocks);
   [[nodiscard]] bool room_is_made(const std::vector<std::uint64_t>& needed);
@@ -231,6 +239,8 @@ class Engine final : private worker::SchedulerControl {
   void lease(std::size_t request, const PrefixPlan& plan, const std::vector<ipc::Digest>& hashes);
   /// It is the request's turn: whether it starts now, with what has come.
   [[nodiscard]] bool prefetch_lets_start(std::size_t request);
+  /// The queue is looked at then, if not earlier.
+  void look_again_at(ipc::TimePoint when);
   void stop_prefetch(Prefetched& prefetched);
   void on_landing(const worker::Prefetcher::Landing& landing);
   /// The attempt, if any, holds what it needs of it by now.
@@ -283,8 +293,11 @@ class Engine final : private worker::SchedulerControl {
   worker::Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
   std::vector<std::vector<ipc::Digest>> leases_to_end_;
   ipc::TimerId prefetch_timer_ = 0;
-  worker::LoadChoice::Decision decision_;  ///< Of the latest plan.
+  std::optional<ipc::TimePoint> look_again_;              ///< When prefetch_timer_ is due.
+  worker::LoadChoice::Decision decision_;                 ///< Of the latest plan.
+  std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
   std::optional<ipc::TimePoint> room_wanted_since_;
+  std::size_t room_wanted_for_ = 0;  ///< A request.
   ipc::TimerId room_timer_ = 0;
 
   OffloadWatch offload_watch_;

@@ -97,9 +97,10 @@ Engine::Admission Engine::try_admit(std::size_t request) {
     begun_.erase(request);
     return Admission::kTooLong;
   }
+  if (!may_fit(request, hashes)) return Admission::kNoRoom;
+  // Its turn is when there is room for it: until then more of its prefix comes.
   if (!prefetch_lets_start(request)) return Admission::kConflict;
   if (has_pending_block(hashes)) return Admission::kConflict;
-  if (!may_fit(request, hashes)) return Admission::kNoRoom;
   const std::uint64_t era = era_;
   const std::uint64_t generation = generation_;
   const Digest weights = weights_;
@@ -112,7 +113,9 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   const auto prefetched = prefetched_.find(request);
   const bool may_load = prefetched == prefetched_.end() || !prefetched->second.incomplete;
   const PrefixPlan plan = make_plan(trace, hashes, may_load);
-  if (!fits(plan, hashes, outputs) || !make_room(plan, hashes, outputs)) return Admission::kNoRoom;
+  if (!fits(plan, hashes, outputs) || !make_room(request, plan, hashes, outputs)) {
+    return Admission::kNoRoom;
+  }
 
   const AttemptId id = next_attempt_++;
   Attempt& attempt = attempts_[id];
@@ -122,14 +125,15 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   take_blocks(attempt, plan, hashes, outputs);
   choice_.on_done(decision_, ipc::MonotonicClock::now());
   end_prefetch(request, &attempt);
-  if (offload_usable()) {
-    const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
-    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
-  }
+  // First, so that it waits for no word with the manager, and none can bring news before.
   if (attempt.loading.empty()) {
     start_step(id, attempt);
   } else {
     submit_load(id, attempt);
+  }
+  if (offload_usable()) {
+    const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
+    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
   }
   return Admission::kAdmitted;
 }
@@ -260,6 +264,20 @@ void Engine::take_blocks(Attempt& attempt,
   }
 }
 
+ipc::Result<ipc::JobId> Engine::send_load(std::span<const worker::LoadItem> items,
+                                          std::uint8_t priority,
+                                          std::optional<ipc::TimePoint> due) {
+  // A load names the generation that was acknowledged last. The blocks are of the one that was
+  // acted on, which may be an earlier one: then they are other memory's by now.
+  if (!offload_usable()) {
+    return KVFERRY_ERROR(kStaleEpoch,
+                         "a load of {} blocks, planned in generation {}, is not sent in {}: host "
+                         "memory is not usable, or the device's blocks are others now",
+                         items.size(), generation_, client_->state().generation);
+  }
+  return client_->submit_load(items, priority, std::nullopt, due);
+}
+
 void Engine::submit_load(AttemptId id, Attempt& attempt) {
   std::vector<worker::LoadItem> items;
   items.reserve(attempt.loading.size());
@@ -267,7 +285,7 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
     const HeldBlock& held = attempt.blocks[i];
     items.push_back(worker::LoadItem{held.group, held.block, held.hash});
   }
-  const auto job = client_->submit_load(items, kLoadPriority);
+  const auto job = send_load(items, kLoadPriority, std::nullopt);
   if (job) {
     load_jobs_.emplace(*job, id);
     attempt.begun_at = ipc::MonotonicClock::now();

@@ -27,7 +27,7 @@ void Engine::make_prefetcher() {
   Prefetcher::Transport transport;
   transport.load = [this](std::span<const LoadItem> items, std::uint8_t priority,
                           std::optional<ipc::TimePoint> due) {
-    return client_->submit_load(items, priority, std::nullopt, due);
+    return send_load(items, priority, due);
   };
   transport.cancel = [this](ipc::JobId job) {
     if (const auto asked = client_->cancel(job); !asked) {
@@ -177,9 +177,18 @@ bool Engine::prefetch_lets_start(std::size_t request) {
     return true;
   }
   if (!std::exchange(prefetched.waited, true)) ++counters_.prefetch_waits;
-  loop_.cancel(prefetch_timer_);
-  prefetch_timer_ = loop_.at(turn.look_again, [this] { pump_later(); });
+  look_again_at(turn.look_again);
   return false;
+}
+
+void Engine::look_again_at(ipc::TimePoint when) {
+  if (look_again_ && *look_again_ <= when) return;
+  loop_.cancel(prefetch_timer_);
+  look_again_ = when;
+  prefetch_timer_ = loop_.at(when, [this] {
+    look_again_.reset();
+    pump_later();
+  });
 }
 
 void Engine::stop_prefetch(Prefetched& prefetched) {
@@ -230,7 +239,6 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
     }
     if (held->announced) group.forget(item.block);
     prefetched->blocks.erase(held);
-    prefetched->incomplete = true;
     group.release(item.block);
   }
   pump_later();

@@ -4,6 +4,7 @@
 #include "replay/engine.hpp"
 
 #include <algorithm>
+#include <utility>
 
 /// To host memory: what the write policy wants there, as far as the way is free.
 namespace kvferry::cli {
@@ -28,7 +29,7 @@ void Engine::store_blocks(const Attempt& attempt) {
     if (!group.is_indexed(held.block) || (!held.announced && !found)) continue;
     const bool wanted = found ? write_policy_.on_hit(held.group, held.hash)
                               : write_policy_.on_filled(held.group, held.hash);
-    if (wanted && !group.is_stored(held.block)) sources.push_back(held);
+    if (wanted && !group.is_stored(held.block) && !is_storing(held)) sources.push_back(held);
   }
   if (sources.empty() || !offload_usable()) return;
   const std::size_t admitted = gate_.admit(sources.size(), ipc::MonotonicClock::now());
@@ -39,6 +40,11 @@ void Engine::store_blocks(const Attempt& attempt) {
     sources.resize(admitted);
   }
   if (!sources.empty()) store(std::move(sources), false);
+}
+
+// A reservation would say of it that it is there already, which it is not if that store fails.
+bool Engine::is_storing(const HeldBlock& held) const {
+  return storing_[held.group.value].contains(held.hash);
 }
 
 void Engine::store(std::vector<HeldBlock> sources, bool evicting) {
@@ -86,6 +92,7 @@ void Engine::store(std::vector<HeldBlock> sources, bool evicting) {
   // The copy reads these blocks: they are not handed out again before it has ended.
   for (const HeldBlock& held : job.blocks) {
     index_of(held.group).acquire(held.block);
+    storing_[held.group.value].insert(held.hash);
     if (evicting) ++writing_back_[held.group.value];
   }
   gate_.begin(job.blocks.size());
@@ -98,7 +105,9 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
   if (!completion.all_ok()) {
     ++counters_.failed_jobs;
     ipc::log_debug("store: {}", completion.message);
+    gate_.on_failed(ipc::MonotonicClock::now());
   }
+  for (const HeldBlock& held : job.blocks) storing_[held.group.value].erase(held.hash);
   for (std::size_t i = 0; i < job.blocks.size(); ++i) {
     const bool stored = i < completion.results.size() && completion.results[i] == 0;
     if (stored) ++counters_.stores;
@@ -136,12 +145,13 @@ void Engine::write_back(const std::vector<worker::EvictedBlock>& blocks) {
     held.block = evicted.block;
     held.hash = evicted.hash;
     held.before = evicted.before;
-    sources.push_back(held);
+    if (!is_storing(held)) sources.push_back(held);
   }
   if (!sources.empty()) store(std::move(sources), true);
 }
 
-bool Engine::make_room(const PrefixPlan& plan,
+bool Engine::make_room(std::size_t request,
+                       const PrefixPlan& plan,
                        const std::vector<ipc::Digest>& hashes,
                        std::uint32_t output_blocks) {
   if (write_policy_.mode() != worker::WriteMode::kWriteBack) return true;
@@ -161,6 +171,8 @@ bool Engine::make_room(const PrefixPlan& plan,
     index_of(planned.group).acquire(found->block);
     hits.emplace_back(planned.group, found->block);
   }
+  // The time of each request counts from when it is the first.
+  if (std::exchange(room_wanted_for_, request) != request) room_wanted_since_.reset();
   const bool made = room_is_made(needed);
   for (std::size_t i = hits.size(); i-- > 0;) index_of(hits[i].first).release(hits[i].second);
   return made;

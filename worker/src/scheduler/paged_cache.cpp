@@ -211,7 +211,8 @@ void PagedCache::judge(Sequence& sequence, WritePolicy& policy) {
 std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
                                                       const PrefixPlan& wanted,
                                                       std::span<const std::uint64_t> held,
-                                                      std::uint32_t share) {
+                                                      std::uint32_t share,
+                                                      std::uint64_t spare) {
   std::vector<std::uint64_t> all(held.begin(), held.end());
   std::vector<std::uint64_t> taken(index_.size());
   for (const PlannedBlock& planned : wanted.blocks) {
@@ -220,7 +221,9 @@ std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
     ++taken[planned.group.value];
   }
   for (std::size_t g = 0; g < index_.size(); ++g) {
-    if (all[g] > index_[g].block_count() / share || taken[g] > index_[g].available()) return {};
+    if (all[g] > index_[g].block_count() / share || taken[g] + spare > index_[g].available()) {
+      return {};
+    }
   }
   std::vector<Ahead> blocks;
   // What is there is held first, so that making room for the rest does not evict it.
@@ -292,10 +295,17 @@ std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence)
       if (!held.indexed || !held.wanted) continue;
       if (!index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) continue;
       const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
-      found.push_back({{GroupId{g}, sequence.hashes[position], before}, held.block});
+      found.push_back({{GroupId{g}, sequence.hashes[position], before}, held.block, position});
     }
   }
   return found;
+}
+
+void PagedCache::keep_first(std::vector<Unstored>& blocks, std::size_t count) {
+  if (blocks.size() <= count) return;
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const Unstored& a, const Unstored& b) { return a.position < b.position; });
+  blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(count), blocks.end());
 }
 
 void PagedCache::mark_stored(GroupId group, BlockId block) { index_of(group).mark_stored(block); }

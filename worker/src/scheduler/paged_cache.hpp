@@ -63,7 +63,11 @@ class PagedCache {
   struct Unstored {
     StoreTarget target;
     ipc::BlockId block;
+    std::uint32_t position = 0;  ///< In its sequence.
   };
+  /// Leaves the first ones by position, so that what is left are beginnings of prefixes in every
+  /// group.
+  static void keep_first(std::vector<Unstored>& blocks, std::size_t count);
   /// Tells the policy of each use of a block once: what the sequence found, and what it published.
   static void judge(Sequence& sequence, WritePolicy& policy);
   /// Published blocks of the sequence that the policy wants in host memory, and that are not known
@@ -84,11 +88,12 @@ class PagedCache {
   };
   /// Holds what the plan finds, and takes blocks for what it loads; none for what is to be
   /// computed. By position. Nothing when that would be more than one in `share` of a group's
-  /// blocks, with those that are held for others, or there is no room.
+  /// blocks, with those that are held for others, or would leave less than `spare` of a group's.
   [[nodiscard]] std::vector<Ahead> take_ahead(const Sequence& sequence,
                                               const PrefixPlan& wanted,
                                               std::span<const std::uint64_t> held,
-                                              std::uint32_t share);
+                                              std::uint32_t share,
+                                              std::uint64_t spare);
   /// It was loaded with the contents of that place of the sequence: others find it, and it is held
   /// on. False when another block has them meanwhile.
   [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block);

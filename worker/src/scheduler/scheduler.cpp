@@ -53,6 +53,7 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
       write_policy_(tier.write),
       gate_({.most_blocks = tier.store_queue}),
       choice_(tier.recompute),
+      storing_(config_.geometry.groups.size()),
       cache_(config_.geometry),
       dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
@@ -66,6 +67,8 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
 Scheduler::~Scheduler() {
   *alive_ = false;
   loop_.cancel(connect_timer_);
+  loop_.cancel(prefetch_timer_);
+  loop_.cancel(room_timer_);
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
 
@@ -246,6 +249,7 @@ void Scheduler::begin_generation(const CacheState& state) {
 
 void Scheduler::lose_device_contents() {
   end_prefetches();
+  room_wanted_since_.reset();
   cache_.forget_contents();
   std::vector<Number> idle;
   for (const Number number : admitted_) {
@@ -282,6 +286,7 @@ bool Scheduler::offload_usable() const {
   const CacheState& state = client_->state();
   return state.manager_connected && state.offload_ready && phase_ready_ &&
          state.generation == generation_ && state.weights == weights_ &&
+         client_->stats().reconnects == reconnects_ &&
          ipc::MonotonicClock::now() >= no_offload_before_;
 }
 

@@ -22,8 +22,10 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace kvferry::worker {
@@ -105,8 +107,14 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_admit.cpp: from the queue into the batch, and host memory.
   void admit_waiting();
   [[nodiscard]] bool try_admit(Sequence& sequence);
+  /// One has no room. If it is the first of the queue and nothing else makes some, prefetches end.
+  void prefer_first(bool is_first);
   void ask_whether_manager_serves(const Sequence& sequence);
   void tell_use(const Sequence& sequence);
+  /// kStaleEpoch: the device's blocks may be other memory's than the load was planned for.
+  [[nodiscard]] ipc::Result<ipc::JobId> send_load(std::span<const LoadItem> items,
+                                                  std::uint8_t priority,
+                                                  std::optional<ipc::TimePoint> due);
   void submit_loads(Number number, std::vector<LoadItem> items);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
@@ -119,6 +127,9 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void store_new_blocks(Sequence& sequence);
   void store(std::vector<PagedCache::Unstored> blocks, bool evicting);
   void on_store_done(const StoreJob& job, const Completion& completion);
+  /// A store of the same contents is under way.
+  [[nodiscard]] bool is_storing(const StoreTarget& target) const;
+  [[nodiscard]] bool is_writing_back() const;
   void write_back(const std::vector<EvictedBlock>& blocks);
   /// Whether the sequence may take its blocks: nothing is lost by that, or it cannot be helped.
   [[nodiscard]] bool make_room(const Sequence& sequence, const PrefixPlan& wanted);
@@ -132,6 +143,11 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
     bool incomplete = false;  ///< Stopped before all had come: the rest is computed.
   };
   void prefetch_waiting();
+  void make_prefetcher();
+  /// The first block that the plan loads already comes for another request.
+  [[nodiscard]] bool comes_already(const Sequence& sequence, const PrefixPlan& wanted) const;
+  /// The queue is looked at then, if not earlier.
+  void look_again_at(ipc::TimePoint when);
   [[nodiscard]] bool prefetch(Sequence& sequence);
   /// It is the request's turn: whether it starts now, with what has come.
   [[nodiscard]] bool prefetch_lets_start(Number number);
@@ -166,10 +182,16 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   LoadChoice::Decision decision_;            ///< Of the latest plan.
   std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
   std::uint64_t loading_bytes_ = 0;
+  std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
   std::optional<ipc::TimePoint> room_wanted_since_;
+  Number room_wanted_for_ = 0;
+  ipc::TimerId room_timer_ = 0;
   std::optional<Prefetcher> prefetcher_;
   std::map<Number, Prefetched> prefetched_;
   std::unordered_map<Prefetcher::Id, Number> prefetching_;  ///< Not stopped ones.
+  std::optional<ipc::TimePoint> look_again_;                ///< When prefetch_timer_ is due.
+  ipc::TimerId prefetch_timer_ = 0;
+  bool first_alone_ = false;  ///< Nothing is prefetched before the next request is let in.
   Prefetcher::Id next_prefetch_ = 1;
   Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
 

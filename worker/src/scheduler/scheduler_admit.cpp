@@ -39,26 +39,30 @@ void Scheduler::admit_waiting() {
       end(number);
       continue;
     }
+    // Room for what runs to grow by a block each, or one would push the other out again and again.
+    if (!admitted_.empty() && cache_.least_available() <= admitted_.size()) return;
+    const bool first = next == waiting_.begin();  // What goes before it is not waited for.
+    if (!cache_.may_fit(sequence)) return prefer_first(first);
+    // Its turn is when there is room for it: until then more of its prefix comes.
     if (!prefetch_lets_start(number)) {
       ++next;
       continue;
     }
-    // Room for what runs to grow by a block each, or one would push the other out again and again.
-    if (!admitted_.empty() && cache_.least_available() <= admitted_.size()) return;
-    if (!cache_.may_fit(sequence)) {
-      // Nothing else would make room for it.
-      if (admitted_.empty() && store_jobs_.empty() && !prefetched_.empty()) {
-        end_prefetches();
-        pump_later();
-      }
-      return;
-    }
     const bool admitted = try_admit(sequence);
     // A word with the manager can bring news of another arena or other weights: start over.
     if (era != era_ || weights != weights_ || !is_ready()) return pump_later();
-    if (!admitted) return;
+    if (!admitted) return prefer_first(first);
+    first_alone_ = false;
     next = waiting_.erase(next);
   }
+}
+
+// Nothing that ends would make room for it: what prefetches hold does.
+void Scheduler::prefer_first(bool is_first) {
+  if (!is_first || !admitted_.empty() || !store_jobs_.empty() || prefetched_.empty()) return;
+  first_alone_ = true;
+  end_prefetches();
+  pump_later();
 }
 
 bool Scheduler::try_admit(Sequence& sequence) {
@@ -86,9 +90,10 @@ bool Scheduler::try_admit(Sequence& sequence) {
   // What it finds of its prompt was computed with these.
   if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
+  // First, so that it waits for no word with the manager, and none can bring news before.
+  if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
   if (looks) tell_use(sequence);
   store_new_blocks(sequence);  // What it found may be wanted in host memory now.
-  if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
   return true;
 }
 
@@ -130,9 +135,23 @@ void Scheduler::tell_use(const Sequence& sequence) {
   if (!used) ipc::log_debug("scheduler: use of a prefix: {}", used.error().to_string());
 }
 
+ipc::Result<ipc::JobId> Scheduler::send_load(std::span<const LoadItem> items,
+                                             std::uint8_t priority,
+                                             std::optional<ipc::TimePoint> due) {
+  // A load names the generation that was acknowledged last. The blocks are of the one that was
+  // acted on, which may be an earlier one: then they are other memory's by now.
+  if (!offload_usable()) {
+    return KVFERRY_ERROR(kStaleEpoch,
+                         "a load of {} blocks, planned in generation {}, is not sent in {}: host "
+                         "memory is not usable, or the device's blocks are others now",
+                         items.size(), generation_, client_->state().generation);
+  }
+  return client_->submit_load(items, priority, std::nullopt, due);
+}
+
 void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
   Sequence& sequence = sequences_.at(number);
-  const auto job = client_->submit_load(items, kLoadPriority);
+  const auto job = send_load(items, kLoadPriority, std::nullopt);
   if (job) {
     sequence.state = Sequence::State::kLoading;
     LoadJob load;
@@ -146,8 +165,9 @@ void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
   }
   ipc::log_debug("scheduler: load not sent: {}", job.error().to_string());
   sequence.state = Sequence::State::kReady;
-  sequence.device_only = true;
+  sequence.device_only = job.error().code != ipc::ErrorCode::kStaleEpoch;
   if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
+  pump_later();  // News is acted on, and the sequence is let in anew.
 }
 
 // It keeps its blocks meanwhile, and counts as loading.

@@ -73,9 +73,15 @@ void Scheduler::start_pass() {
   });
 }
 
-/// The youngest of the batch give their blocks up, itself as the last.
+/// Prefetches end, then the youngest of the batch give their blocks up, itself as the last. Unless
+/// blocks come back that are only read, to be evicted: it runs in a later pass.
 bool Scheduler::make_room_for(Sequence& sequence) {
   while (!cache_.extend(sequence)) {
+    if (!prefetched_.empty()) {
+      end_prefetch(prefetched_.rbegin()->first);
+      continue;
+    }
+    if (is_writing_back()) return false;
     Number youngest = 0;
     for (const Number number : admitted_) {
       if (sequences_.at(number).state == Sequence::State::kReady) youngest = number;

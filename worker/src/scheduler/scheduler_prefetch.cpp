@@ -17,20 +17,8 @@ constexpr std::uint32_t kHeldAhead = 4;
 }  // namespace
 
 void Scheduler::prefetch_waiting() {
-  if (!tier_.prefetch || held_ || !is_ready() || !offload_usable()) return;
-  if (!prefetcher_) {
-    Prefetcher::Transport transport;
-    transport.load = [this](std::span<const LoadItem> items, std::uint8_t priority,
-                            std::optional<ipc::TimePoint> due) {
-      return client_->submit_load(items, priority, std::nullopt, due);
-    };
-    transport.cancel = [this](ipc::JobId job) {
-      if (const auto asked = client_->cancel(job); !asked) {
-        ipc::log_debug("scheduler: cancel: {}", asked.error().to_string());
-      }
-    };
-    prefetcher_.emplace(*tier_.prefetch, std::move(transport));
-  }
+  if (!tier_.prefetch || first_alone_ || held_ || !is_ready() || !offload_usable()) return;
+  if (!prefetcher_) make_prefetcher();
   std::uint32_t looked_at = 0;
   for (const Number number : waiting_) {
     if (looked_at++ == tier_.prefetch_requests) return;
@@ -38,11 +26,40 @@ void Scheduler::prefetch_waiting() {
   }
 }
 
+void Scheduler::make_prefetcher() {
+  Prefetcher::Transport transport;
+  transport.load = [this](std::span<const LoadItem> items, std::uint8_t priority,
+                          std::optional<ipc::TimePoint> due) {
+    return send_load(items, priority, due);
+  };
+  transport.cancel = [this](ipc::JobId job) {
+    if (const auto asked = client_->cancel(job); !asked) {
+      ipc::log_debug("scheduler: cancel: {}", asked.error().to_string());
+    }
+  };
+  prefetcher_.emplace(*tier_.prefetch, std::move(transport));
+}
+
+bool Scheduler::comes_already(const Sequence& sequence, const PrefixPlan& wanted) const {
+  const auto first =
+      std::find_if(wanted.blocks.begin(), wanted.blocks.end(),
+                   [](const PlannedBlock& block) { return block.source == BlockSource::kHost; });
+  if (first == wanted.blocks.end()) return false;
+  return std::any_of(prefetched_.begin(), prefetched_.end(), [&](const auto& entry) {
+    const std::vector<ipc::Digest>& hashes = sequences_.at(entry.first).hashes;
+    return std::any_of(entry.second.blocks.begin(), entry.second.blocks.end(),
+                       [&](const PagedCache::Ahead& ahead) {
+                         return ahead.loading && ahead.group == first->group &&
+                                hashes[ahead.position] == sequence.hashes[first->position];
+                       });
+  });
+}
+
 /// False: there is no room, nor for the next one.
 bool Scheduler::prefetch(Sequence& sequence) {
   if (sequence.device_only || sequence.hashes.empty()) return true;
   const PrefixPlan wanted = plan_for(sequence, true);
-  if (wanted.host_hits == 0) return true;
+  if (wanted.host_hits == 0 || comes_already(sequence, wanted)) return true;
   // What would have to be stored first is not evicted for one that only waits.
   if (!cache_.fits(wanted, sequence) ||
       cache_.plan_room(sequence, wanted, 0, writing_back_, write_policy_).waits) {
@@ -53,7 +70,8 @@ bool Scheduler::prefetch(Sequence& sequence) {
     for (const PagedCache::Ahead& block : other.blocks) ++held[block.group.value];
   }
   Prefetched made;
-  made.blocks = cache_.take_ahead(sequence, wanted, held, kHeldAhead);
+  // What runs may grow by a block each, as when one is let in.
+  made.blocks = cache_.take_ahead(sequence, wanted, held, kHeldAhead, admitted_.size() + 1);
   if (made.blocks.empty()) return false;
   std::vector<LoadItem> items;
   for (const PagedCache::Ahead& block : made.blocks) {
@@ -84,10 +102,18 @@ bool Scheduler::prefetch_lets_start(Number number) {
     stop_prefetch(found->second);
     return true;
   }
-  loop_.at(turn.look_again, [this, alive = alive_] {
-    if (*alive) pump_later();
-  });
+  look_again_at(turn.look_again);
   return false;
+}
+
+void Scheduler::look_again_at(ipc::TimePoint when) {
+  if (look_again_ && *look_again_ <= when) return;
+  loop_.cancel(prefetch_timer_);
+  look_again_ = when;
+  prefetch_timer_ = loop_.at(when, [this] {
+    look_again_.reset();
+    pump_later();
+  });
 }
 
 void Scheduler::stop_prefetch(Prefetched& prefetched) {
@@ -119,7 +145,6 @@ void Scheduler::on_landing(const Prefetcher::Landing& landing) {
     KVFERRY_CHECK(block != prefetched.blocks.end(), "a block landed that was not prefetched");
     const bool loaded = landing.wanted && landing.loaded[i];
     if (loaded && cache_.land_ahead(sequences_.at(known->second), *block)) continue;
-    prefetched.incomplete |= !loaded;
     prefetched.blocks.erase(block);
     cache_.release(item.group, item.block);
   }

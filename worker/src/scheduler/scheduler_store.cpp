@@ -23,10 +23,21 @@ void Scheduler::store_new_blocks(Sequence& sequence) {
   if (sequence.mixed) return;
   PagedCache::judge(sequence, write_policy_);
   std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
+  std::erase_if(found,
+                [this](const PagedCache::Unstored& block) { return is_storing(block.target); });
   if (found.empty() || !offload_usable()) return;
-  const std::size_t admitted = gate_.admit(found.size(), ipc::MonotonicClock::now());
-  found.erase(found.begin() + static_cast<std::ptrdiff_t>(admitted), found.end());
+  PagedCache::keep_first(found, gate_.admit(found.size(), ipc::MonotonicClock::now()));
   if (!found.empty()) store(std::move(found), false);
+}
+
+// A reservation would say of it that it is there already, which it is not if that store fails.
+bool Scheduler::is_storing(const StoreTarget& target) const {
+  return storing_[target.group.value].contains(target.block);
+}
+
+bool Scheduler::is_writing_back() const {
+  return std::any_of(writing_back_.begin(), writing_back_.end(),
+                     [](std::uint64_t blocks) { return blocks > 0; });
 }
 
 void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
@@ -73,6 +84,7 @@ void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
   // The copy reads these blocks: they are not handed out again before it has ended.
   for (const auto& block : job.blocks) {
     cache_.acquire(block.target.group, block.block);
+    storing_[block.target.group.value].insert(block.target.block);
     if (evicting) ++writing_back_[block.target.group.value];
   }
   gate_.begin(job.blocks.size());
@@ -81,7 +93,13 @@ void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
 
 void Scheduler::on_store_done(const StoreJob& job, const Completion& completion) {
   gate_.end(job.blocks.size());
-  if (!completion.all_ok()) ipc::log_debug("scheduler: store: {}", completion.message);
+  for (const auto& block : job.blocks) {
+    storing_[block.target.group.value].erase(block.target.block);
+  }
+  if (!completion.all_ok()) {
+    ipc::log_debug("scheduler: store: {}", completion.message);
+    gate_.on_failed(ipc::MonotonicClock::now());
+  }
   if (job.era == era_) {
     for (std::size_t i = job.blocks.size(); i-- > 0;) {
       const PagedCache::Unstored& held = job.blocks[i];
@@ -106,14 +124,16 @@ void Scheduler::write_back(const std::vector<EvictedBlock>& blocks) {
   std::vector<PagedCache::Unstored> found;
   found.reserve(most);
   for (const EvictedBlock& evicted : std::span(blocks).first(most)) {
-    found.push_back({{evicted.group, evicted.hash, evicted.before}, evicted.block});
+    PagedCache::Unstored block;
+    block.target = {evicted.group, evicted.hash, evicted.before};
+    block.block = evicted.block;
+    if (!is_storing(block.target)) found.push_back(block);
   }
   if (!found.empty()) store(std::move(found), true);
 }
 
 bool Scheduler::make_room(const Sequence& sequence, const PrefixPlan& wanted) {
   if (write_policy_.mode() != WriteMode::kWriteBack) return true;
-  const std::uint64_t era = era_;
   // Each of the batch may need a block more before what is written back next has been read.
   const WriteBackPlan plan =
       cache_.plan_room(sequence, wanted, admitted_.size() + 1, writing_back_, write_policy_);
@@ -122,16 +142,17 @@ bool Scheduler::make_room(const Sequence& sequence, const PrefixPlan& wanted) {
     return true;
   }
   write_back(plan.stores);
-  // A word with the manager may have brought other memory; else what is being read goes to nobody.
-  if (era != era_ || !cache_.fits(wanted, sequence)) return false;
-  const bool comes = std::any_of(writing_back_.begin(), writing_back_.end(),
-                                 [](std::uint64_t blocks) { return blocks > 0; });
+  if (!cache_.fits(wanted, sequence)) return false;  // What is being read goes to nobody.
+  const bool comes = is_writing_back();
   const ipc::TimePoint now = ipc::MonotonicClock::now();
+  // The time of each request counts from when it is the first.
+  if (std::exchange(room_wanted_for_, sequence.number) != sequence.number) {
+    room_wanted_since_.reset();
+  }
   if (comes && !room_wanted_since_) room_wanted_since_ = now;
   if (comes && now < *room_wanted_since_ + tier_.write_back_wait) {
-    loop_.at(*room_wanted_since_ + tier_.write_back_wait, [this, alive = alive_] {
-      if (*alive) pump_later();
-    });
+    loop_.cancel(room_timer_);
+    room_timer_ = loop_.at(*room_wanted_since_ + tier_.write_back_wait, [this] { pump_later(); });
     return false;
   }
   room_wanted_since_.reset();
