@@ -43,6 +43,23 @@ TEST(GroupIndexTest, EvictsTheLeastRecentlyReleasedBlock) {
   EXPECT_TRUE(index.find(hash_of(3)));
 }
 
+TEST(GroupIndexTest, WhatIsUsedWhileItIsWrittenBackIsNotTheOldest) {
+  GroupIndex index(3);
+  const BlockId used = keep(index, 1);
+  const BlockId unused = keep(index, 2);
+  keep(index, 3);
+  for (const BlockId block : {used, unused}) index.acquire(block);  // For their stores.
+  index.acquire(used);                                              // A request finds it ...
+  index.release(used);                                              // ... and ends sooner.
+  for (const BlockId block : {used, unused}) index.release_as_oldest(block);
+  EXPECT_EQ(index.next_victims(3).back().value, used.value);
+  EXPECT_EQ(index.next_victims(1).front().value, unused.value);
+  // That use does not count for the next store.
+  index.acquire(used);
+  index.release_as_oldest(used);
+  EXPECT_EQ(index.next_victims(1).front().value, used.value);
+}
+
 TEST(GroupIndexTest, NeverEvictsABlockInUse) {
   GroupIndex index(2);
   const BlockId used = keep(index, 1);

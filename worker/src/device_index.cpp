@@ -43,6 +43,7 @@ std::optional<BlockId> GroupIndex::allocate() {
   }
   blocks_[index].next = kNone;
   blocks_[index].references = 1;
+  blocks_[index].used = false;
   return BlockId{index};
 }
 
@@ -101,6 +102,7 @@ void GroupIndex::acquire(BlockId block) {
   if (entry.references == 0) {
     KVFERRY_CHECK(entry.indexed, "acquire() of a free block");
     unlink_kept(block.value);
+    entry.used = false;
   }
   ++entry.references;
 }
@@ -116,11 +118,18 @@ bool GroupIndex::drop_reference(BlockId block) {
 }
 
 void GroupIndex::release(BlockId block) {
+  at(block).used = true;
   if (drop_reference(block)) append_kept(block.value);
 }
 
 void GroupIndex::release_as_oldest(BlockId block) {
-  if (drop_reference(block)) prepend_kept(block.value);
+  const bool used = at(block).used;
+  if (!drop_reference(block)) return;
+  if (used) {
+    append_kept(block.value);
+  } else {
+    prepend_kept(block.value);
+  }
 }
 
 GroupIndex::Contents GroupIndex::contents(BlockId block) const {

@@ -56,7 +56,8 @@ class GroupIndex {
   void acquire(ipc::BlockId block);
   /// The last release makes an indexed valid block the most recently used one and any other free.
   void release(ipc::BlockId block);
-  /// The same, but as the least recently used one: for who held it to let it go.
+  /// The same, but as the least recently used one: for who held it to let it go. When another
+  /// holder released it since it was last unused, that was a use: then as release().
   void release_as_oldest(ipc::BlockId block);
 
   struct Contents {
@@ -82,6 +83,7 @@ class GroupIndex {
     bool indexed = false;
     bool valid = false;
     bool stored = false;
+    bool used = false;  ///< Released by one of several holders since it was last unused.
     std::uint32_t previous = kNone;  ///< Neighbours in the kept list, towards older ...
     std::uint32_t next = kNone;      ///< ... and newer; or the next free block.
     ipc::Digest before;
