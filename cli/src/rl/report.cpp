@@ -107,8 +107,9 @@ Json graphs_to_json(const std::vector<ipc::WorkerMemory>& workers) {
 /// same every time.
 std::vector<std::string> growth_of(const RlReport& report) {
   std::vector<std::string> failures;
-  if (!report.settings.empty_cache || report.iterations.size() <= kWarmUpIterations)
+  if (!report.settings.empty_cache || report.iterations.size() <= kWarmUpIterations) {
     return failures;
+  }
   const IterationRecord& base = report.iterations[kWarmUpIterations];
   if (!base.finished) return failures;
   for (std::size_t rank = 0; rank < base.ranks.size(); ++rank) {
