@@ -50,7 +50,9 @@ Result<JobId> send_load(ClientLink& link,
   message.job = link.jobs().next_id();
   message.generation = link.acknowledged_generation();
   message.items.reserve(items.size());
-  for (const LoadItem& item : items) message.items.push_back({item.group, item.block, item.key});
+  for (const LoadItem& item : items) {
+    message.items.push_back({item.group, item.block, item.key, item.part});
+  }
   KVFERRY_TRY(
       link.submit(MessageKind::kSubmitLoad, message.job, ipc::encode(message), blocks_of(items)));
   return message.job;
@@ -192,7 +194,8 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
   message.generation = link.acknowledged_generation();
   message.layers = layers;
   message.items.reserve(items.size());
-  for (const StoreItem& item : items) message.items.push_back({item.group, item.block, item.slot});
+  for (const StoreItem& item : items)
+    message.items.push_back({item.group, item.block, item.slot, item.part});
   KVFERRY_TRY(
       link.submit(MessageKind::kSubmitStore, message.job, ipc::encode(message), blocks_of(items)));
   return message.job;

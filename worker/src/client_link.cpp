@@ -72,6 +72,7 @@ Bytes ClientLink::hello() const {
   hello.paused = orders_.paused();
   hello.paused_by_release = orders_.paused_by_release();
   hello.name_space_key = options_.identity.name_space_key;
+  hello.unit_blocks = options_.identity.unit_blocks;
   return ipc::encode(hello);
 }
 

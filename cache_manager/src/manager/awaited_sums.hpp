@@ -25,7 +25,8 @@ class AwaitedSums {
   /// So many jobs are awaited; the oldest is given up for the next one.
   static constexpr std::size_t kMostJobs = 4096;
 
-  /// Of what the ranks share, then of each rank's part. The slot still holds what was stored.
+  /// SlabShape::sums(): part by part, of what the ranks share, then of each rank's bytes; zeros for
+  /// a part that was not stored. The slot still holds what was.
   using OnKnown = std::function<void(const HostSlot&, const std::vector<std::uint64_t>&)>;
 
   explicit AwaitedSums(OnKnown on_known) : on_known_(std::move(on_known)) {}
@@ -40,17 +41,28 @@ class AwaitedSums {
   struct Block {
     std::weak_ptr<const HostBlock> block;
     std::vector<std::uint64_t> sums;  ///< 0: not told.
+    std::size_t left = 0;             ///< Of them that will be told.
+  };
+  /// One item of a mover's message.
+  struct Sent {
+    std::uint32_t block = 0;
+    std::uint32_t first_sum = 0;  ///< Of its part: of what the ranks share.
   };
   struct Awaited {
     std::vector<Block> blocks;
-    /// Of each rank: which blocks its mover's message named, in that order. Emptied when told.
-    std::vector<std::vector<std::uint32_t>> sent;
+    /// Of each rank: what its mover's message named, in that order. Emptied when told.
+    std::vector<std::vector<Sent>> sent;
     std::size_t ranks_left = 0;
     std::map<std::uint32_t, ipc::MoverSums> early;  ///< By rank.
     bool has_ended = false;
   };
 
   [[nodiscard]] Awaited& open(ipc::JobId job);
+  static void await_part(Awaited& awaited,
+                         const Sent& sent,
+                         const Job& job,
+                         const JobItem& item,
+                         const SlabShape& shape);
   void apply(Awaited& awaited, std::uint32_t rank, const ipc::MoverSums& sums);
   void erase_if_over(ipc::JobId job);
 

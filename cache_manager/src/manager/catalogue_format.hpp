@@ -20,7 +20,7 @@ namespace kvferry::cache_manager::catalogue {
 
 inline constexpr std::uint64_t kMagic = 0x6b76'6361'7461'6c67;  // "kvcatalg"
 /// Of the format. Who finds another one has no use for the pool.
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr std::uint64_t kPage = 4096;
 inline constexpr std::uint32_t kUsers = 4096;
 inline constexpr std::uint32_t kRoots = 1024;
@@ -82,7 +82,8 @@ struct Slab {
   std::uint64_t shard_base;
   std::uint64_t shard_stride;
   ipc::Digest fingerprint;
-  std::array<std::uint64_t, 7> spare;
+  std::uint64_t parts;
+  std::array<std::uint64_t, 6> spare;
 };
 
 enum class BlockState : std::uint8_t {
@@ -93,7 +94,8 @@ enum class BlockState : std::uint8_t {
   kSequence,
 };
 
-/// Followed by a checksum for what the ranks share and for each rank's part.
+/// Followed by a checksum for what the ranks share and for each rank's bytes, of each part; zeros
+/// for a part that was not stored.
 struct Block {
   std::uint64_t check;
   ipc::Digest block;
@@ -127,9 +129,9 @@ struct Layout {
         total(ipc::align_up(areas + pages * area_bytes, kPage)) {}
 };
 
-/// Of a block with so many ranks, checksums included.
-[[nodiscard]] constexpr std::uint64_t record_bytes(std::uint32_t ranks) noexcept {
-  const std::uint64_t bytes = sizeof(Block) + (std::uint64_t{ranks} + 1) * sizeof(std::uint64_t);
+/// Of a block with so many checksums.
+[[nodiscard]] constexpr std::uint64_t record_bytes(std::uint32_t sums) noexcept {
+  const std::uint64_t bytes = sizeof(Block) + std::uint64_t{sums} * sizeof(std::uint64_t);
   return (bytes + 63) / 64 * 64;
 }
 

@@ -40,6 +40,7 @@ ipc::ModelIdentity identity_of(const ipc::EngineHello& hello) {
   identity.fingerprint = hello.fingerprint;
   identity.weights = hello.weights;
   identity.name_space_key = hello.name_space_key;
+  identity.unit_blocks = hello.unit_blocks;
   return identity;
 }
 
@@ -55,8 +56,8 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
                                             std::span<const ipc::StoreKey> keys) {
   std::vector<ipc::ReservedSlot> slots;
   slots.reserve(keys.size());
-  const auto& shapes = client.engine->config()->shapes;
-  std::vector<Extent> extents(shapes.size(), Extent{.after = std::nullopt, .left = 0});
+  std::vector<Extent> extents(client.engine->config()->shapes.size(),
+                              Extent{.after = std::nullopt, .left = 0});
   std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
   for (const ipc::StoreKey& key : keys) {
     const ipc::BlockKey whole{client.root, key.block, key.group};
@@ -72,7 +73,7 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
   index.begin_reserving();
   for (const ipc::StoreKey& key : keys) {
     slots.push_back(index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
-                                  shapes[key.group.value], extents[key.group.value],
+                                  client.shape(key.group), extents[key.group.value],
                                   {client.account, key.retention}));
   }
   for (const ipc::BlockKey& before : continued) index.stop_awaiting(before);
@@ -240,6 +241,10 @@ void ClientRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) 
 // Nothing of the namespace is made for who is refused for another reason.
 ipc::Status ClientRequests::admit(const ipc::EngineHello& hello, ClientRecord& client) {
   if (const auto mismatch = mismatch_of(client, *client.engine)) return *mismatch;
+  if (hello.unit_blocks == 0 || hello.unit_blocks > ipc::kMostUnitBlocks) {
+    return KVFERRY_ERROR(kInvalidArgument, "store units of {} blocks: give 1 to {}",
+                         hello.unit_blocks, ipc::kMostUnitBlocks);
+  }
   if (hello.name_space_key && hello.name_space_key->is_zero()) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "the key of namespace {} is zero: give 128 random bits, or none",
@@ -334,9 +339,8 @@ void ClientRequests::lookup(const ClientRecord& client, const ipc::Envelope& req
   if (!take_of_ready(client, request, "Lookup", message)) {
     return;
   }
-  context_.reply(
-      client.peer, request,
-      context_.index.lookup(client.root, message.blocks, client.engine->config()->rules));
+  context_.reply(client.peer, request,
+                 context_.index.lookup(client.root, message.blocks, client.rules()));
 }
 
 void ClientRequests::use(const ClientRecord& client, const ipc::Envelope& request) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/ids.hpp"
+#include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
@@ -17,6 +18,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -34,10 +36,19 @@ struct ClientRecord {
   std::optional<ipc::Error> mismatch;
   NamespaceAccount* account = nullptr;  ///< Of its namespace. Never null once it is here.
 
+  /// Of what it stores under keys. @pre the engine has a geometry with that group
+  [[nodiscard]] SlabShape shape(ipc::GroupId group) const {
+    return engine->config()->shapes[group.value].in_units(identity.unit_blocks);
+  }
+  /// Of its prefixes. @pre the engine has a geometry
+  [[nodiscard]] std::vector<ipc::GroupRule> rules() const {
+    return ipc::rules_in_units(engine->config()->rules, identity.unit_blocks);
+  }
   /// What it is told of its engine.
   [[nodiscard]] ipc::EngineState view() const {
     ipc::EngineState state = engine->view();
     state.root = root;
+    state.rules = ipc::rules_in_units(std::move(state.rules), identity.unit_blocks);
     return state;
   }
 };

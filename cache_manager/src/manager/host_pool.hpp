@@ -21,19 +21,33 @@ namespace kvferry::cache_manager {
 
 class NamespaceAccount;
 
-/// What a slab is cut for: one group of one geometry. Blocks of different shapes never share a
-/// slab.
+/// What a slab is cut for: one group of one geometry, in units of so many device blocks. Blocks of
+/// different shapes never share a slab.
 struct SlabShape {
   ipc::Digest fingerprint;
   ipc::GroupId group;
-  ipc::HostBlockShape bytes;
+  ipc::HostBlockShape bytes;  ///< Of all parts.
   std::uint32_t ranks = 1;
+  std::uint32_t parts = 1;  ///< Device blocks of a slot: those of one rank lie one after another.
+
+  /// The shape in units of so many of its blocks. @pre its blocks are no units
+  [[nodiscard]] SlabShape in_units(std::uint32_t blocks) const noexcept {
+    SlabShape unit = *this;
+    unit.bytes.replicated_bytes *= blocks;
+    unit.bytes.shard_bytes *= blocks;
+    unit.parts = blocks;
+    return unit;
+  }
+  /// Of one part, all ranks.
+  [[nodiscard]] std::uint64_t part_bytes() const noexcept { return block_bytes() / parts; }
+  /// A checksum for what the ranks share and for each rank's bytes, of each part.
+  [[nodiscard]] std::uint32_t sums() const noexcept { return parts * (ranks + 1); }
 
   [[nodiscard]] std::uint64_t block_bytes() const noexcept {
     return bytes.replicated_bytes + bytes.shard_bytes * ranks;
   }
   [[nodiscard]] auto tie() const noexcept {
-    return std::tie(fingerprint, group, bytes.replicated_bytes, bytes.shard_bytes, ranks);
+    return std::tie(fingerprint, group, bytes.replicated_bytes, bytes.shard_bytes, ranks, parts);
   }
   friend bool operator==(const SlabShape& a, const SlabShape& b) { return a.tie() == b.tie(); }
   friend bool operator<(const SlabShape& a, const SlabShape& b) { return a.tie() < b.tie(); }
@@ -84,8 +98,9 @@ class PoolObserver {
   virtual void on_slab_closed(std::uint32_t slab) = 0;
   virtual void on_taken(const HostSlot& slot) = 0;
   virtual void on_freed(const HostSlot& slot) = 0;
-  /// A taken slot holds that block from now on. sums: of what the ranks share, then of each rank's
-  /// part; empty: not known (yet).
+  /// A taken slot holds that block from now on. sums: SlabShape::sums(), part by part of what the
+  /// ranks share, then of each rank's bytes, all zero for a part that was not stored; empty: not
+  /// known (yet).
   virtual void on_visible(const HostSlot& slot,
                           const ipc::BlockKey& key,
                           const ipc::Digest& before,
@@ -231,15 +246,23 @@ class HostBlock {
   ~HostBlock();
 
   [[nodiscard]] const HostSlot& slot() const noexcept { return slot_; }
-  [[nodiscard]] bool is_doubted() const noexcept { return is_doubted_; }
-  void trust() const noexcept { is_doubted_ = false; }
+  [[nodiscard]] bool is_doubted(std::uint32_t part = 0) const noexcept {
+    return (doubted_ >> part & 1U) != 0;
+  }
+  void trust(std::uint32_t part = 0) const noexcept { doubted_ &= ~(std::uint64_t{1} << part); }
+  /// Which parts are stored, a bit for each. @default the first one
+  void set_parts(std::uint64_t parts) const noexcept { parts_ = parts; }
+  [[nodiscard]] bool has_part(std::uint32_t part) const noexcept {
+    return part < ipc::kMostUnitBlocks && (parts_ >> part & 1U) != 0;
+  }
   [[nodiscard]] NamespaceAccount* account() const noexcept { return account_; }
 
  private:
   HostPool* pool_;
   HostSlot slot_;
   NamespaceAccount* account_;
-  mutable bool is_doubted_;
+  mutable std::uint64_t parts_ = 1;
+  mutable std::uint64_t doubted_;
 };
 using HostBlockRef = std::shared_ptr<const HostBlock>;
 

@@ -3,6 +3,7 @@
 // What becomes of the host blocks of jobs that have ended.
 #include "manager/job_service.hpp"
 
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -13,15 +14,18 @@ std::uint8_t result_code(ipc::ErrorCode code) { return static_cast<std::uint8_t>
 
 }  // namespace
 
-std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block) {
+std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block, std::uint32_t part) {
   const VerifyLoads policy = context_.config.verify_loads;
   const bool is_in_sample = ++loads_ % ManagerConfig::kSample == 0;
-  if (!block.is_doubted() && policy != VerifyLoads::kAlways &&
+  if (!block.is_doubted(part) && policy != VerifyLoads::kAlways &&
       (policy == VerifyLoads::kOff || !is_in_sample)) {
     return {};
   }
   const auto sums = context_.catalogue.sums(block.slot());
-  return {sums.begin(), sums.end()};
+  if (sums.empty()) return {};
+  const std::size_t count = context_.pool.shape(block.slot()).ranks + std::size_t{1};
+  const auto of_part = sums.subspan(part * count, count);
+  return {of_part.begin(), of_part.end()};
 }
 
 // A damaged block is a miss from now on, and for this load, too.
@@ -30,7 +34,7 @@ void JobService::end_load(Job& job) {
     if (item.sums.empty()) continue;
     if (item.result == 0) {
       ++context_.integrity.checked;
-      item.host->trust();
+      item.host->trust(item.part);
     } else if (item.result == result_code(ipc::ErrorCode::kCorrupt)) {
       ++context_.integrity.checked;
       ++context_.integrity.corrupt;
@@ -47,20 +51,25 @@ void JobService::end_load(Job& job) {
 }
 
 void JobService::commit_store(Job& job) {
+  // A unit is whole, or it is not there: what fails one part of it fails all.
+  std::unordered_map<PrefixIndex::Token, std::uint8_t> failed;
+  for (const JobItem& item : job.items) {
+    if (item.result != 0) failed.emplace(item.token, item.result);
+  }
   std::vector<PrefixIndex::Token> tokens;
-  std::vector<JobItem*> items;
+  std::unordered_map<PrefixIndex::Token, std::size_t> places;  // Among those.
   for (JobItem& item : job.items) {
-    if (item.result != 0) {
+    if (const auto at = failed.find(item.token); at != failed.end()) {
       context_.index.discard(item.token);
-    } else {
+      item.result = item.result == 0 ? at->second : item.result;
+    } else if (places.emplace(item.token, tokens.size()).second) {
       tokens.push_back(item.token);
-      items.push_back(&item);
     }
   }
   const std::vector<bool> was_there = context_.index.commit(tokens);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (was_there[i]) continue;
-    items[i]->result = result_code(ipc::ErrorCode::kRevoked);
+  for (JobItem& item : job.items) {
+    if (item.result != 0 || was_there[places.at(item.token)]) continue;
+    item.result = result_code(ipc::ErrorCode::kRevoked);
     if (job.message.empty()) {
       job.message = "the host tier was cleared while the block was stored";
     }

@@ -38,9 +38,9 @@ JobService::JobService(ManagerContext& context)
       waiting_(context.loop,
                {.acquire =
                     [this](const ipc::BlockKey& key, JobItem& item) {
-                      HostBlockRef block = context_.index.acquire(key);
+                      HostBlockRef block = acquire(key, item.part);
                       if (block != nullptr) {
-                        item.sums = sums_to_check(*block);
+                        item.sums = sums_to_check(*block, item.part);
                         count_hit(*block);
                       }
                       return block;
@@ -191,10 +191,33 @@ bool JobService::is_brief(const Job& job) const {
   std::uint64_t bytes = 0;
   for (const JobItem& item : job.items) {
     if (item.host != nullptr) {
-      bytes += context_.pool.shape(item.host->slot()).block_bytes();
+      bytes += context_.pool.shape(item.host->slot()).part_bytes();
     }
   }
   return bytes <= kBriefBytes;
+}
+
+ipc::Result<JobService::Fills> JobService::check_slots(const ClientRecord& client,
+                                                       const ipc::SubmitStore& store) const {
+  Fills fills;
+  for (const ipc::StoreItem& item : store.items) {
+    const ipc::BlockKey* key = context_.index.reservation(client.peer.id, item.slot);
+    const std::uint32_t parts = client.identity.unit_blocks;
+    const std::uint64_t part = item.part < parts ? std::uint64_t{1} << item.part : 0;
+    if (key == nullptr || key->group != item.group || part == 0 || (fills[item.slot] & part) != 0) {
+      return KVFERRY_ERROR(kInvalidArgument,
+                           "job {}: slot {} is no reservation of this client in group {}, or its "
+                           "part {} is named twice, or none of its {}: reserve it again",
+                           store.job.value, item.slot, item.group.value, item.part, parts);
+    }
+    fills[item.slot] |= part;
+  }
+  return fills;
+}
+
+HostBlockRef JobService::acquire(const ipc::BlockKey& key, std::uint32_t part) const {
+  HostBlockRef block = context_.index.acquire(key);
+  return block != nullptr && block->has_part(part) ? block : nullptr;
 }
 
 void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& request) {
@@ -204,15 +227,12 @@ void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& r
     return;
   }
   ipc::Status status = check(client, store->job, store->generation, store->items);
-  std::unordered_set<std::uint64_t> slots;
-  for (std::size_t i = 0; status && i < store->items.size(); ++i) {
-    const ipc::StoreItem& item = store->items[i];
-    const ipc::BlockKey* key = context_.index.reservation(client.peer.id, item.slot);
-    if (key == nullptr || key->group != item.group || !slots.insert(item.slot).second) {
-      status = KVFERRY_ERROR(kInvalidArgument,
-                             "job {}: slot {} is no reservation of this client in group {} (or "
-                             "named twice): reserve it again",
-                             store->job.value, item.slot, item.group.value);
+  Fills fills;
+  if (status) {
+    if (auto checked = check_slots(client, *store)) {
+      fills = *std::move(checked);
+    } else {
+      status = std::move(checked).error();
     }
   }
   if (status) {
@@ -240,12 +260,17 @@ void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& r
   Job job = begin(client, store->job, store->generation, JobKind::kStore);
   job.layers = store->layers;
   job.items.reserve(store->items.size());
+  std::map<PrefixIndex::Token, HostBlockRef> filled;
+  for (const auto& [slot, parts] : fills) {
+    filled.emplace(slot, context_.index.begin_fill(client.peer.id, slot, parts));
+  }
   for (const ipc::StoreItem& item : store->items) {
     JobItem taken;
     taken.group = item.group;
     taken.block = item.block;
     taken.token = item.slot;
-    taken.host = context_.index.begin_fill(client.peer.id, item.slot);
+    taken.part = item.part;
+    taken.host = filled.at(item.slot);
     job.items.push_back(std::move(taken));
   }
   accept(client, request, std::move(job));
@@ -256,7 +281,7 @@ ipc::Status JobService::check_all_there(const ClientRecord& client,
                                         ipc::JobId job,
                                         const std::vector<ipc::LoadItem>& items) const {
   for (const ipc::LoadItem& item : items) {
-    if (context_.index.acquire({client.root, item.key, item.group}) == nullptr) {
+    if (acquire({client.root, item.key, item.group}, item.part) == nullptr) {
       return KVFERRY_ERROR(kNotFound,
                            "job {}: block {} of group {} is not in the host pool (any more), and a "
                            "load by layers needs all of its blocks: look them up again",
@@ -307,13 +332,14 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     JobItem& taken = job.items[i];
     taken.group = item.group;
     taken.block = item.block;
-    taken.host = context_.index.acquire({client.root, item.key, item.group});
+    taken.part = item.part;
+    taken.host = acquire({client.root, item.key, item.group}, item.part);
     if (taken.host == nullptr) {
       taken.result = code_of(ipc::ErrorCode::kNotFound);
       job.message = "some blocks are not in the host pool (any more): look them up again";
       ++client.account->counters.misses;
     } else {
-      taken.sums = sums_to_check(*taken.host);
+      taken.sums = sums_to_check(*taken.host, item.part);
       count_hit(*taken.host);
     }
   }

@@ -70,8 +70,15 @@ class JobService {
   void accept(const ClientRecord& client, const ipc::Envelope& request, Job job);
   /// Alone or nearly so, and small: over before a sleeping thread has slept well.
   [[nodiscard]] bool is_brief(const Job& job) const;
-  /// What a load of that block is checked against, if it is.
-  [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block);
+  /// The reservations that a store fills, and which parts of each.
+  using Fills = std::map<PrefixIndex::Token, std::uint64_t>;
+  [[nodiscard]] ipc::Result<Fills> check_slots(const ClientRecord& client,
+                                               const ipc::SubmitStore& store) const;
+  /// The block that a load names, with that part of it; null: it is not there.
+  [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key, std::uint32_t part) const;
+  /// What a load of that part of the block is checked against, if it is.
+  [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block,
+                                                         std::uint32_t part = 0);
   void end_load(Job& job);
   void wait_for(const ClientRecord& client,
                 const ipc::Envelope& request,

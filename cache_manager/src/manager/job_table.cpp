@@ -200,10 +200,12 @@ void JobTable::add_items(const Job& job,
     const bool with_replicated = !job.to_host() || item.block.value % shape.ranks == rank;
     const bool is_checked = item.sums.size() > rank + 1;
     const SlotOffsets offsets = pool_.offsets(item.host->slot(), ipc::Rank{rank});
+    const std::uint64_t shared = shape.bytes.replicated_bytes / shape.parts;
+    const std::uint64_t own = shape.bytes.shard_bytes / shape.parts;
     message.items.push_back({.group = item.group,
                              .block = item.block,
-                             .replicated_offset = offsets.replicated,
-                             .shard_offset = offsets.shard,
+                             .replicated_offset = offsets.replicated + item.part * shared,
+                             .shard_offset = offsets.shard + item.part * own,
                              .with_replicated = with_replicated,
                              .replicated_sum = is_checked ? item.sums.front() : 0,
                              .shard_sum = is_checked ? item.sums[rank + 1] : 0});
@@ -222,7 +224,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   const auto ranks = static_cast<std::uint32_t>(targets.size());
   for (const JobItem& item : job.items) {
     if (item.host != nullptr) {
-      entry.bytes += pool_.shape(item.host->slot()).block_bytes() / ranks;
+      entry.bytes += pool_.shape(item.host->slot()).part_bytes() / ranks;
     }
   }
   shares_.sent(entry.lane, job.engine, entry.bytes, job.urgency.priority, entry.sent);

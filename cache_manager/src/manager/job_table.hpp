@@ -35,9 +35,10 @@ struct JobItem {
   ipc::BlockId block;
   HostBlockRef host;        ///< Null: the item failed before it was sent; result says why.
   std::uint64_t token = 0;  ///< Stores: the reservation.
+  std::uint32_t part = 0;   ///< Of the host block.
   std::uint32_t sequence_index = 0;
   std::uint8_t result = 0;  ///< 0 or the first ErrorCode, over all ranks.
-  /// Loads: what it is checked against, of what the ranks share and of each rank's part; empty: it
+  /// Loads: what it is checked against, of what the ranks share and of each rank's bytes; empty: it
   /// is not checked.
   std::vector<std::uint64_t> sums;
 };

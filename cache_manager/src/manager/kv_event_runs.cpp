@@ -34,9 +34,9 @@ double seconds_since_1970() {
 
 }  // namespace
 
-KvGroups KvGroups::of(const ipc::Geometry& geometry) {
+KvGroups KvGroups::of(const ipc::Geometry& geometry, std::uint32_t unit_blocks) {
   KvGroups known;
-  known.tokens_per_block = geometry.tokens_per_block;
+  known.tokens_per_block = geometry.tokens_per_block * unit_blocks;
   for (const ipc::GroupSpec& group : geometry.groups) {
     const bool has_window = group.rule == ipc::HitRule::kSlidingWindow;
     known.groups.push_back(

@@ -23,7 +23,8 @@ struct KvGroups {
   std::uint32_t tokens_per_block = 0;
   std::vector<Group> groups;
 
-  [[nodiscard]] static KvGroups of(const ipc::Geometry& geometry);
+  /// @param unit_blocks ipc::ModelIdentity::unit_blocks
+  [[nodiscard]] static KvGroups of(const ipc::Geometry& geometry, std::uint32_t unit_blocks = 1);
 };
 
 /// Events of one root, made of blocks one by one: those that continue each other, or go one after

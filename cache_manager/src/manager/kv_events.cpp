@@ -61,7 +61,7 @@ const KvGroups& KvEvents::groups_of(Root& root) {
     if (root.groups) break;
     const EngineRecord* engine = directory_.find(topic.engine);
     if (engine != nullptr && engine->config()) {
-      root.groups = KvGroups::of(engine->config()->geometry);
+      root.groups = KvGroups::of(engine->config()->geometry, root.unit_blocks);
     }
   }
   return root.groups ? *root.groups : kUnknown;
@@ -131,6 +131,7 @@ void KvEvents::publish(const std::string& topic, KvEventRuns& runs) {
 void KvEvents::root_used(const ClientRecord& client) {
   if (client.identity.name_space_key) return;
   Root& root = roots_[client.root];
+  root.unit_blocks = client.identity.unit_blocks;
   const std::string& engine = client.engine->name();
   if (std::any_of(root.topics.begin(), root.topics.end(),
                   [&](const Topic& topic) { return topic.engine == engine; })) {

@@ -49,6 +49,7 @@ class KvEvents : private PrefixObserver, private RootObserver, private ipc::KvSn
   };
   struct Root {
     std::vector<Topic> topics;  ///< At least one.
+    std::uint32_t unit_blocks = 1;
     std::optional<KvGroups> groups;
     KvEventRuns pending;
   };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -16,6 +17,16 @@ constexpr std::size_t kBlocksOfATurn = 2048;
 /// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
 /// that counts.
 constexpr auto kPatience = std::chrono::seconds(10);
+
+/// Those that were stored.
+std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& shape) {
+  std::uint64_t parts = 0;
+  for (std::uint32_t part = 0; part < shape.parts; ++part) {
+    const bool is_stored = sums[std::size_t{part} * (shape.ranks + 1)] != 0;
+    parts |= std::uint64_t{is_stored} << part;
+  }
+  return parts;
+}
 
 }  // namespace
 
@@ -222,6 +233,7 @@ void PoolAdoption::adopt_some() {
       ++stats_.dropped;
       continue;  // and its slot is free
     }
+    held->set_parts(parts_of(found.sums, context_.pool.shape(slot)));
     blocks.push_back({key, found.before, std::move(held)});
   }
   stats_.adopted += context_.index.adopt(blocks);

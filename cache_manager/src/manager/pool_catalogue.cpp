@@ -26,7 +26,7 @@ using catalogue::User;
 namespace {
 
 /// A record's checksums are looked at on the stack.
-constexpr std::size_t kMostRanks = 64;
+constexpr std::size_t kMostSums = std::size_t{ipc::kMostUnitBlocks} * (64 + 1);
 
 std::uint64_t hash_of(const void* data, std::size_t size, std::uint64_t seed) {
   const std::uint64_t hash = ipc::Digest::hash(data, size, seed).low();
@@ -203,6 +203,7 @@ std::vector<SlabPlace> PoolCatalogue::slabs() const {
     place.shape.group = ipc::GroupId{record.group};
     place.shape.bytes = {record.replicated_bytes, record.shard_bytes};
     place.shape.ranks = record.ranks;
+    place.shape.parts = static_cast<std::uint32_t>(record.parts);
     found.push_back(place);
   }
   return found;
@@ -237,7 +238,7 @@ Block* PoolCatalogue::block(const HostSlot& slot) const noexcept {
 
 std::uint64_t PoolCatalogue::check_of(const Block& record, std::uint32_t sums) const noexcept {
   const std::size_t size = sizeof(Block) + std::size_t{sums} * sizeof(std::uint64_t);
-  std::array<std::byte, sizeof(Block) + (kMostRanks + 1) * sizeof(std::uint64_t)> copy{};
+  std::array<std::byte, sizeof(Block) + kMostSums * sizeof(std::uint64_t)> copy;
   std::memcpy(copy.data(), &record, size);
   std::memset(copy.data() + offsetof(Block, used), 0, sizeof(record.used));
   return hash_of(copy.data() + sizeof(record.check), size - sizeof(record.check), seed(&record));
@@ -388,14 +389,13 @@ std::optional<std::uint16_t> PoolCatalogue::root_id(const ipc::Digest& digest) {
 void PoolCatalogue::on_slab_opened(std::uint32_t id, const SlabPlace& place) {
   if (areas_.size() <= id) areas_.resize(id + 1);
   Area& area = areas_[id];
-  area = {nullptr, catalogue::record_bytes(place.shape.ranks), place.first_page,
-          place.shape.ranks + 1};
-  if (place.shape.ranks > kMostRanks ||
-      place.capacity > place.pages * layout_.area_bytes / area.stride) {
+  const std::uint32_t sums = place.shape.sums();
+  area = {nullptr, catalogue::record_bytes(sums), place.first_page, sums};
+  if (sums > kMostSums || place.capacity > place.pages * layout_.area_bytes / area.stride) {
     ipc::log_warn(
-        "host blocks of {} on {} ranks cannot be in the catalogue: the pool cannot outlive "
-        "this manager",
-        ipc::format_size(place.shape.block_bytes()), place.shape.ranks);
+        "host blocks of {} in {} parts on {} ranks cannot be in the catalogue: the pool cannot "
+        "outlive this manager",
+        ipc::format_size(place.shape.block_bytes()), place.shape.parts, place.shape.ranks);
     // Nobody could tell afterwards which of them are being written.
     store_check(at<Header>(0)->check, 0);
     return;
@@ -413,6 +413,7 @@ void PoolCatalogue::on_slab_opened(std::uint32_t id, const SlabPlace& place) {
   record.capacity = place.capacity;
   record.group = place.shape.group.value;
   record.ranks = place.shape.ranks;
+  record.parts = place.shape.parts;
   record.replicated_bytes = place.shape.bytes.replicated_bytes;
   record.shard_bytes = place.shape.bytes.shard_bytes;
   record.shard_base = place.shard_base;

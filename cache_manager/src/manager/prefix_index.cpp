@@ -292,10 +292,13 @@ const ipc::BlockKey* PrefixIndex::reservation(const ipc::IncarnationId& client, 
   return &at->second->key;
 }
 
-HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client, Token token) {
+HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client,
+                                     Token token,
+                                     std::uint64_t parts) {
   KVFERRY_CHECK(reservation(client, token) != nullptr, "fill without a reservation");
   Entry& entry = *tokens_.at(token);
   entry.state = State::kFilling;
+  entry.block->set_parts(parts);
   return entry.block;
 }
 

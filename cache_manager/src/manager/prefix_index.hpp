@@ -112,8 +112,11 @@ class PrefixIndex {
   /// The key of a reservation of this client that no job has taken yet; null otherwise.
   [[nodiscard]] const ipc::BlockKey* reservation(const ipc::IncarnationId& client,
                                                  Token token) const;
-  /// Reserved -> Filling. @pre reservation(client, token) is not null.
-  [[nodiscard]] HostBlockRef begin_fill(const ipc::IncarnationId& client, Token token);
+  /// Reserved -> Filling, of these parts, a bit for each. @pre reservation(client, token) is not
+  /// null.
+  [[nodiscard]] HostBlockRef begin_fill(const ipc::IncarnationId& client,
+                                        Token token,
+                                        std::uint64_t parts = 1);
   /// Filling -> Visible, of a job's blocks: those that continue each other in this order are used
   /// as one request. Of each whether it was still there: else it was dropped meanwhile.
   std::vector<bool> commit(std::span<const Token> tokens);

@@ -28,6 +28,7 @@ void WaitingLoads::add(Job job,
     JobItem& taken = load.job.items.emplace_back();
     taken.group = item.group;
     taken.block = item.block;
+    taken.part = item.part;
   }
   by_client_.emplace(ClientKey{load.job.client, load.job.client_job}, id);
   deadlines_.emplace(until, id);

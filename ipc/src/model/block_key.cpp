@@ -15,6 +15,7 @@ Digest ModelIdentity::root() const {
   canonical.text(model);
   canonical.digest(fingerprint);
   canonical.digest(weights);
+  if (unit_blocks != 1) canonical.number(unit_blocks);
   return name_space_key ? canonical.keyed_digest(*name_space_key) : canonical.digest();
 }
 

@@ -459,6 +459,9 @@ TEST(HostPoolAdoptionTest, PlacesThatNoPoolMakesAreRefused) {
   wrong([](SlabPlace& p) { p.shape.bytes.shard_bytes = kHuge / 2; });
   wrong([](SlabPlace& p) { p.shape.bytes.replicated_bytes = kHuge; });
   wrong([](SlabPlace& p) { p.shape.bytes = {0, 0}; });
+  wrong([](SlabPlace& p) { p.shape.parts = 0; });
+  wrong([](SlabPlace& p) { p.shape.parts = 3; });  // of which 1,024 bytes are no multiple
+  wrong([](SlabPlace& p) { p.shape.parts = 2 * ipc::kMostUnitBlocks; });
   wrong([](SlabPlace& p) { p.shard_base = kHuge; });
   wrong([](SlabPlace& p) { p.shard_base = 1023; });
   wrong([](SlabPlace& p) { p.shard_stride = kHuge; });

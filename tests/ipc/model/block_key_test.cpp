@@ -27,6 +27,9 @@ TEST(ModelIdentityTest, RootDiffersForEveryField) {
   other.fingerprint = Digest::from_words(1, 3);
   EXPECT_TRUE(seen.insert(other.root()).second);
   other = identity();
+  other.unit_blocks = 4;
+  EXPECT_TRUE(seen.insert(other.root()).second);
+  other = identity();
   other.weights = Digest::from_words(3, 5);
   EXPECT_TRUE(seen.insert(other.root()).second);
   EXPECT_EQ(identity().root(), identity().root());

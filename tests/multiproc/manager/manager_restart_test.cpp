@@ -96,7 +96,12 @@ class ManagerRestartTest : public ManagerTest {
   }
   void client_again() {
     client_ = again(client_, ProcessKind::kEngine, "engine");
-    const auto state = client_->call<ipc::EngineState>(MessageKind::kEngineHello, client_hello());
+    ASSERT_NO_FATAL_FAILURE(say_hello());
+  }
+  void say_hello() {
+    ipc::EngineHello hello = client_hello();
+    hello.unit_blocks = unit_blocks_;
+    const auto state = client_->call<ipc::EngineState>(MessageKind::kEngineHello, hello);
     ASSERT_TRUE(state.has_value()) << state.error().to_string();
     state_ = *state;
   }
@@ -164,6 +169,7 @@ class ManagerRestartTest : public ManagerTest {
   ipc::PoolMemory memory_;
   std::unique_ptr<Keeper> keeper_;
   bool tells_sums_ = true;
+  std::uint32_t unit_blocks_ = 1;
 };
 
 TEST_F(ManagerRestartTest, WhatAKilledManagerHadIsServedByTheNextFromTheSamePlaces) {
@@ -323,6 +329,50 @@ TEST_F(ManagerRestartTest, ADamagedBlockIsAMissAndIsCounted) {
   EXPECT_EQ(presence(2), BlockPresence::kHit);
   EXPECT_EQ(status()["pool"]["integrity"]["corrupt"], 1);
   EXPECT_EQ(status()["pool"]["blocks"], 1) << "its slot is free";
+}
+
+TEST_F(ManagerRestartTest, AUnitComesBackWithThePartsThatItHadAndEachIsCheckedOnce) {
+  unit_blocks_ = 4;
+  ASSERT_NO_FATAL_FAILURE(say_hello());
+  const auto slots = reserve({{kMain, key(1)}});
+  submit_store(next_job_++,
+               {{kMain, BlockId{3}, slots.at(0), 0}, {kMain, BlockId{4}, slots.at(0), 2}});
+  std::vector<std::uint64_t> places;
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto job = movers_[rank]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    if (rank == 0) places = {job->items.at(0).shard_offset, job->items.at(1).shard_offset};
+    movers_[rank]->finish(*job);
+    tell_sums(rank, *job);
+  }
+  EXPECT_THAT(wait_done().results, ElementsAre(0, 0));
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 1);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  struct Load {
+    std::uint32_t part;
+    std::uint64_t sum;
+  };
+  for (const Load& load : {Load{2, places[1] + 1}, Load{0, places[0] + 1}, Load{2, 0}}) {
+    submit_load(next_job_++, {{kMain, BlockId{7}, key(1), load.part}});
+    for (const std::uint32_t rank : {0U, 1U}) {
+      const auto job = movers_[rank]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+      ASSERT_TRUE(job.has_value());
+      if (rank == 0) {
+        EXPECT_EQ(job->items.at(0).shard_offset, places[load.part / 2]);
+        EXPECT_EQ(job->items.at(0).shard_sum, load.sum);
+      }
+      movers_[rank]->finish(*job);
+    }
+    EXPECT_THAT(wait_done().results, ElementsAre(0));
+  }
+  for (const std::uint32_t part : {1U, 3U}) {
+    submit_load(next_job_++, {{kMain, BlockId{7}, key(1), part}});
+    EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound)));
+  }
+  unit_blocks_ = 1;
+  ASSERT_NO_FATAL_FAILURE(say_hello());
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
 }
 
 TEST_F(ManagerRestartTest, BlocksOfAnotherIdentityAreMisses) {

@@ -85,11 +85,13 @@ struct StoreItem {
   GroupId group;
   BlockId block;  ///< Source on every rank.
   std::uint64_t slot = 0;
+  std::uint32_t part = 0;  ///< Which block of the store unit it is.
 };
 struct LoadItem {
   GroupId group;
-  BlockId block;  ///< Target on every rank; unusable until the job is done.
-  Digest key;     ///< Chained block hash.
+  BlockId block;           ///< Target on every rank; unusable until the job is done.
+  Digest key;              ///< Chained block hash, or that of the store unit,
+  std::uint32_t part = 0;  ///< of which it is this block.
 };
 struct SequenceItem {
   GroupId group;

@@ -17,6 +17,10 @@ struct GroupRule {
   template <typename V> void visit(V& v) { v(rule, window_blocks); }
 };
 [[nodiscard]] std::vector<GroupRule> rules_of(const Geometry& geometry);
+/// The same for prefixes that are counted in units of so many blocks, of which the last one may be
+/// partial. @pre unit_blocks > 0
+[[nodiscard]] std::vector<GroupRule> rules_in_units(std::vector<GroupRule> rules,
+                                                    std::uint32_t unit_blocks);
 
 /// How many of a prefix's n blocks, counted from its end, such a group must hold.
 [[nodiscard]] std::uint32_t blocks_needed(const GroupRule& rule, std::uint32_t n) noexcept;

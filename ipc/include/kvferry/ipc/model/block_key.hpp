@@ -13,6 +13,8 @@
 
 namespace kvferry::ipc {
 
+inline constexpr std::uint32_t kMostUnitBlocks = 64;
+
 /// Identifies whose blocks may be shared: same namespace, same model (name and geometry
 /// fingerprint) and the same weights. Anything that differs is a miss.
 struct ModelIdentity {
@@ -23,6 +25,9 @@ struct ModelIdentity {
   /// A secret of the namespace, 128 random bits: without it nobody finds its blocks, nor whether
   /// they are there. All who share the namespace have the same one. Nothing: it has no secret.
   std::optional<Digest> name_space_key{};
+  /// Device blocks of a store unit: what one key names, and what is stored, found and evicted as
+  /// one. 1 to kMostUnitBlocks. Other units are other blocks, and so misses.
+  std::uint32_t unit_blocks = 1;
 
   /// One digest over all of it; the root that block hashes are combined with. With a key of the
   /// namespace a keyed hash, and so a secret like that.

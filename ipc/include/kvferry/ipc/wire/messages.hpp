@@ -25,7 +25,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 17;
+inline constexpr std::uint32_t kWireVersion = 18;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -343,9 +343,10 @@ struct EngineHello {
   std::optional<PauseMode> paused;       ///< The pause in force, which an earlier manager ordered.
   bool paused_by_release = false;        ///< It was for a release: its last resume ends it.
   std::optional<Digest> name_space_key;  ///< ModelIdentity::name_space_key.
+  std::uint32_t unit_blocks = 1;         ///< ModelIdentity::unit_blocks.
   template <typename V> void visit(V& v) {
     v(engine, name_space, model, weights, ranks, fingerprint, schedules, paused, paused_by_release,
-      name_space_key);
+      name_space_key, unit_blocks);
   }
 };
 /// Session, epoch and prepared_by name the contents of a rank's device blocks, on which worker is.
@@ -442,7 +443,8 @@ struct StoreItem {
   GroupId group;
   BlockId block;
   std::uint64_t slot = 0;
-  template <typename V> void visit(V& v) { v(group, block, slot); }
+  std::uint32_t part = 0;  ///< Which device block of the store unit this is.
+  template <typename V> void visit(V& v) { v(group, block, slot, part); }
 };
 /// The caller has observed the writes of these blocks complete, or, with layers, has begun the use
 /// of that ticket on every rank and enqueued there what writes them.
@@ -457,7 +459,8 @@ struct LoadItem {
   GroupId group;
   BlockId block;
   Digest key;
-  template <typename V> void visit(V& v) { v(group, block, key); }
+  std::uint32_t part = 0;  ///< As StoreItem::part.
+  template <typename V> void visit(V& v) { v(group, block, key, part); }
 };
 struct SubmitLoad {
   JobId job;

@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Store units of several device blocks: one key, one slot, stored and evicted as one, loaded part
+// by part.
+#include "kvferry/ipc/model/block_key.hpp"
+#include "multiproc/manager/manager_fixture.hpp"
+
+#include <gmock/gmock.h>
+
+namespace kvferry::test {
+namespace {
+
+using ipc::BlockId;
+using ipc::BlockPresence;
+using ipc::ErrorCode;
+using ipc::GroupId;
+using ipc::MessageKind;
+using ipc::ProcessKind;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Ne;
+
+constexpr GroupId kMain{0};
+constexpr std::uint32_t kUnit = 4;
+
+class ManagerUnitsTest : public ManagerTest {
+ protected:
+  void SetUp() override {
+    ManagerTest::SetUp();
+    ASSERT_NO_FATAL_FAILURE(start_engine());
+    ASSERT_NO_FATAL_FAILURE(count_in(kUnit));
+  }
+  void count_in(std::uint32_t unit_blocks) {
+    const auto state = hello(unit_blocks);
+    ASSERT_TRUE(state.has_value()) << state.error().to_string();
+    state_ = *state;
+  }
+  ipc::Result<ipc::EngineState> hello(std::uint32_t unit_blocks) {
+    ipc::EngineHello said = client_hello();
+    said.unit_blocks = unit_blocks;
+    return client_->call<ipc::EngineState>(MessageKind::kEngineHello, said);
+  }
+  /// Of the unit, from device blocks first_block and so on, and what each mover was sent.
+  std::vector<ipc::MoverJob> begin_store(std::uint64_t unit,
+                                         std::uint32_t first_block,
+                                         const std::vector<std::uint32_t>& parts) {
+    const auto slots = reserve({{kMain, key(unit)}});
+    std::vector<ipc::StoreItem> items;
+    for (const std::uint32_t part : parts) {
+      items.push_back({kMain, BlockId{first_block++}, slots.at(0), part});
+    }
+    submit_store(next_job_++, items);
+    return sent();
+  }
+  std::vector<ipc::MoverJob> sent() {
+    std::vector<ipc::MoverJob> jobs;
+    for (const auto& mover : movers_) {
+      auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+      EXPECT_TRUE(job.has_value());
+      jobs.push_back(job.value_or(ipc::MoverJob{}));
+    }
+    return jobs;
+  }
+  void finish(const std::vector<ipc::MoverJob>& jobs) {
+    for (std::size_t rank = 0; rank < jobs.size(); ++rank) movers_[rank]->finish(jobs[rank]);
+    EXPECT_THAT(wait_done().results, Each(0));
+  }
+  [[nodiscard]] BlockPresence presence(std::uint64_t unit) {
+    return static_cast<BlockPresence>(lookup({unit}).presence.at(0));
+  }
+};
+
+TEST_F(ManagerUnitsTest, AUnitIsOneKeyAndItsPartsLieOneAfterAnother) {
+  const auto jobs = begin_store(1, 8, {2, 0, 3, 1});
+  finish(jobs);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(status()["index"]["blocks"], 1);
+  for (const ipc::MoverJob& job : jobs) {
+    ASSERT_EQ(job.items.size(), kUnit);
+    const std::uint64_t first = job.items[1].shard_offset;
+    const std::uint64_t bytes = job.items[3].shard_offset - first;
+    EXPECT_GT(bytes, 0U);
+    EXPECT_EQ(job.items[0].shard_offset, first + 2 * bytes);
+    EXPECT_EQ(job.items[2].shard_offset, first + 3 * bytes);
+  }
+  submit_load(7, {{kMain, BlockId{3}, key(1), 3}, {kMain, BlockId{4}, key(1), 0}});
+  const auto loads = sent();
+  for (std::size_t rank = 0; rank < loads.size(); ++rank) {
+    EXPECT_EQ(loads[rank].items.at(0).shard_offset, jobs[rank].items[2].shard_offset);
+    EXPECT_EQ(loads[rank].items.at(1).shard_offset, jobs[rank].items[1].shard_offset);
+  }
+  finish(loads);
+}
+
+TEST_F(ManagerUnitsTest, APartialUnitHasThePartsThatWereStored) {
+  finish(begin_store(1, 8, {0, 2}));
+  submit_load(7, {{kMain, BlockId{3}, key(1), 0},
+                  {kMain, BlockId{4}, key(1), 1},
+                  {kMain, BlockId{5}, key(1), 2},
+                  {kMain, BlockId{6}, key(1), 3},
+                  {kMain, BlockId{7}, key(1), kUnit},
+                  {kMain, BlockId{8}, key(1), 1U << 31U}});
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  const std::uint8_t missing = code(ErrorCode::kNotFound);
+  EXPECT_THAT(wait_done().results, ElementsAre(0, missing, 0, missing, missing, missing));
+}
+
+TEST_F(ManagerUnitsTest, AUnitIsWholeOrNotThere) {
+  const auto slots = reserve({{kMain, key(1)}, {kMain, key(2)}});
+  submit_store(7, {{kMain, BlockId{3}, slots.at(0), 0},
+                   {kMain, BlockId{4}, slots.at(0), 1},
+                   {kMain, BlockId{5}, slots.at(1), 0},
+                   {kMain, BlockId{6}, slots.at(1), 1}});
+  const auto jobs = sent();
+  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
+    ipc::MoverJobDone done;
+    done.job = jobs[rank].job;
+    done.results = {0, 0, 0, rank == 1 ? code(ErrorCode::kCuda) : std::uint8_t{0}};
+    done.message = "a copy failed";
+    movers_[rank]->notify(MessageKind::kMoverJobDone, done);
+  }
+  const ipc::JobDone done = wait_done();
+  EXPECT_THAT(done.results, ElementsAre(0, 0, code(ErrorCode::kCuda), code(ErrorCode::kCuda)));
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(presence(2), BlockPresence::kMiss);
+  EXPECT_EQ(status()["pool"]["blocks"], 1);
+}
+
+TEST_F(ManagerUnitsTest, PartsThatThereAreNotAndPartsNamedTwiceAreRefused) {
+  for (const std::uint32_t second : {kUnit, 1U << 31U, 0U}) {
+    const auto slots = reserve({{kMain, key(1)}});
+    submit_store(next_job_++,
+                 {{kMain, BlockId{3}, slots.at(0), 0}, {kMain, BlockId{4}, slots.at(0), second}});
+    const ipc::JobDone done = wait_done();
+    EXPECT_THAT(done.results, Each(code(ErrorCode::kInvalidArgument)));
+    EXPECT_THAT(done.message, HasSubstr("part"));
+    EXPECT_EQ(status()["index"]["reserved"], 0);
+  }
+}
+
+TEST_F(ManagerUnitsTest, UnitsOfAnotherSizeAreMisses) {
+  finish(begin_store(1, 8, {0, 1, 2, 3}));
+  ASSERT_NO_FATAL_FAILURE(count_in(2));
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  ASSERT_NO_FATAL_FAILURE(count_in(kUnit));
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+}
+
+TEST_F(ManagerUnitsTest, ImpossibleUnitsAreRefused) {
+  for (const std::uint32_t blocks : {0U, ipc::kMostUnitBlocks + 1, 1U << 31U}) {
+    const auto refused = hello(blocks);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refused.error().message, HasSubstr("store units"));
+  }
+}
+
+TEST_F(ManagerUnitsTest, ALoadWaitsForAUnitThatIsBeingStored) {
+  ipc::SubmitLoad load;
+  load.job = ipc::JobId{7};
+  load.generation = state_.generation;
+  load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::seconds(60))};
+  load.waits = true;
+  load.items = {{kMain, BlockId{3}, key(1), 1}, {kMain, BlockId{4}, key(1), 0}};
+  ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kSubmitLoad, load).has_value());
+  finish(begin_store(1, 8, {0, 1}));
+  const auto jobs = sent();
+  EXPECT_EQ(jobs[0].items.size(), 2U);
+  EXPECT_NE(jobs[0].items.at(0).shard_offset, jobs[0].items.at(1).shard_offset);
+  finish(jobs);
+}
+
+}  // namespace
+}  // namespace kvferry::test
