@@ -5,25 +5,18 @@
 // worker compares every word. All processes are real; this one is both engines. On a GPU, too.
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/device/device.hpp"
-#include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/process.hpp"
-#include "kvferry/ipc/os/runtime_dir.hpp"
-#include "kvferry/worker/client.hpp"
-#include "kvferry/worker/step_channel.hpp"
+#include "multiproc/real_engine.hpp"
 #include "support/child_process.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <csignal>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace kvferry {
@@ -32,25 +25,15 @@ namespace {
 using ipc::BlockId;
 using ipc::ErrorCode;
 using ipc::GroupId;
-using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using testing::Each;
 using worker::Completion;
 
-constexpr std::uint32_t kArenaBlocks = 160;
 constexpr std::uint64_t kContents = 9000;
 /// Where the decode has its blocks: not where the prefill had them.
 constexpr std::uint32_t kDecodes = 64;
 
 bool is_on_gpu() { return std::string(KVFERRY_TEST_DEVICE) != "host"; }
-
-bool run_until(ipc::EventLoop& loop, const std::function<bool()>& done) {
-  const ipc::Deadline deadline = test::soon();
-  while (!done() && !deadline.expired()) {
-    loop.run_once(deadline.earlier(ipc::Deadline::after(20ms)));
-  }
-  return done();
-}
 
 ipc::Digest key(std::uint32_t block) {
   ipc::Digest digest;
@@ -59,130 +42,50 @@ ipc::Digest key(std::uint32_t block) {
   return digest;
 }
 
-/// One engine of the model, with the worker and the mover of its only rank.
-class TestEngine {
+/// One engine of the model: its blocks of the prompt are in the order of their keys.
+class PromptEngine : public test::RealEngine {
  public:
-  using Start = std::function<test::ChildProcess(std::vector<std::string>)>;
+  using RealEngine::RealEngine;
 
-  TestEngine(ipc::EventLoop& loop, std::string name, std::string runtime_dir)
-      : loop_(loop), name_(std::move(name)), runtime_dir_(std::move(runtime_dir)) {}
-
-  void start(const Start& start, const std::string& device) {
-    for (auto* const child : {&worker_, &mover_}) {
-      child->emplace(
-          start({child == &worker_ ? "worker" : "mover", "--engine=" + name_, "--geometry=tiny",
-                 fmt::format("--gpu-blocks={}", kArenaBlocks), "--device=" + device}));
-    }
-  }
-  void connect(const ipc::Digest& weights) {
-    const ipc::Geometry geometry = ipc::load_geometry("tiny", 1).value();
-    groups_ = static_cast<std::uint32_t>(geometry.groups.size());
-    worker::ClientOptions options;
-    options.runtime_dir = runtime_dir_;
-    options.engine = name_;
-    options.identity.model = geometry.name;
-    options.identity.fingerprint = geometry.fingerprint(ipc::ArenaOrder::kLayerFirst);
-    options.identity.weights = weights;
-    ASSERT_TRUE(run_until(loop_, [&] {
-      auto client = worker::Client::connect(options, ipc::Deadline::after(200ms));
-      if (!client) return false;
-      client_ = std::move(*client);
-      return true;
-    }));
-    loop_.watch(client_->fd(), [] {});
-    const auto ready = client_->wait_ready(true, test::soon());
-    ASSERT_TRUE(ready.has_value()) << ready.error().to_string();
-    channel_.emplace(loop_, ipc::RuntimeDir::open(runtime_dir_, "default").value(), name_,
-                     ipc::Rank{0}, "test", worker::StepChannel::Hooks{[] {}, [] {}});
-    ASSERT_TRUE(run_until(loop_, [&] { return channel_->is_up(); }));
-  }
-  void close() {
-    if (client_ != nullptr) loop_.unwatch(client_->fd());
-    channel_.reset();
-    client_.reset();
-  }
-  [[nodiscard]] worker::Client& client() { return *client_; }
-  [[nodiscard]] test::ChildProcess& worker() { return *worker_; }
-  [[nodiscard]] test::ChildProcess& mover() { return *mover_; }
-
-  /// Writes the contents of blocks [first, first + count) of the prompt to device blocks from at
-  /// on, or compares them; returns how many words were others.
-  std::uint64_t step(bool fills, std::uint32_t first, std::uint32_t count, std::uint32_t at) {
-    ipc::Step step;
-    step.session = client_->state().ranks.at(0).session;
-    step.epoch = client_->state().ranks.at(0).epoch;
-    auto& items = fills ? step.fills : step.verifies;
-    for (std::uint32_t group = 0; group < groups_; ++group) {
-      for (std::uint32_t i = first; i < first + count; ++i) {
-        items.push_back({GroupId{group}, BlockId{at + i}, kContents + group * 1000 + i});
-      }
-    }
-    std::optional<ipc::Result<ipc::StepReply>> reply;
-    const auto sent = channel_->send(
-        step, [&reply](ipc::Result<ipc::StepReply> answer) { reply = std::move(answer); });
-    EXPECT_TRUE(sent.has_value());
-    EXPECT_TRUE(run_until(loop_, [&] { return reply.has_value(); }));
-    EXPECT_TRUE(reply && reply->has_value());
-    std::uint64_t wrong = 0;
-    for (const std::uint64_t words : (*reply)->mismatches) wrong += words;
-    return wrong;
-  }
   /// Of blocks that a step has written.
   ipc::JobId store(std::uint32_t first, std::uint32_t count) {
     std::vector<worker::StoreTarget> targets;
-    for (std::uint32_t group = 0; group < groups_; ++group) {
+    for (std::uint32_t group = 0; group < groups(); ++group) {
       for (std::uint32_t i = first; i < first + count; ++i) {
         targets.push_back({GroupId{group}, key(i)});
       }
     }
-    const auto slots = client_->reserve_store(targets, test::soon()).value();
+    const auto slots = client().reserve_store(targets, test::soon()).value();
     std::vector<worker::StoreItem> items;
-    for (std::uint32_t group = 0; group < groups_; ++group) {
+    for (std::uint32_t group = 0; group < groups(); ++group) {
       for (std::uint32_t i = first; i < first + count; ++i) {
         items.push_back({GroupId{group}, BlockId{i}, slots.at(items.size()).slot});
       }
     }
-    return client_->submit_store(items).value();
+    return client().submit_store(items).value();
   }
   ipc::JobId load_when_stored(std::uint32_t first, std::uint32_t count, ipc::Duration within) {
     std::vector<worker::LoadItem> items;
-    for (std::uint32_t group = 0; group < groups_; ++group) {
+    for (std::uint32_t group = 0; group < groups(); ++group) {
       for (std::uint32_t i = first; i < first + count; ++i) {
         items.push_back({GroupId{group}, BlockId{kDecodes + i}, key(i)});
       }
     }
-    return client_->submit_load_when_stored(items, 1, ipc::MonotonicClock::now() + within).value();
+    return client().submit_load_when_stored(items, 1, ipc::MonotonicClock::now() + within).value();
   }
-  [[nodiscard]] std::optional<Completion> completion(ipc::JobId job) {
-    for (Completion& done : client_->poll(64)) completions_.push_back(std::move(done));
-    const auto found = std::find_if(completions_.begin(), completions_.end(),
-                                    [job](const Completion& done) { return done.job == job; });
-    return found == completions_.end() ? std::nullopt : std::optional(*found);
-  }
-  [[nodiscard]] Completion await(ipc::JobId job) {
-    EXPECT_TRUE(run_until(loop_, [&] { return completion(job).has_value(); }));
-    return completion(job).value_or(Completion{});
+  /// The blocks [first, first + count) of the prompt, at device blocks from at on.
+  std::uint64_t prompt(bool fills, std::uint32_t first, std::uint32_t count, std::uint32_t at) {
+    return step(fills, kContents + first, count, at + first);
   }
   /// Until so many blocks can be found, of each group.
-  [[nodiscard]] bool sees(std::uint32_t count) {
+  [[nodiscard]] bool sees(ipc::EventLoop& loop, std::uint32_t count) {
     std::vector<ipc::Digest> keys;
     for (std::uint32_t i = 0; i < count; ++i) keys.push_back(key(i));
-    return run_until(loop_, [&] {
-      const auto found = client_->lookup(keys, test::soon());
+    return test::run_until(loop, [&] {
+      const auto found = client().lookup(keys, test::soon());
       return found && found->usable_prefix == count;
     });
   }
-
- private:
-  ipc::EventLoop& loop_;
-  const std::string name_;
-  const std::string runtime_dir_;
-  std::uint32_t groups_ = 0;
-  std::optional<test::ChildProcess> worker_;
-  std::optional<test::ChildProcess> mover_;
-  std::unique_ptr<worker::Client> client_;
-  std::optional<worker::StepChannel> channel_;
-  std::vector<Completion> completions_;
 };
 
 class HandOverTest : public testing::Test {
@@ -195,14 +98,13 @@ class HandOverTest : public testing::Test {
       GTEST_SKIP() << "no CUDA device";
     }
     manager_.emplace(start({"manager", "--host-memory=64MiB"}));
-    const ipc::Digest weights = ipc::Digest::random();
-    for (TestEngine* engine : {&prefill_, &decode_}) {
+    for (PromptEngine* engine : {&prefill_, &decode_}) {
       const std::string device =
           is_on_gpu() ? std::string(KVFERRY_TEST_DEVICE)
                       : fmt::format("host:{}:256MiB", temp_.path().filename().string());
       engine->start([this](std::vector<std::string> arguments) { return start(arguments); },
                     device);
-      ASSERT_NO_FATAL_FAILURE(engine->connect(weights));
+      ASSERT_NO_FATAL_FAILURE(engine->connect());
     }
   }
   void TearDown() override {
@@ -221,8 +123,8 @@ class HandOverTest : public testing::Test {
   const test::ShortTempDir temp_;
   ipc::EventLoop loop_;
   std::optional<test::ChildProcess> manager_;
-  TestEngine prefill_{loop_, "prefill", temp_.path().string()};
-  TestEngine decode_{loop_, "decode", temp_.path().string()};
+  PromptEngine prefill_{loop_, {.name = "prefill"}, temp_.path().string()};
+  PromptEngine decode_{loop_, {.name = "decode"}, temp_.path().string()};
 };
 
 // A decode that wants to know of each piece asks for it by a job of its own.
@@ -236,11 +138,11 @@ TEST_F(HandOverTest, ADecodeGetsEachPieceWhileThePrefillGoesOn) {
   for (std::uint32_t first = 0; first < kPrompt; first += kPiece) {
     const ipc::JobId load = loads.at(first / kPiece);
     EXPECT_FALSE(decode_.completion(load).has_value()) << "after " << first << " blocks";
-    EXPECT_EQ(prefill_.step(true, first, kPiece, 0), 0U);
+    EXPECT_EQ(prefill_.prompt(true, first, kPiece, 0), 0U);
     EXPECT_TRUE(prefill_.await(prefill_.store(first, kPiece)).all_ok());
     const Completion done = decode_.await(load);
     EXPECT_TRUE(done.all_ok()) << done.message;
-    EXPECT_EQ(decode_.step(false, first, kPiece, kDecodes), 0U);
+    EXPECT_EQ(decode_.prompt(false, first, kPiece, kDecodes), 0U);
   }
 }
 
@@ -250,26 +152,26 @@ TEST_F(HandOverTest, OneLoadTakesWhatManyStoresBring) {
   const ipc::JobId load = decode_.load_when_stored(0, kPrompt, 60s);
   for (std::uint32_t first = 0; first < kPrompt; first += kPiece) {
     EXPECT_FALSE(decode_.completion(load).has_value()) << "after " << first << " blocks";
-    EXPECT_EQ(prefill_.step(true, first, kPiece, 0), 0U);
+    EXPECT_EQ(prefill_.prompt(true, first, kPiece, 0), 0U);
     EXPECT_TRUE(prefill_.await(prefill_.store(first, kPiece)).all_ok());
   }
   const Completion done = decode_.await(load);
   EXPECT_TRUE(done.all_ok()) << done.message;
-  EXPECT_EQ(decode_.step(false, 0, kPrompt, kDecodes), 0U);
+  EXPECT_EQ(decode_.prompt(false, 0, kPrompt, kDecodes), 0U);
 }
 
 TEST_F(HandOverTest, WhatWasThereBeforeGoesWithTheRest) {
-  EXPECT_EQ(prefill_.step(true, 0, 16, 0), 0U);
+  EXPECT_EQ(prefill_.prompt(true, 0, 16, 0), 0U);
   EXPECT_TRUE(prefill_.await(prefill_.store(0, 8)).all_ok());
-  ASSERT_TRUE(decode_.sees(8));
+  ASSERT_TRUE(decode_.sees(loop_, 8));
   const ipc::JobId load = decode_.load_when_stored(0, 16, 60s);
   EXPECT_TRUE(prefill_.await(prefill_.store(8, 8)).all_ok());
   EXPECT_TRUE(decode_.await(load).all_ok());
-  EXPECT_EQ(decode_.step(false, 0, 16, kDecodes), 0U);
+  EXPECT_EQ(decode_.prompt(false, 0, 16, kDecodes), 0U);
 }
 
 TEST_F(HandOverTest, TheDecodeGetsWhatWasStoredWhenThePrefillIsKilled) {
-  EXPECT_EQ(prefill_.step(true, 0, 8, 0), 0U);
+  EXPECT_EQ(prefill_.prompt(true, 0, 8, 0), 0U);
   const ipc::JobId load = decode_.load_when_stored(0, 16, 5s);
   EXPECT_TRUE(prefill_.await(prefill_.store(0, 8)).all_ok());
   prefill_.worker().signal(SIGKILL);
@@ -281,7 +183,7 @@ TEST_F(HandOverTest, TheDecodeGetsWhatWasStoredWhenThePrefillIsKilled) {
     loaded += result == 0 ? 1 : 0;
   }
   EXPECT_EQ(2 * loaded, done.results.size()) << "the half that was stored";
-  EXPECT_EQ(decode_.step(false, 0, 8, kDecodes), 0U);
+  EXPECT_EQ(decode_.prompt(false, 0, 8, kDecodes), 0U);
 }
 
 TEST_F(HandOverTest, TheDeathOfTheDecodesMoverEndsItsWaitAndLeavesThePrefillAlone) {
@@ -289,7 +191,7 @@ TEST_F(HandOverTest, TheDeathOfTheDecodesMoverEndsItsWaitAndLeavesThePrefillAlon
   decode_.mover().signal(SIGKILL);
   const Completion done = decode_.await(load);
   EXPECT_THAT(done.results, Each(testing::Ne(0)));
-  EXPECT_EQ(prefill_.step(true, 0, 8, 0), 0U);
+  EXPECT_EQ(prefill_.prompt(true, 0, 8, 0), 0U);
   EXPECT_TRUE(prefill_.await(prefill_.store(0, 8)).all_ok());
 }
 
