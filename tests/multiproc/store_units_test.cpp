@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Prefixes in store units of several device blocks, the last one partial: what is stored comes back
+// word for word, to other blocks, after the manager was killed, and to the engine that continues
+// the prefix. All processes are real; this one is the engine. On a GPU, too.
+#include "kvferry/worker/store_units.hpp"
+
+#include "ipc/os/temp_dir.hpp"
+#include "multiproc/real_engine.hpp"
+#include "support/manager_status.hpp"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+
+namespace kvferry {
+namespace {
+
+using ipc::BlockId;
+using ipc::Digest;
+using ipc::ErrorCode;
+using ipc::GroupId;
+
+constexpr std::uint32_t kUnit = 4;
+constexpr std::uint64_t kSeed = 500;
+constexpr std::uint32_t kElsewhere = 64;  ///< Device blocks where it is loaded.
+
+bool is_on_gpu() { return std::string(KVFERRY_TEST_DEVICE) != "host"; }
+
+std::vector<Digest> prefix(std::size_t blocks, std::uint64_t seed = 0) {
+  std::vector<Digest> hashes;
+  Digest parent;
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const std::uint64_t tokens = seed * 1'000'000 + i;
+    parent = ipc::chain_block_hash(parent, &tokens, sizeof(tokens));
+    hashes.push_back(parent);
+  }
+  return hashes;
+}
+
+class StoreUnitsTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (is_on_gpu() && ipc::cuda_device_count() == 0) {
+      if (ipc::environment("KVFERRY_REQUIRE_GPU") == "1") {
+        FAIL() << "KVFERRY_REQUIRE_GPU=1, but no CUDA device is usable here";
+      }
+      GTEST_SKIP() << "no CUDA device";
+    }
+    start_manager();
+    const std::string device =
+        is_on_gpu() ? std::string(KVFERRY_TEST_DEVICE)
+                    : fmt::format("host:{}:256MiB", temp_.path().filename().string());
+    engine_.start([this](std::vector<std::string> arguments) { return run(arguments); }, device);
+    ASSERT_NO_FATAL_FAILURE(engine_.connect());
+  }
+  void TearDown() override {
+    if (HasFailure() && manager_) std::fputs(manager_->stderr_text().c_str(), stderr);
+    engine_.close();
+  }
+  void start_manager() {
+    manager_.emplace(run({"manager", "--host-memory=64MiB", "--verify-loads=always"}));
+  }
+  test::ChildProcess run(std::vector<std::string> arguments) {
+    // On another machine than that of the build it lies elsewhere.
+    const std::string program = ipc::environment("KVFERRY_PROGRAM");
+    return test::ChildProcess({.program = program.empty() ? KVFERRY_PROGRAM : program,
+                               .arguments = std::move(arguments),
+                               .environment = {"KVFERRY_RUNTIME_DIR=" + temp_.path().string()}});
+  }
+  /// Blocks [from, hashes.size()) of the prefix, which device blocks of those numbers hold.
+  void store(const std::vector<Digest>& hashes, std::size_t from = 0) {
+    const std::vector<Digest> keys = units_.keys(hashes);
+    const std::size_t first_unit = from / kUnit;
+    std::vector<worker::StoreTarget> targets;
+    for (std::uint32_t group = 0; group < engine_.groups(); ++group) {
+      for (std::size_t unit = first_unit; unit < keys.size(); ++unit) {
+        targets.push_back({GroupId{group}, keys[unit], unit == 0 ? Digest{} : keys[unit - 1]});
+      }
+    }
+    const auto slots = engine_.client().reserve_store(targets, test::soon());
+    ASSERT_TRUE(slots.has_value()) << slots.error().to_string();
+    std::vector<worker::StoreItem> items;
+    for (std::uint32_t group = 0; group < engine_.groups(); ++group) {
+      for (std::size_t i = first_unit * kUnit; i < hashes.size(); ++i) {
+        const std::size_t target = group * (keys.size() - first_unit) + i / kUnit - first_unit;
+        ASSERT_EQ(slots->at(target).outcome, worker::Reservation::kReserved);
+        items.push_back({GroupId{group}, BlockId{static_cast<std::uint32_t>(i)},
+                         slots->at(target).slot, units_.part_of(hashes, i).part});
+      }
+    }
+    const auto done = engine_.await(engine_.client().submit_store(items).value());
+    EXPECT_TRUE(done.all_ok()) << done.message;
+  }
+  worker::Completion load(std::span<const Digest> hashes) {
+    std::vector<worker::LoadItem> items;
+    for (std::uint32_t group = 0; group < engine_.groups(); ++group) {
+      for (std::size_t i = 0; i < hashes.size(); ++i) {
+        const worker::UnitPart part = units_.part_of(hashes, i);
+        items.push_back({GroupId{group}, BlockId{kElsewhere + static_cast<std::uint32_t>(i)},
+                         part.key, part.part});
+      }
+    }
+    return engine_.await(engine_.client().submit_load(items, 1).value());
+  }
+  [[nodiscard]] std::uint32_t usable(std::span<const Digest> hashes) {
+    const auto found = units_.usable(engine_.client(), hashes);
+    EXPECT_TRUE(found.has_value()) << found.error().to_string();
+    return found.value_or(0);
+  }
+  /// The first blocks of the prefix are in host memory as they were written.
+  void expect_back(const std::vector<Digest>& hashes, std::uint32_t blocks) {
+    ASSERT_EQ(usable(hashes), blocks);
+    const worker::Completion done = load(std::span(hashes).first(blocks));
+    EXPECT_TRUE(done.all_ok()) << done.message;
+    EXPECT_EQ(engine_.step(false, kSeed, blocks, kElsewhere), 0U);
+  }
+  [[nodiscard]] nlohmann::json status() {
+    const auto json = engine_.client().status(test::soon());
+    EXPECT_TRUE(json.has_value());
+    return json ? nlohmann::json::parse(*json) : nlohmann::json();
+  }
+
+  const test::ShortTempDir temp_;
+  ipc::EventLoop loop_;
+  std::optional<test::ChildProcess> manager_;
+  const worker::StoreUnits units_{kUnit};
+  test::RealEngine engine_{
+      loop_, {.geometry = GetParam(), .unit_blocks = kUnit}, temp_.path().string()};
+};
+
+TEST_P(StoreUnitsTest, WhatWasStoredInUnitsComesBackAndIsOneEntryOfTheIndexForEach) {
+  const std::vector<Digest> hashes = prefix(10);
+  EXPECT_EQ(engine_.step(true, kSeed, 10, 0), 0U);
+  ASSERT_NO_FATAL_FAILURE(store(hashes));
+  expect_back(hashes, 10);
+  EXPECT_EQ(status()["index"]["blocks"], 3 * engine_.groups());
+}
+
+TEST_P(StoreUnitsTest, APrefixThatGoesOnFindsThePartialUnitAndThenStoresTheWholeOne) {
+  const std::vector<Digest> first = prefix(10);
+  const std::vector<Digest> second = prefix(15);  // the first one, continued
+  EXPECT_EQ(engine_.step(true, kSeed, 15, 0), 0U);
+  ASSERT_NO_FATAL_FAILURE(store(first));
+  expect_back(second, 10);
+  EXPECT_EQ(usable(std::span(second).first(9)), 8U) << "the partial unit is that of another prefix";
+  ASSERT_NO_FATAL_FAILURE(store(second, 8));
+  expect_back(second, 15);
+  expect_back(first, 10);
+  EXPECT_EQ(usable(std::span(second).first(12)), 12U);
+  EXPECT_EQ(usable(prefix(15, 1)), 0U);
+}
+
+TEST_P(StoreUnitsTest, AKilledManagersUnitsAreServedByTheNextAndCheckedPartByPart) {
+  const std::vector<Digest> hashes = prefix(10);
+  EXPECT_EQ(engine_.step(true, kSeed, 10, 0), 0U);
+  ASSERT_NO_FATAL_FAILURE(store(hashes));
+  const auto summed = [&] { return status()["pool"]["integrity"]["summed"]; };
+  ASSERT_TRUE(test::run_until(loop_, [&] { return summed() == 3 * engine_.groups(); }));
+  manager_->signal(SIGKILL);
+  ASSERT_TRUE(manager_->wait(test::soon()).has_value());
+  start_manager();
+  ASSERT_TRUE(test::run_until(loop_, [&] {
+    (void)engine_.client().poll(0);
+    return engine_.client().state().offload_ready && engine_.client().state().manager_connected &&
+           units_.usable(engine_.client(), hashes).value_or(0) == 10;
+  }));
+  expect_back(hashes, 10);
+  const nlohmann::json pool = status()["pool"];
+  EXPECT_EQ(pool["kept"]["adopted"], 3 * engine_.groups());
+  EXPECT_EQ(pool["integrity"]["checked"], 10 * engine_.groups());
+  EXPECT_EQ(pool["integrity"]["corrupt"], 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Geometries,
+                         StoreUnitsTest,
+                         testing::Values("tiny", "tiny-fp8", "tiny-draft", "tiny-window"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace kvferry
