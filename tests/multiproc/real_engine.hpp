@@ -90,15 +90,24 @@ class RealEngine {
   [[nodiscard]] ChildProcess& mover() { return *mover_; }
   [[nodiscard]] std::uint32_t groups() const { return groups_; }
 
+  /// Whether a group's block, by its place from 0 on, is one.
+  using Wanted = std::function<bool(std::uint32_t group, std::uint32_t place)>;
   /// Writes what the seeds say into device blocks [at, at + count) of every group, where block i
-  /// has first_seed + i, or compares it; returns how many words were others.
-  std::uint64_t step(bool fills, std::uint64_t first_seed, std::uint32_t count, std::uint32_t at) {
+  /// has first_seed + i, or compares it, of those that are wanted; returns how many words were
+  /// others.
+  std::uint64_t step(
+      bool fills,
+      std::uint64_t first_seed,
+      std::uint32_t count,
+      std::uint32_t at,
+      const Wanted& wanted = [](std::uint32_t, std::uint32_t) { return true; }) {
     ipc::Step step;
     step.session = client_->state().ranks.at(0).session;
     step.epoch = client_->state().ranks.at(0).epoch;
     auto& items = fills ? step.fills : step.verifies;
     for (std::uint32_t group = 0; group < groups_; ++group) {
       for (std::uint32_t i = 0; i < count; ++i) {
+        if (!wanted(group, i)) continue;
         items.push_back(
             {ipc::GroupId{group}, ipc::BlockId{at + i}, first_seed + i + group * 1'000'000});
       }

@@ -4,6 +4,7 @@
 #include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/worker/client.hpp"
+#include "unit_match.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -131,6 +132,12 @@ Result<PrefixMatch> Client::match_prefix(std::span<const Digest> hashes) {
   return table->match(link.root(), hashes, link.rules());
 }
 
+Result<std::uint32_t> Client::match_in_units(std::span<const Digest> hashes) {
+  ClientLink& link = impl_->link;
+  KVFERRY_ASSIGN(const ipc::PrefixTableView* table, link.table());
+  return usable_in_units(*table, link.root(), hashes, link.rules(), link.unit_blocks());
+}
+
 Presence Client::presence(GroupId group, const Digest& hash) {
   ClientLink& link = impl_->link;
   const auto table = link.table();
@@ -162,7 +169,8 @@ Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget
   ipc::ReserveStore request;
   request.keys.reserve(targets.size());
   for (const StoreTarget& target : targets) {
-    request.keys.push_back({target.group, target.block, target.before, target.retention});
+    request.keys.push_back(
+        {target.group, target.block, target.before, target.retention, target.parts});
   }
   request.weights = impl_->link.acknowledged_weights();
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(

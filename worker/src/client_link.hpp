@@ -73,6 +73,7 @@ class ClientLink {
   [[nodiscard]] Result<const ipc::PrefixTableView*> table();
   [[nodiscard]] const Digest& root() const noexcept { return cache_.root(); }
   [[nodiscard]] const std::vector<ipc::GroupRule>& rules() const noexcept { return cache_.rules(); }
+  [[nodiscard]] std::uint32_t unit_blocks() const noexcept { return options_.identity.unit_blocks; }
   /// Sends a job and tracks it; a refusal becomes its completion.
   [[nodiscard]] Status submit(ipc::MessageKind kind,
                               JobId job,

@@ -22,6 +22,11 @@ AwaitedSums::Awaited& AwaitedSums::open(ipc::JobId job) {
 }
 
 void AwaitedSums::add(const Job& job, const HostPool& pool) {
+  if (std::none_of(job.items.begin(), job.items.end(),
+                   [](const JobItem& item) { return item.result == 0; })) {
+    jobs_.erase(job.id);
+    return;
+  }
   Awaited& awaited = open(job.id);
   awaited.has_ended = true;
   std::unordered_map<const HostBlock*, std::uint32_t> places;  // Of units that have several parts.
@@ -32,8 +37,10 @@ void AwaitedSums::add(const Job& job, const HostPool& pool) {
         places.emplace(item.host.get(), static_cast<std::uint32_t>(awaited.blocks.size()));
     if (is_new) {
       Block& block = awaited.blocks.emplace_back();
-      if (item.result == 0) block.block = item.host;
-      block.sums.assign(shape.sums(), 0);
+      if (item.result == 0) {
+        block.block = item.host;
+        block.sums.assign(shape.sums(), 0);
+      }
     }
     await_part(awaited, {place->second, item.part * (shape.ranks + 1)}, job, item, shape);
   }
@@ -48,12 +55,14 @@ void AwaitedSums::await_part(Awaited& awaited,
                              const Job& job,
                              const JobItem& item,
                              const SlabShape& shape) {
-  const std::uint64_t of_nothing = ipc::checksum({});
   Block& block = awaited.blocks[sent.block];
-  const auto sums = std::span(block.sums).subspan(sent.first_sum, shape.ranks + std::size_t{1});
-  std::fill(sums.begin(), sums.end(), shape.bytes.shard_bytes == 0 ? of_nothing : 0);
-  sums.front() = shape.bytes.replicated_bytes == 0 ? of_nothing : 0;
-  block.left += static_cast<std::size_t>(std::count(sums.begin(), sums.end(), 0));
+  if (!block.sums.empty()) {
+    const std::uint64_t of_nothing = ipc::checksum({});
+    const auto sums = std::span(block.sums).subspan(sent.first_sum, shape.ranks + std::size_t{1});
+    std::fill(sums.begin(), sums.end(), shape.bytes.shard_bytes == 0 ? of_nothing : 0);
+    sums.front() = shape.bytes.replicated_bytes == 0 ? of_nothing : 0;
+    block.left += static_cast<std::size_t>(std::count(sums.begin(), sums.end(), 0));
+  }
   awaited.sent.resize(std::max<std::size_t>(awaited.sent.size(), shape.ranks));
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
     if (has_part(item, shape, job.to_host(), rank)) awaited.sent[rank].push_back(sent);
@@ -82,6 +91,7 @@ void AwaitedSums::apply(Awaited& awaited, std::uint32_t rank, const ipc::MoverSu
   --awaited.ranks_left;
   for (std::size_t i = 0; i < sent.size(); ++i) {
     Block& block = awaited.blocks[sent[i].block];
+    if (block.sums.empty()) continue;  // it failed
     const auto put = [&block](std::size_t at, std::uint64_t sum) {
       if (sum == 0) return;
       if (block.sums.at(at) == 0) --block.left;

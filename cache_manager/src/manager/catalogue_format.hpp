@@ -26,6 +26,8 @@ inline constexpr std::uint32_t kUsers = 4096;
 inline constexpr std::uint32_t kRoots = 1024;
 inline constexpr std::size_t kEngineName = 72;
 inline constexpr std::size_t kNamespaceName = 128;
+/// Of one block, over its parts and ranks.
+inline constexpr std::uint32_t kMostSums = 64 * 65;
 /// An area has this share of its page: blocks whose record would be a larger one of theirs are not
 /// in the catalogue.
 inline constexpr std::uint64_t kAreaShare = 16;

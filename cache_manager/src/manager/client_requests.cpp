@@ -3,6 +3,7 @@
 #include "manager/client_requests.hpp"
 
 #include "kvferry/ipc/model/block_key.hpp"
+#include "manager/catalogue_format.hpp"
 #include "manager/names.hpp"
 
 #include <algorithm>
@@ -61,6 +62,7 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
   std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
   for (const ipc::StoreKey& key : keys) {
     const ipc::BlockKey whole{client.root, key.block, key.group};
+    if (key.parts != 0) index.drop_lacking(whole, key.parts);
     const bool missing = !index.has(whole) && named.insert(whole).second;
     extents[key.group.value].left += missing ? 1U : 0U;
   }
@@ -244,6 +246,12 @@ ipc::Status ClientRequests::admit(const ipc::EngineHello& hello, ClientRecord& c
   if (hello.unit_blocks == 0 || hello.unit_blocks > ipc::kMostUnitBlocks) {
     return KVFERRY_ERROR(kInvalidArgument, "store units of {} blocks: give 1 to {}",
                          hello.unit_blocks, ipc::kMostUnitBlocks);
+  }
+  if (hello.unit_blocks > 1 &&
+      std::uint64_t{hello.unit_blocks} * (hello.ranks + std::uint64_t{1}) > catalogue::kMostSums) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "store units of {} blocks on {} ranks: give at most {} for both together",
+                         hello.unit_blocks, hello.ranks, catalogue::kMostSums);
   }
   if (hello.name_space_key && hello.name_space_key->is_zero()) {
     return KVFERRY_ERROR(kInvalidArgument,

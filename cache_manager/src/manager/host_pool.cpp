@@ -190,13 +190,13 @@ ipc::Status HostPool::check_place(const SlabPlace& place) const {
   const std::uint64_t bytes = place.pages * page_bytes_;
   const SlabShape& shape = place.shape;
   // Each factor is at most the slab's bytes, before any of them is multiplied.
-  const bool is_sane = shape.ranks > 0 && shape.parts > 0 && shape.parts <= ipc::kMostUnitBlocks &&
-                       shape.bytes.replicated_bytes % shape.parts == 0 &&
-                       shape.bytes.shard_bytes % shape.parts == 0 && place.capacity > 0 &&
-                       place.capacity <= bytes && shape.ranks <= bytes &&
-                       shape.bytes.replicated_bytes <= bytes && shape.bytes.shard_bytes <= bytes &&
-                       place.shard_base <= bytes && place.shard_stride <= bytes &&
-                       shape.block_bytes() > 0;
+  const bool is_sane =
+      shape.ranks > 0 && shape.ranks <= ipc::kMaxRanks && shape.parts > 0 &&
+      shape.parts <= ipc::kMostUnitBlocks && shape.bytes.replicated_bytes % shape.parts == 0 &&
+      shape.bytes.shard_bytes % shape.parts == 0 && place.capacity > 0 && place.capacity <= bytes &&
+      shape.ranks <= bytes && shape.bytes.replicated_bytes <= bytes &&
+      shape.bytes.shard_bytes <= bytes && place.shard_base <= bytes &&
+      place.shard_stride <= bytes && shape.block_bytes() > 0;
   if (!is_sane || shape.bytes.replicated_bytes > place.shard_base / place.capacity ||
       shape.bytes.shard_bytes > place.shard_stride / place.capacity ||
       place.shard_stride > (bytes - place.shard_base) / shape.ranks) {

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
+#include "kvferry/ipc/model/geometry.hpp"
 
 #include <compare>
 #include <cstdint>
@@ -252,6 +253,7 @@ class HostBlock {
   void trust(std::uint32_t part = 0) const noexcept { doubted_ &= ~(std::uint64_t{1} << part); }
   /// Which parts are stored, a bit for each. @default the first one
   void set_parts(std::uint64_t parts) const noexcept { parts_ = parts; }
+  [[nodiscard]] std::uint64_t parts() const noexcept { return parts_; }
   [[nodiscard]] bool has_part(std::uint32_t part) const noexcept {
     return part < ipc::kMostUnitBlocks && (parts_ >> part & 1U) != 0;
   }

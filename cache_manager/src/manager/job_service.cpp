@@ -38,7 +38,11 @@ JobService::JobService(ManagerContext& context)
       waiting_(context.loop,
                {.acquire =
                     [this](const ipc::BlockKey& key, JobItem& item) {
-                      HostBlockRef block = acquire(key, item.part);
+                      HostBlockRef block = context_.index.acquire(key);
+                      if (block != nullptr && !block->has_part(item.part)) {
+                        item.result = code_of(ipc::ErrorCode::kNotFound);
+                        block.reset();
+                      }
                       if (block != nullptr) {
                         item.sums = sums_to_check(*block, item.part);
                         count_hit(*block);
@@ -215,6 +219,16 @@ ipc::Result<JobService::Fills> JobService::check_slots(const ClientRecord& clien
   return fills;
 }
 
+ipc::Status JobService::check_parts(const ClientRecord& client, const ipc::SubmitLoad& load) {
+  const std::uint32_t parts = client.identity.unit_blocks;
+  for (const ipc::LoadItem& item : load.items) {
+    if (item.part < parts) continue;
+    return KVFERRY_ERROR(kInvalidArgument, "job {}: part {} of units of {} blocks", load.job.value,
+                         item.part, parts);
+  }
+  return ipc::ok();
+}
+
 HostBlockRef JobService::acquire(const ipc::BlockKey& key, std::uint32_t part) const {
   HostBlockRef block = context_.index.acquire(key);
   return block != nullptr && block->has_part(part) ? block : nullptr;
@@ -298,6 +312,9 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     return;
   }
   ipc::Status status = check(client, load->job, load->generation, load->items);
+  if (status) {
+    status = check_parts(client, *load);
+  }
   if (status) {
     status = admit(client);
   }

@@ -76,6 +76,8 @@ class JobService {
                                                const ipc::SubmitStore& store) const;
   /// The block that a load names, with that part of it; null: it is not there.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key, std::uint32_t part) const;
+  [[nodiscard]] static ipc::Status check_parts(const ClientRecord& client,
+                                               const ipc::SubmitLoad& load);
   /// What a load of that part of the block is checked against, if it is.
   [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block,
                                                          std::uint32_t part = 0);

@@ -21,6 +21,7 @@ constexpr auto kPatience = std::chrono::seconds(10);
 /// Those that were stored.
 std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& shape) {
   std::uint64_t parts = 0;
+  if (sums.size() != shape.sums()) return 0;
   for (std::uint32_t part = 0; part < shape.parts; ++part) {
     const bool is_stored = sums[std::size_t{part} * (shape.ranks + 1)] != 0;
     parts |= std::uint64_t{is_stored} << part;
@@ -227,13 +228,13 @@ void PoolAdoption::adopt_some() {
     const HostSlot slot = held->slot();
     PoolCatalogue::FoundBlock found = catalogue_.find(slot);
     const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
+    const std::uint64_t parts = parts_of(found.sums, context_.pool.shape(slot));
     // One without checksums cannot be looked at.
-    if (found.state != catalogue::BlockState::kVisible || found.sums.empty() ||
-        context_.index.has(key)) {
+    if (found.state != catalogue::BlockState::kVisible || parts == 0 || context_.index.has(key)) {
       ++stats_.dropped;
       continue;  // and its slot is free
     }
-    held->set_parts(parts_of(found.sums, context_.pool.shape(slot)));
+    held->set_parts(parts);
     blocks.push_back({key, found.before, std::move(held)});
   }
   stats_.adopted += context_.index.adopt(blocks);

@@ -26,7 +26,7 @@ using catalogue::User;
 namespace {
 
 /// A record's checksums are looked at on the stack.
-constexpr std::size_t kMostSums = std::size_t{ipc::kMostUnitBlocks} * (64 + 1);
+constexpr std::size_t kMostSums = catalogue::kMostSums;
 
 std::uint64_t hash_of(const void* data, std::size_t size, std::uint64_t seed) {
   const std::uint64_t hash = ipc::Digest::hash(data, size, seed).low();
@@ -203,7 +203,9 @@ std::vector<SlabPlace> PoolCatalogue::slabs() const {
     place.shape.group = ipc::GroupId{record.group};
     place.shape.bytes = {record.replicated_bytes, record.shard_bytes};
     place.shape.ranks = record.ranks;
-    place.shape.parts = static_cast<std::uint32_t>(record.parts);
+    // What is no number of parts stays none.
+    place.shape.parts = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(record.parts, ipc::kMostUnitBlocks + std::uint64_t{1}));
     found.push_back(place);
   }
   return found;

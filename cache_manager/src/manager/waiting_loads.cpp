@@ -58,7 +58,10 @@ void WaitingLoads::flush() {
   while (!ready_.empty()) {
     const auto node = ready_.extract(ready_.begin());
     const auto at = loads_.find(node.key());
-    if (at != loads_.end()) submit_part(at->first, at->second, node.mapped());
+    if (at == loads_.end()) continue;
+    const LoadId id = at->first;
+    submit_part(id, at->second, node.mapped());
+    end_if_over(id);
   }
 }
 
@@ -72,7 +75,7 @@ void WaitingLoads::submit_part(LoadId id, Load& load, const std::vector<std::uin
     if (!load.is_missing[i]) continue;
     JobItem item = load.job.items[i];
     item.host = ports_.acquire(load.keys[i], item);
-    if (item.host == nullptr) continue;
+    if (item.host == nullptr && item.result == 0) continue;
     load.is_missing[i] = false;
     --load.missing;
     const auto [first, last] = waits_.equal_range(load.keys[i]);
@@ -80,6 +83,11 @@ void WaitingLoads::submit_part(LoadId id, Load& load, const std::vector<std::uin
       return entry.second == Wait{id, i};
     });
     if (wait != last) waits_.erase(wait);
+    if (item.host == nullptr) {
+      load.job.items[i].result = item.result;
+      if (load.job.message.empty()) load.job.message = "some units were stored without these parts";
+      continue;
+    }
     part.items.push_back(std::move(item));
     taken.push_back(i);
   }

@@ -30,6 +30,7 @@ class WaitingLoads final : public PrefixObserver {
  public:
   struct Ports {
     /// The slot of a visible block, and what it is checked against; null: it is not there.
+    /// Null with a result in the item: it will not come.
     std::function<HostBlockRef(const ipc::BlockKey&, JobItem&)> acquire;
     /// Takes a part: it ends in part_ended().
     std::function<void(Job)> submit;

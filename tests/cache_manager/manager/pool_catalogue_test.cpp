@@ -459,6 +459,12 @@ TEST(HostPoolAdoptionTest, PlacesThatNoPoolMakesAreRefused) {
   wrong([](SlabPlace& p) { p.shape.bytes.shard_bytes = kHuge / 2; });
   wrong([](SlabPlace& p) { p.shape.bytes.replicated_bytes = kHuge; });
   wrong([](SlabPlace& p) { p.shape.bytes = {0, 0}; });
+  wrong([](SlabPlace& p) {  // the product is one that fits in 32 bits
+    p.shape.parts = ipc::kMostUnitBlocks;
+    p.shape.ranks = 1U << 26U;
+    p.shape.bytes = {64, 0};
+    p.shard_stride = 0;
+  });
   wrong([](SlabPlace& p) { p.shape.parts = 0; });
   wrong([](SlabPlace& p) { p.shape.parts = 3; });  // of which 1,024 bytes are no multiple
   wrong([](SlabPlace& p) { p.shape.parts = 2 * ipc::kMostUnitBlocks; });

@@ -375,6 +375,36 @@ TEST_F(ManagerRestartTest, AUnitComesBackWithThePartsThatItHadAndEachIsCheckedOn
   EXPECT_EQ(presence(1), BlockPresence::kMiss);
 }
 
+TEST_F(ManagerRestartTest, ADamagedPartIsTheEndOfItsUnit) {
+  unit_blocks_ = 4;
+  ASSERT_NO_FATAL_FAILURE(say_hello());
+  const auto slots = reserve({{kMain, key(1)}});
+  submit_store(next_job_++,
+               {{kMain, BlockId{3}, slots.at(0), 0}, {kMain, BlockId{4}, slots.at(0), 1}});
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const auto job = movers_[rank]->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    movers_[rank]->finish(*job);
+    tell_sums(rank, *job);
+  }
+  EXPECT_THAT(wait_done().results, ElementsAre(0, 0));
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["adopted"], 1);
+  submit_load(next_job_++, {{kMain, BlockId{7}, key(1), 0}, {kMain, BlockId{8}, key(1), 1}});
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    ipc::MoverJobDone done;
+    done.job = job->job;
+    done.results = {0, mover == movers_[1] ? code(ErrorCode::kCorrupt) : std::uint8_t{0}};
+    mover->notify(MessageKind::kMoverJobDone, done);
+  }
+  EXPECT_THAT(wait_done().results, ElementsAre(0, code(ErrorCode::kNotFound)));
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(status()["pool"]["integrity"]["corrupt"], 1);
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+}
+
 TEST_F(ManagerRestartTest, BlocksOfAnotherIdentityAreMisses) {
   (void)place_of_store(1, 3);
   ASSERT_NO_FATAL_FAILURE(restart());

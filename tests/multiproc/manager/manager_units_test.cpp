@@ -98,12 +98,44 @@ TEST_F(ManagerUnitsTest, APartialUnitHasThePartsThatWereStored) {
   submit_load(7, {{kMain, BlockId{3}, key(1), 0},
                   {kMain, BlockId{4}, key(1), 1},
                   {kMain, BlockId{5}, key(1), 2},
-                  {kMain, BlockId{6}, key(1), 3},
-                  {kMain, BlockId{7}, key(1), kUnit},
-                  {kMain, BlockId{8}, key(1), 1U << 31U}});
+                  {kMain, BlockId{6}, key(1), 3}});
   ASSERT_NO_FATAL_FAILURE(movers_finish());
   const std::uint8_t missing = code(ErrorCode::kNotFound);
-  EXPECT_THAT(wait_done().results, ElementsAre(0, missing, 0, missing, missing, missing));
+  EXPECT_THAT(wait_done().results, ElementsAre(0, missing, 0, missing));
+}
+
+TEST_F(ManagerUnitsTest, AUnitWithoutPartsThatComeNowGivesWay) {
+  const auto reserve_parts = [this](std::uint64_t parts) {
+    const auto reply = client_->call<ipc::ReserveStoreReply>(
+        MessageKind::kReserveStore,
+        ipc::ReserveStore{{{kMain, key(1), {}, std::nullopt, parts}}, {}});
+    EXPECT_TRUE(reply.has_value()) << reply.error().to_string();
+    return reply->slots.at(0);
+  };
+  finish(begin_store(1, 8, {3}));
+  EXPECT_EQ(reserve_parts(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(reserve_parts(0b1000).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  const ipc::ReservedSlot slot = reserve_parts(0b1001);
+  ASSERT_EQ(slot.outcome, ipc::ReserveOutcome::kReserved);
+  EXPECT_EQ(presence(1), BlockPresence::kHitPending);
+  submit_store(next_job_++, {{kMain, BlockId{3}, slot.slot, 0}, {kMain, BlockId{4}, slot.slot, 3}});
+  finish(sent());
+  submit_load(next_job_++, {{kMain, BlockId{5}, key(1), 0}, {kMain, BlockId{6}, key(1), 3}});
+  finish(sent());
+  EXPECT_EQ(status()["pool"]["blocks"], 1);
+}
+
+TEST_F(ManagerUnitsTest, WhatIsUnderWayWhenAClientCountsInOtherUnitsEndsInItsOwn) {
+  const auto jobs = begin_store(1, 8, {0, 1});
+  const auto reserved = reserve({{kMain, key(2)}});
+  ASSERT_NO_FATAL_FAILURE(count_in(2));
+  finish(jobs);
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  submit_store(next_job_++, {{kMain, BlockId{3}, reserved.at(0), 0}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  ASSERT_NO_FATAL_FAILURE(count_in(kUnit));
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  EXPECT_EQ(status()["index"]["reserved"], 0);
 }
 
 TEST_F(ManagerUnitsTest, AUnitIsWholeOrNotThere) {
@@ -137,6 +169,10 @@ TEST_F(ManagerUnitsTest, PartsThatThereAreNotAndPartsNamedTwiceAreRefused) {
     EXPECT_THAT(done.message, HasSubstr("part"));
     EXPECT_EQ(status()["index"]["reserved"], 0);
   }
+  for (const std::uint32_t part : {kUnit, 1U << 31U}) {
+    submit_load(next_job_++, {{kMain, BlockId{3}, key(1), part}});
+    EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kInvalidArgument)));
+  }
 }
 
 TEST_F(ManagerUnitsTest, UnitsOfAnotherSizeAreMisses) {
@@ -148,7 +184,7 @@ TEST_F(ManagerUnitsTest, UnitsOfAnotherSizeAreMisses) {
 }
 
 TEST_F(ManagerUnitsTest, ImpossibleUnitsAreRefused) {
-  for (const std::uint32_t blocks : {0U, ipc::kMostUnitBlocks + 1, 1U << 31U}) {
+  for (const std::uint32_t blocks : {0U, ipc::kMostUnitBlocks + 1, 1U << 31U, ~0U}) {
     const auto refused = hello(blocks);
     ASSERT_FALSE(refused.has_value());
     EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
@@ -169,6 +205,27 @@ TEST_F(ManagerUnitsTest, ALoadWaitsForAUnitThatIsBeingStored) {
   EXPECT_EQ(jobs[0].items.size(), 2U);
   EXPECT_NE(jobs[0].items.at(0).shard_offset, jobs[0].items.at(1).shard_offset);
   finish(jobs);
+}
+
+TEST_F(ManagerUnitsTest, ALoadDoesNotWaitForAPartThatAUnitWasStoredWithout) {
+  ipc::SubmitLoad load;
+  load.job = ipc::JobId{7};
+  load.generation = state_.generation;
+  load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::seconds(60))};
+  load.waits = true;
+  load.items = {{kMain, BlockId{3}, key(1), 1}, {kMain, BlockId{4}, key(1), 0}};
+  ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kSubmitLoad, load).has_value());
+  finish(begin_store(1, 8, {0}));
+  const auto jobs = sent();
+  for (std::size_t rank = 0; rank < jobs.size(); ++rank) movers_[rank]->finish(jobs[rank]);
+  const ipc::JobDone done = wait_done();
+  EXPECT_EQ(done.job, ipc::JobId{7});
+  EXPECT_THAT(done.results, ElementsAre(code(ErrorCode::kNotFound), 0));
+  // Of which nothing is left to come.
+  load.job = ipc::JobId{8};
+  load.items = {{kMain, BlockId{3}, key(1), 2}};
+  ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kSubmitLoad, load).has_value());
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound)));
 }
 
 }  // namespace

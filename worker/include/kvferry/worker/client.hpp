@@ -68,7 +68,7 @@ enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 
 struct StoreTarget {
   GroupId group;
-  Digest block;  ///< Not zero.
+  Digest block;  ///< Not zero. Or what names the store unit.
   /// The block of the prefix right before it, zero at its beginning: so that what continues a block
   /// is evicted before it. Zero where that is not known costs hits, never correctness.
   Digest before{};
@@ -76,6 +76,9 @@ struct StoreTarget {
   /// the later end. What a block continues stays as long as the block does. Forgotten when the
   /// manager is replaced.
   std::optional<ipc::Retention> retention{};
+  /// Of a store unit, the parts that will be stored, a bit for each: a unit that is there without
+  /// some of them gives way to this one, as long as nobody pins it. 0: whatever is there suffices.
+  std::uint64_t parts = 0;
 };
 struct StoreSlot {
   Reservation outcome = Reservation::kFull;
@@ -353,6 +356,10 @@ class Client {
   /// StoreTarget::before is what use_prefix() has joined since. kNoManager, kCancelled, kNotReady,
   /// kGeometryMismatch as below.
   [[nodiscard]] Result<PrefixMatch> match_prefix(std::span<const Digest> hashes);
+  /// The same for a prefix that lies in store units as StoreUnits says, of the size that the
+  /// client's identity has: how many of its blocks can be loaded, in whole units and in a partial
+  /// last one that a prefix which ended there has left.
+  [[nodiscard]] Result<std::uint32_t> match_in_units(std::span<const Digest> hashes);
   /// Of one block; kMiss also where match_prefix() would fail.
   [[nodiscard]] Presence presence(GroupId group, const Digest& hash);
   /// A request uses these blocks of one prefix, first to last: those of them that are in host

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kvferry/ipc/base/ids.hpp"
-#include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 
 #include <cstddef>
@@ -12,8 +11,6 @@
 #include <vector>
 
 namespace kvferry::worker {
-
-class Client;
 
 /// A device block of a store unit.
 struct UnitPart {
@@ -26,7 +23,8 @@ struct UnitPart {
 /// of a prefix are its first unit, and so on; the last unit may be partial. A unit's key is the
 /// hash of its last block, so that whole units are found whatever comes after them, and a partial
 /// one by prefixes that go on from its end.
-/// @threading any; usable() as the client.
+/// What of a prefix is there: Client::match_in_units(), and then part_of() of so many hashes.
+/// @threading any.
 class StoreUnits {
  public:
   /// @param blocks of a unit; throws Exception (kInvalidArgument) for what is not 1 to
@@ -39,12 +37,6 @@ class StoreUnits {
   [[nodiscard]] std::vector<ipc::Digest> keys(std::span<const ipc::Digest> hashes) const;
   /// Where block i of the prefix is. @pre i < hashes.size()
   [[nodiscard]] UnitPart part_of(std::span<const ipc::Digest> hashes, std::size_t i) const;
-  /// How many blocks of the prefix can be loaded, by the rules of all groups: those of whole units,
-  /// and of the longest partial one behind them that a prefix which ended there has left. Load them
-  /// by part_of(hashes.first(usable), i). The client counts in units of as many blocks.
-  /// @return as Client::match_prefix()
-  [[nodiscard]] ipc::Result<std::uint32_t> usable(Client& client,
-                                                  std::span<const ipc::Digest> hashes) const;
 
  private:
   std::uint32_t blocks_;

@@ -414,7 +414,8 @@ struct StoreKey {
   Digest
       before{};  ///< The block that it continues; zero: it begins a prefix, or that is not known.
   std::optional<Retention> retention{};
-  template <typename V> void visit(V& v) { v(group, block, before, retention); }
+  std::uint64_t parts = 0;  ///< That will be stored, a bit for each: a unit without them gives way.
+  template <typename V> void visit(V& v) { v(group, block, before, retention, parts); }
 };
 enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
 constexpr std::uint64_t wire_max(ReserveOutcome) {
