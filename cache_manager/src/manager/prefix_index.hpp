@@ -247,8 +247,18 @@ class PrefixIndex {
   [[nodiscard]] bool evict_of(const Partition& partition, const Need& need);
   /// Bytes that may go of it.
   [[nodiscard]] static std::uint64_t allowance(const Partition& partition, const Need& need);
-  [[nodiscard]] std::vector<const Partition*> by_excess(const Need& need) const;
-  [[nodiscard]] std::vector<const Partition*> by_fullness(const Need& need) const;
+  struct Ranked {
+    double rank = 0;
+    std::size_t place = 0;  ///< Decides among equals.
+    const Partition* partition = nullptr;
+  };
+  /// Those that are above their share, by how much.
+  [[nodiscard]] std::vector<Ranked> excesses(const Need& need) const;
+  /// Those of which some may go, by how much of their share they have.
+  [[nodiscard]] std::vector<Ranked> fullnesses(const Need& need) const;
+  /// Asks them in the order of their ranks, the highest one first.
+  [[nodiscard]] static bool first_of(std::vector<Ranked> partitions,
+                                     const std::function<bool(const Partition&)>& gives);
   [[nodiscard]] bool can_evict_slab(std::uint32_t slab, const Need& need);
   void evict_slab(std::uint32_t slab, const Need& need);
   void evict_entry(Entry& entry, const NamespaceAccount* account);

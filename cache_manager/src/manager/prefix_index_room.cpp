@@ -93,47 +93,51 @@ bool PrefixIndex::evict_for(const SlabShape& shape,
   if (!evicts_) return false;
   order_.end_retentions(now_());
   Need need{shape, account, (evicted + 1) * shape.block_bytes()};
-  for (const Partition* partition : by_excess(need)) {
-    if (evict_of(*partition, need)) return true;
-  }
+  const auto gives = [&](const Partition& partition) { return evict_of(partition, need); };
+  if (first_of(excesses(need), gives)) return true;
   if (account == nullptr) return false;
   const Partition& own = account->partition();
   if (own.bytes + need.bytes > own.soft) return false;  // its own have been looked at
   need.is_level = true;
-  for (const Partition* partition : by_fullness(need)) {
-    if (evict_of(*partition, need)) return true;
-  }
-  return evict_of(own, need);
+  return first_of(fullnesses(need), gives) || evict_of(own, need);
 }
 
-std::vector<const Partition*> PrefixIndex::by_fullness(const Need& need) const {
-  std::vector<const Partition*> others;
+std::vector<PrefixIndex::Ranked> PrefixIndex::fullnesses(const Need& need) const {
+  std::vector<Ranked> others;
   for (const auto& other : accounts_.partitions()) {
     const bool is_own = &need.account->partition() == other.get();
-    if (!is_own && other->soft > 0 && allowance(*other, need) > 0) others.push_back(other.get());
+    if (is_own || other->soft == 0 || allowance(*other, need) == 0) continue;
+    others.push_back({static_cast<double>(other->bytes) / static_cast<double>(other->soft),
+                      others.size(), other.get()});
   }
-  const auto part = [](const Partition* one) {
-    return static_cast<double>(one->bytes) / static_cast<double>(one->soft);
-  };
-  std::stable_sort(others.begin(), others.end(),
-                   [&](const Partition* a, const Partition* b) { return part(a) > part(b); });
   return others;
 }
 
 // The one that stores counts with what it wants to store.
-std::vector<const Partition*> PrefixIndex::by_excess(const Need& need) const {
-  std::vector<std::pair<std::uint64_t, const Partition*>> above;
+std::vector<PrefixIndex::Ranked> PrefixIndex::excesses(const Need& need) const {
+  std::vector<Ranked> above;
   for (const auto& partition : accounts_.partitions()) {
     const bool is_own = need.account != nullptr && &need.account->partition() == partition.get();
     const std::uint64_t bytes = partition->bytes + (is_own ? need.bytes : 0);
-    if (bytes > partition->soft) above.emplace_back(bytes - partition->soft, partition.get());
+    if (bytes <= partition->soft) continue;
+    above.push_back({static_cast<double>(bytes - partition->soft), above.size(), partition.get()});
   }
-  std::stable_sort(above.begin(), above.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<const Partition*> ordered;
-  ordered.reserve(above.size());
-  for (const auto& [bytes, partition] : above) ordered.push_back(partition);
-  return ordered;
+  return above;
+}
+
+// A heap: of a thousand tenants the first one nearly always gives.
+bool PrefixIndex::first_of(std::vector<Ranked> partitions,
+                           const std::function<bool(const Partition&)>& gives) {
+  const auto is_later = [](const Ranked& a, const Ranked& b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.place > b.place;
+  };
+  std::make_heap(partitions.begin(), partitions.end(), is_later);
+  while (!partitions.empty()) {
+    std::pop_heap(partitions.begin(), partitions.end(), is_later);
+    if (gives(*partitions.back().partition)) return true;
+    partitions.pop_back();
+  }
+  return false;
 }
 
 std::uint64_t PrefixIndex::allowance(const Partition& partition, const Need& need) {
