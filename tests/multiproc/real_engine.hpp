@@ -108,8 +108,8 @@ class RealEngine {
     for (std::uint32_t group = 0; group < groups_; ++group) {
       for (std::uint32_t i = 0; i < count; ++i) {
         if (!wanted(group, i)) continue;
-        items.push_back(
-            {ipc::GroupId{group}, ipc::BlockId{at + i}, first_seed + i + group * 1'000'000});
+        items.push_back({ipc::GroupId{group}, ipc::BlockId{at + i},
+                         first_seed + i + std::uint64_t{group} * 1'000'000});
       }
     }
     std::optional<ipc::Result<ipc::StepReply>> reply;

@@ -123,8 +123,8 @@ class StoreUnitsTest : public testing::TestWithParam<const char*> {
     ASSERT_EQ(usable(hashes), blocks);
     const worker::Completion done = load(std::span(hashes).first(blocks));
     EXPECT_TRUE(done.all_ok()) << done.message;
-    const auto wanted = [&](std::uint32_t group, std::uint32_t place) {
-      return is_needed(group, place, blocks);
+    const auto wanted = [&](std::uint32_t group, std::uint32_t block) {
+      return is_needed(group, block, blocks);
     };
     EXPECT_EQ(engine_.step(false, kSeed, blocks, kElsewhere, wanted), 0U);
   }

@@ -202,8 +202,9 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
   message.generation = link.acknowledged_generation();
   message.layers = layers;
   message.items.reserve(items.size());
-  for (const StoreItem& item : items)
+  for (const StoreItem& item : items) {
     message.items.push_back({item.group, item.block, item.slot, item.part});
+  }
   KVFERRY_TRY(
       link.submit(MessageKind::kSubmitStore, message.job, ipc::encode(message), blocks_of(items)));
   return message.job;

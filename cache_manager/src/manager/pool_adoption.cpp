@@ -24,7 +24,7 @@ std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& sha
   if (sums.size() != shape.sums()) return 0;
   for (std::uint32_t part = 0; part < shape.parts; ++part) {
     const bool is_stored = sums[std::size_t{part} * (shape.ranks + 1)] != 0;
-    parts |= std::uint64_t{is_stored} << part;
+    if (is_stored) parts |= std::uint64_t{1} << part;
   }
   return parts;
 }

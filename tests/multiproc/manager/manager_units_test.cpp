@@ -47,6 +47,7 @@ class ManagerUnitsTest : public ManagerTest {
                                          const std::vector<std::uint32_t>& parts) {
     const auto slots = reserve({{kMain, key(unit)}});
     std::vector<ipc::StoreItem> items;
+    items.reserve(parts.size());
     for (const std::uint32_t part : parts) {
       items.push_back({kMain, BlockId{first_block++}, slots.at(0), part});
     }
