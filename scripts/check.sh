@@ -19,6 +19,7 @@
 #             the code makes every move of the relation
 #   mutants   scripts/mutants.sh: mistakes built into the code, each caught by its own rule
 #   soak      scripts/soak.sh, briefly: clears under traffic and kills, both owners
+#   ratios    scripts/ratios.sh: no way of copying got much slower, against memcpy on simulated devices
 #   asan      suites under address and undefined-behaviour sanitizers
 #   tsan      suites under the thread sanitizer
 #   fuzz      every fuzz target for a moment, 30 s together
@@ -26,7 +27,7 @@
 # shellcheck disable=SC2317 # stages are called by name
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-stages=(format shell layering waits batches model build labels headers relation tests strace matrix mutants soak tidy
+stages=(format shell layering waits batches model build labels headers relation tests strace matrix mutants soak ratios tidy
   asan tsan fuzz install)
 
 stage_format() {
@@ -75,6 +76,11 @@ stage_matrix() {
 
 stage_mutants() {
   scripts/mutants.sh
+}
+
+stage_ratios() {
+  build_with_tests release
+  scripts/ratios.sh
 }
 
 stage_soak() {
