@@ -8,6 +8,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
+#include "kvferry/ipc/wire/codec.hpp"
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/step_channel.hpp"
 #include "support/child_process.hpp"
@@ -35,6 +36,9 @@ using worker::Completion;
 
 constexpr std::uint32_t kGpuBlocks = 160;
 constexpr std::uint64_t kSeed = 7000;
+
+/// Longer than any test waits.
+constexpr std::chrono::minutes kForEver{5};
 
 struct Case {
   std::string name;
@@ -360,6 +364,60 @@ TEST_P(LayersTest, KilledMoverFailsTheStepThatWaitsAndTheNextOneServes) {
   const auto second = send(awaiting(again, 20, kCount));
   expect_done(submit_load(20, kCount, again));
   expect_clean(second);
+}
+
+TEST_P(LayersTest, KilledManagerFailsTheStepThatWaitsAndTheNextOneServes) {
+  constexpr std::uint32_t kCount = 8;
+  fill_host(kCount);
+  ASSERT_TRUE(mover_->stop());
+  const LayerTicket ticket{12, 1};
+  ipc::Step waits = awaiting(ticket, 20, kCount);
+  waits.patience = kForEver;
+  const auto answer = send(waits);
+  (void)submit_load(20, kCount, ticket);
+  manager_->kill();
+  expect_failed(answer, ErrorCode::kPeerDied);
+  mover_->signal(SIGCONT);
+  ASSERT_TRUE(run_until([&] {
+    (void)client_->poll(0);
+    return !client_->state().manager_connected;
+  }));
+  manager_.emplace(start({"manager", "--host-memory=64MiB"}));
+  ASSERT_TRUE(run_until([&] {
+    (void)client_->poll(0);
+    return client_->state().manager_connected && client_->state().offload_ready;
+  }));
+  // Contents of their own: those of before may be there again.
+  ipc::Step fill = step();
+  fill.fills = seeded(0, kCount, 700);
+  expect_clean(send(fill));
+  expect_done(submit_store(0, kCount, std::nullopt, 3));
+  const LayerTicket again{12, 2};
+  ipc::Step verify = step();
+  verify.awaits = again;
+  verify.verifies = seeded(20, kCount, 700);
+  const auto second = send(verify);
+  expect_done(submit_load(20, kCount, again, 3));
+  expect_clean(second);
+}
+
+TEST_P(LayersTest, KilledEngineLetsOthersStepsGoOn) {
+  const LayerTicket ticket{14, 1};
+  ipc::Step waits = awaiting(ticket, 20, 4);
+  waits.patience = kForEver;
+  std::string hex;
+  for (const auto byte : ipc::encode(waits)) {
+    hex += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  }
+  test::ChildProcess engine({.program = test::sibling_program("kvferry_layers_engine_child"),
+                             .arguments = {temp_.path().string(), hex}});
+  ASSERT_TRUE(engine.wait_line("begun", test::soon())) << engine.stderr_text();
+  ipc::Step fill = step();
+  fill.fills = seeded(0, 4);
+  const auto behind = send(fill);  // in the stream that waits for a load which nobody asked for
+  EXPECT_FALSE(behind->reply.has_value());
+  engine.kill();
+  expect_clean(behind);
 }
 
 TEST_P(LayersTest, CancelledStoreDoesNotWaitForComputeThatNeverComes) {

@@ -123,6 +123,16 @@ void LayerWords::fail_all(const ipc::Error& error) {
   if (sooner_) sooner_();
 }
 
+void LayerWords::fail_unfinished(const ipc::Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+      if (!slots_[slot].over && !slots_[slot].complete) fail_slot(slot, error);
+    }
+  }
+  if (sooner_) sooner_();
+}
+
 Status LayerWords::enter(const LayerTicket& ticket) {
   const std::lock_guard lock(mutex_);
   KVFERRY_TRY(open(ticket));

@@ -79,8 +79,11 @@ class RankLink {
     hooks.on_manager = [](const ipc::RegistryWelcome& welcome, const ipc::PoolMemory&) {
       ipc::log_info("manager {} accepted this worker", welcome.manager_session.hex());
     };
-    hooks.on_manager_lost = [] {
+    hooks.on_manager_lost = [this] {
       ipc::log_warn("the manager is gone; serving steps without offload until one is back");
+      // Its movers give its jobs up, and its engines' jobs end without it.
+      layers_.fail_unfinished(
+          KVFERRY_ERROR(kPeerDied, "the manager ended, and its transfers with it"));
     };
     hooks.on_lease = [mailbox = mailbox_](const ipc::LeaseView& view) {
       const std::lock_guard lock(mailbox->mutex);

@@ -118,6 +118,13 @@ void StepRunner::on_peer_silent(const ipc::Peer& peer) {
 void StepRunner::on_peer_died(const ipc::Peer& peer) {
   ipc::log_info("steps: {} (pid {}) is dead", peer.name, peer.pid);
   drop_queued(peer.id);
+  // What it has begun may wait for a transfer that it has not asked for, and never will.
+  for (const InFlight& work : in_flight_) {
+    if (work.peer != peer.id) continue;
+    for (const ipc::LayerTicket& ticket : work.tickets) {
+      layers_.fail(ticket, KVFERRY_ERROR(kPeerDied, "{} (pid {}) is dead", peer.name, peer.pid));
+    }
+  }
 }
 
 void StepRunner::drop_queued(const ipc::IncarnationId& peer) {

@@ -81,6 +81,8 @@ class LayerWords {
   /// Why the use has failed meanwhile, if it has. is_last: no other transfer of the use will come.
   [[nodiscard]] ipc::Status leave(const LayerTicket& ticket, bool is_last);
   void fail_all(const ipc::Error& error);
+  /// Those whose transfers have not ended: nobody is left who would ask for them.
+  void fail_unfinished(const ipc::Error& error);
   /// Fails what is overdue, and lets waiters go once more where late work may have written over it.
   void expire(ipc::TimePoint now);
   /// When expire() has something to do.
