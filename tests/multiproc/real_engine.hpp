@@ -42,6 +42,7 @@ class RealEngine {
     std::string geometry = "tiny";
     std::uint32_t arena_blocks = 160;
     std::uint32_t unit_blocks = 1;
+    bool is_block_first = false;
     ipc::Digest weights = ipc::Digest::from_words(7, 7);
   };
 
@@ -49,12 +50,11 @@ class RealEngine {
       : loop_(loop), setup_(std::move(setup)), runtime_dir_(std::move(runtime_dir)) {}
 
   void start(const Start& start, const std::string& device) {
-    for (auto* const child : {&worker_, &mover_}) {
-      child->emplace(
-          start({child == &worker_ ? "worker" : "mover", "--engine=" + setup_.name,
-                 "--geometry=" + setup_.geometry,
-                 fmt::format("--gpu-blocks={}", setup_.arena_blocks), "--device=" + device}));
-    }
+    worker_.emplace(start(rank("worker", device)));
+    start_mover(start, device);
+  }
+  void start_mover(const Start& start, const std::string& device) {
+    mover_.emplace(start(rank("mover", device)));
   }
   void connect() {
     const ipc::Geometry geometry = ipc::load_geometry(setup_.geometry, 1).value();
@@ -63,7 +63,8 @@ class RealEngine {
     options.runtime_dir = runtime_dir_;
     options.engine = setup_.name;
     options.identity.model = geometry.name;
-    options.identity.fingerprint = geometry.fingerprint(ipc::ArenaOrder::kLayerFirst);
+    options.identity.fingerprint = geometry.fingerprint(
+        setup_.is_block_first ? ipc::ArenaOrder::kBlockFirst : ipc::ArenaOrder::kLayerFirst);
     options.identity.weights = setup_.weights;
     options.identity.unit_blocks = setup_.unit_blocks;
     ASSERT_TRUE(run_until(loop_, [&] {
@@ -135,6 +136,12 @@ class RealEngine {
   }
 
  private:
+  [[nodiscard]] std::vector<std::string> rank(const std::string& command,
+                                              const std::string& device) const {
+    return {command, "--engine=" + setup_.name, "--geometry=" + setup_.geometry,
+            fmt::format("--gpu-blocks={}", setup_.arena_blocks), "--device=" + device};
+  }
+
   ipc::EventLoop& loop_;
   const Setup setup_;
   const std::string runtime_dir_;
