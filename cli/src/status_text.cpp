@@ -78,6 +78,20 @@ const Json& member(const Json& object, const char* name) {
   return value == nullptr ? kNothing : *value;
 }
 
+/// Of a job's part on one rank, to or from it: what it waited for its turn, and what it took then.
+std::string average_of(const Json& way) {
+  const auto number = [&way](const char* name) {
+    const Json* value = field(way, name);
+    return value != nullptr && value->is_number_unsigned() ? value->get<std::uint64_t>() : 0;
+  };
+  const std::uint64_t answers = number("answers");
+  if (answers == 0) return "none";
+  const auto ms = [&](const char* name) {
+    return static_cast<double>(number(name)) / static_cast<double>(answers) / 1000;
+  };
+  return fmt::format("{:.3f} + {:.3f} ms", ms("queued_us"), ms("copied_us"));
+}
+
 void describe_host(const Json& status, std::string& out) {
   const Json& pool = member(status, "pool");
   const Json& index = member(status, "index");
@@ -169,6 +183,9 @@ void describe_engine(const Json& engine, std::string& out) {
   table.add({"moved", fmt::format("{} to host, {} to device{}", bytes(engine, "bytes_to_host"),
                                   bytes(engine, "bytes_to_device"),
                                   is_weighed ? ", share " + text(engine, "share") : "")});
+  table.add({"a job's time", fmt::format("queued + copied, on average: to host {}, to device {}",
+                                         average_of(member(engine, "to_host")),
+                                         average_of(member(engine, "to_device")))});
   const Json* paused = field(engine, "paused");
   const bool is_paused = paused != nullptr && paused->is_string();
   table.add(

@@ -12,6 +12,8 @@ namespace {
 
 using ipc::Transition;
 
+/// Of one job, in the sums that are told.
+constexpr std::chrono::hours kMostTime{1};
 constexpr auto kLargestErrorCode = static_cast<std::uint8_t>(ipc::ErrorCode::kCuda);
 
 // At random, with room to count on: a restarted manager does not repeat ids of the one before,
@@ -102,7 +104,8 @@ void JobTable::submit(Job job) {
   by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
   ++unfinished_[entry.job.engine];
   ++counters_[entry.job.engine].queued;
-  const ipc::TimePoint patience = ports_.now() + limits_.queue_deadline;
+  entry.submitted = ports_.now();
+  const ipc::TimePoint patience = entry.submitted + limits_.queue_deadline;
   set_deadline(entry, std::min(entry.job.urgency.due().value_or(patience), patience));
 
   std::vector<Claim> claims;
@@ -345,12 +348,26 @@ ipc::Status JobTable::mover_done(const ipc::IncarnationId& mover,
       entry.job.message = done.message;
     }
     entry.job.bytes += done.bytes;
-    JobCounters& counters = counters_[entry.job.engine];
-    (entry.job.to_host() ? counters.bytes_to_host : counters.bytes_to_device) += done.bytes;
+    count(entry, done);
   }
   close_part(entry, *part);
   settle();
   return status;
+}
+
+// A mover's clock may say anything.
+void JobTable::count(const Entry& entry, const ipc::MoverJobDone& done) {
+  const auto sane = [](std::chrono::microseconds time) {
+    return std::clamp<std::chrono::microseconds>(time, std::chrono::microseconds(0), kMostTime);
+  };
+  JobCounters& counters = counters_[entry.job.engine];
+  JobCounters::Way& way = entry.job.to_host() ? counters.to_host : counters.to_device;
+  way.bytes += done.bytes;
+  ++way.answers;
+  way.queued +=
+      sane(std::chrono::duration_cast<std::chrono::microseconds>(entry.sent - entry.submitted)) +
+      sane(done.queued);
+  way.copied += sane(done.copied);
 }
 
 std::vector<ipc::IncarnationId> JobTable::workers_used_by(const ipc::IncarnationId& mover) const {

@@ -90,8 +90,15 @@ struct JobCounters {
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t stale = 0;  ///< Refused for their generation, or answers nobody waits for.
-  std::uint64_t bytes_to_host = 0;
-  std::uint64_t bytes_to_device = 0;
+  /// Of one direction, by what movers answered: one answer for each rank of a job.
+  struct Way {
+    std::uint64_t bytes = 0;
+    std::uint64_t answers = 0;
+    std::chrono::microseconds queued{};  ///< From the submit until its copies began.
+    std::chrono::microseconds copied{};  ///< From then until they had ended.
+  };
+  Way to_host;
+  Way to_device;
 };
 
 /// Client jobs from submission to their one answer. A job waits until its places are free, is sent
@@ -212,6 +219,7 @@ class JobTable {
     Job job;
     State state = State::kWaiting;
     std::vector<Part> parts;
+    ipc::TimePoint submitted{};
     ipc::TimePoint sent{};
     LinkShares::Lane lane;      ///< When it runs; as are bytes.
     std::uint64_t bytes = 0;    ///< Of one rank, nearly.
@@ -234,6 +242,7 @@ class JobTable {
   /// What the rank's mover has to do of it.
   void add_items(const Job& job, std::uint32_t rank, Part& part, ipc::MoverJob& message) const;
   void close_part(Entry& entry, Part& part);
+  void count(const Entry& entry, const ipc::MoverJobDone& done);
   void fail_parts(const std::function<bool(const RankTarget&)>& over, const std::string& why);
   void end_unsent(Entry& entry, const ipc::Error& error);
   [[nodiscard]] ipc::Status send_part(const Entry& entry,

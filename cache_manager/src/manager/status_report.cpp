@@ -45,6 +45,12 @@ json rank_peer_json(const std::optional<RankPeer>& peer) {
           {"note", state.note}};
 }
 
+json way_json(const JobCounters::Way& way) {
+  return {{"answers", way.answers},
+          {"queued_us", static_cast<std::uint64_t>(way.queued.count())},
+          {"copied_us", static_cast<std::uint64_t>(way.copied.count())}};
+}
+
 json engine_json(const EngineRecord& engine, const JobCounters& jobs, std::uint32_t share) {
   json ranks = json::array();
   for (std::uint32_t rank = 0; rank < engine.ranks().size(); ++rank) {
@@ -73,8 +79,10 @@ json engine_json(const EngineRecord& engine, const JobCounters& jobs, std::uint3
         {"cancelled", jobs.cancelled},
         {"stale", jobs.stale}}},
       {"share", share},
-      {"bytes_to_host", jobs.bytes_to_host},
-      {"bytes_to_device", jobs.bytes_to_device},
+      {"bytes_to_host", jobs.to_host.bytes},
+      {"bytes_to_device", jobs.to_device.bytes},
+      {"to_host", way_json(jobs.to_host)},
+      {"to_device", way_json(jobs.to_device)},
       {"clears", engine.clears()},
       {"reinits", engine.reinits()},
       {"flushes", engine.flushes()},

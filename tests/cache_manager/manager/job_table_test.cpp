@@ -35,8 +35,38 @@ TEST_F(JobTableTest, JobEndsWhenEveryRankHasAnswered) {
   EXPECT_THAT(finished_[0].results, ElementsAre(0, 0));
   EXPECT_EQ(finished_[0].bytes, 200U);
   EXPECT_EQ(table.counters(kEngine).done, 1U);
-  EXPECT_EQ(table.counters(kEngine).bytes_to_host, 200U);
+  EXPECT_EQ(table.counters(kEngine).to_host.bytes, 200U);
   EXPECT_EQ(pool_.stats().blocks, 0U);
+}
+
+TEST_F(JobTableTest, TellsWhatJobsWaitedAndTookWhateverAMoverSays) {
+  using std::chrono::microseconds;
+  JobTable table = make_table();
+  const auto told = [&table](const Sent& sent, microseconds queued, microseconds copied) {
+    ipc::MoverJobDone done;
+    done.job = sent.job.job;
+    done.results.assign(sent.job.items.size(), 0);
+    done.queued = queued;
+    done.copied = copied;
+    EXPECT_TRUE(table.mover_done(sent.mover, kEngine, done).has_value());
+  };
+  table.submit(make_job(1, JobKind::kStore, {4}));
+  // It wants the block that the first one reads, and waits for it.
+  table.submit(make_job(2, JobKind::kSwapIn, {4}));
+  ASSERT_EQ(sent_.size(), 2U);
+  now_ += std::chrono::milliseconds(5);
+  told(sent_[0], microseconds(10), microseconds(300));
+  told(sent_[1], microseconds(30), microseconds(500));
+  ASSERT_EQ(sent_.size(), 4U);
+  told(sent_[2], microseconds(1), microseconds(-7));
+  told(sent_[3], microseconds::max(), microseconds(70));
+  const JobCounters counters = table.counters(kEngine);
+  EXPECT_EQ(counters.to_host.answers, 2U);
+  EXPECT_EQ(counters.to_host.queued, microseconds(40));
+  EXPECT_EQ(counters.to_host.copied, microseconds(800));
+  EXPECT_EQ(counters.to_device.answers, 2U);
+  EXPECT_EQ(counters.to_device.queued, microseconds(2 * 5000 + 1) + std::chrono::hours(1));
+  EXPECT_EQ(counters.to_device.copied, microseconds(70));
 }
 
 TEST_F(JobTableTest, FirstErrorOfAnyRankWins) {

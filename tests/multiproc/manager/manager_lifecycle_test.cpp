@@ -410,6 +410,8 @@ TEST_F(ManagerLifecycleTest, StatusIsAPureObservation) {
   EXPECT_EQ(engine["offload_ready"], true);
   EXPECT_EQ(engine["jobs"]["done"], 1);
   EXPECT_EQ(engine["bytes_to_host"], 8192);
+  EXPECT_EQ(engine["to_host"]["answers"], 2);
+  EXPECT_EQ(engine["to_device"]["answers"], 0);
   EXPECT_EQ(engine["ranks"][1]["worker"]["epoch"], 1);
   EXPECT_EQ(engine["ranks"][1]["mover"]["mapped"], true);
 }
