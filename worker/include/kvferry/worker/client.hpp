@@ -399,7 +399,8 @@ class Client {
   /// in time.
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items,
                                            std::optional<LayerTicket> layers = std::nullopt);
-  /// Higher priority goes first among loads; loads go before stores. Per block: kNotFound when the
+  /// Higher priority goes first among loads. Stores go the other way, and do not wait for loads or
+  /// hold them up. Per block: kNotFound when the
   /// host tier does not have it (any more).
   ///
   /// due: when it is of no more use unless it has begun by then, such as a prefetch for a step that
