@@ -375,8 +375,15 @@ TEST_P(LayersTest, KilledManagerFailsTheStepThatWaitsAndTheNextOneServes) {
   waits.patience = kForEver;
   const auto answer = send(waits);
   (void)submit_load(20, kCount, ticket);
+  // Compute that would have been stored goes on without.
+  ipc::Step computes = step();
+  computes.fills = seeded(40, 2, 800);
+  computes.computes = LayerTicket{18, 1};
+  computes.patience = kForEver;
+  const auto beside = send(computes);
   manager_->kill();
   expect_failed(answer, ErrorCode::kPeerDied);
+  expect_clean(beside);
   mover_->signal(SIGCONT);
   ASSERT_TRUE(run_until([&] {
     (void)client_->poll(0);

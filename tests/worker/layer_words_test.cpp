@@ -133,5 +133,21 @@ TEST_F(LayerWordsTest, RevocationFailsWhatRunsAndNothingElse) {
   EXPECT_TRUE(words_.end({1, 2}).has_value());
 }
 
+TEST_F(LayerWordsTest, WhatALoadIsAwaitedForFailsWithItsManagerAndNothingElse) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s), LayerWords::Use::kIsStored).has_value());
+  ASSERT_TRUE(words_.begin({2, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.enter({2, 1}).has_value());
+  ASSERT_TRUE(words_.leave({2, 1}, /*is_last=*/true).has_value());
+  ASSERT_TRUE(words_.enter({3, 1}).has_value());  // which no step waits for yet
+  words_.fail_awaited(KVFERRY_ERROR(kPeerDied, "gone"));
+  EXPECT_EQ(words_.end({0, 1}).error().code, ipc::ErrorCode::kPeerDied);
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_TRUE(words_.end({1, 1}).has_value());
+  EXPECT_TRUE(words_.end({2, 1}).has_value());
+  EXPECT_TRUE(words_.leave({3, 1}, /*is_last=*/true).has_value());
+  EXPECT_TRUE(words_.end({3, 1}).has_value());
+}
+
 }  // namespace
 }  // namespace kvferry::worker

@@ -61,12 +61,13 @@ Status LayerWords::open(const LayerTicket& ticket) {
   return ipc::ok();
 }
 
-Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline) {
+Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline, Use use) {
   {
     const std::lock_guard lock(mutex_);
     KVFERRY_TRY(open(ticket));
     if (slots_[ticket.slot].over) return is_over(ticket, ticket.use);
     Slot& slot = slots_[ticket.slot];
+    slot.is_awaited = use == Use::kAwaitsLoad;
     if (!slot.failure && !slot.complete) slot.deadline = deadline.when();
   }
   if (sooner_) sooner_();
@@ -123,11 +124,12 @@ void LayerWords::fail_all(const ipc::Error& error) {
   if (sooner_) sooner_();
 }
 
-void LayerWords::fail_unfinished(const ipc::Error& error) {
+void LayerWords::fail_awaited(const ipc::Error& error) {
   {
     const std::lock_guard lock(mutex_);
     for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
-      if (!slots_[slot].over && !slots_[slot].complete) fail_slot(slot, error);
+      const Slot& use = slots_[slot];
+      if (use.is_awaited && !use.over && !use.complete) fail_slot(slot, error);
     }
   }
   if (sooner_) sooner_();

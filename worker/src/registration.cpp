@@ -82,7 +82,7 @@ class RankLink {
     hooks.on_manager_lost = [this] {
       ipc::log_warn("the manager is gone; serving steps without offload until one is back");
       // Its movers give its jobs up, and its engines' jobs end without it.
-      layers_.fail_unfinished(
+      layers_.fail_awaited(
           KVFERRY_ERROR(kPeerDied, "the manager ended, and its transfers with it"));
     };
     hooks.on_lease = [mailbox = mailbox_](const ipc::LeaseView& view) {

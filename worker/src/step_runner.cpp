@@ -259,7 +259,10 @@ Status StepRunner::launch_layers(const ipc::Step& step,
                                  InFlight& work) {
   for (const auto& ticket : {step.computes, step.awaits}) {
     if (!ticket) continue;
-    KVFERRY_TRY(layers_.begin(*ticket, ipc::Deadline::after(step.patience)));
+    const bool is_stored = step.computes && *ticket == *step.computes;
+    KVFERRY_TRY(
+        layers_.begin(*ticket, ipc::Deadline::after(step.patience),
+                      is_stored ? LayerWords::Use::kIsStored : LayerWords::Use::kAwaitsLoad));
     work.tickets.push_back(*ticket);
   }
   for (const GroupStep& group : groups) {

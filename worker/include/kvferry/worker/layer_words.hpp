@@ -41,6 +41,8 @@ using ipc::LayerTicket;
 /// @threading any. @lifetime the RegisteredWorker outlives all work that waits or marks.
 class LayerWords {
  public:
+  enum class Use : std::uint8_t { kAwaitsLoad = 1, kIsStored };
+
   /// What a word has when its use has failed: past every layer.
   static constexpr std::uint32_t kReleased = 0x4000'0000;
 
@@ -55,7 +57,11 @@ class LayerWords {
   /// there is not, kStaleEpoch for a use that is over, kBusy while a transfer of an earlier use of
   /// the slot still runs: take another slot. A use that has failed already is no error here:
   /// nothing waits for it, and end() says so.
-  [[nodiscard]] ipc::Status begin(const LayerTicket& ticket, ipc::Deadline deadline);
+  /// @param use what the step does: a load fails with the manager that had it; compute that is to
+  /// be stored goes on without
+  [[nodiscard]] ipc::Status begin(const LayerTicket& ticket,
+                                  ipc::Deadline deadline,
+                                  Use use = Use::kAwaitsLoad);
   /// The stream goes on when the layer is there, or when the use has failed.
   [[nodiscard]] ipc::Status await_layer(ipc::Stream& stream,
                                         std::uint32_t slot,
@@ -81,8 +87,8 @@ class LayerWords {
   /// Why the use has failed meanwhile, if it has. is_last: no other transfer of the use will come.
   [[nodiscard]] ipc::Status leave(const LayerTicket& ticket, bool is_last);
   void fail_all(const ipc::Error& error);
-  /// Those whose transfers have not ended: nobody is left who would ask for them.
-  void fail_unfinished(const ipc::Error& error);
+  /// Those of steps that wait for a load which has not ended: nobody is left who would move it.
+  void fail_awaited(const ipc::Error& error);
   /// Fails what is overdue, and lets waiters go once more where late work may have written over it.
   void expire(ipc::TimePoint now);
   /// When expire() has something to do.
@@ -94,6 +100,7 @@ class LayerWords {
   struct Slot {
     std::uint64_t use = 0;
     bool over = true;
+    bool is_awaited = false;      ///< A step has begun it, for a load.
     bool complete = false;        ///< Its last transfer has ended: nothing is waited for any more.
     std::uint32_t transfers = 0;  ///< Of this use, between enter() and leave().
     std::optional<ipc::TimePoint> deadline;
