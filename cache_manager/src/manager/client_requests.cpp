@@ -87,7 +87,12 @@ PoolCatalogue::FoundRoot root_record(const ClientRecord& client, const EngineRec
           client.account->proof()};
 }
 
-ipc::Status check_key(const EngineRecord& engine, const ipc::StoreKey& key) {
+ipc::Status check_key(const ClientRecord& client, const ipc::StoreKey& key) {
+  const EngineRecord& engine = *client.engine;
+  const std::uint32_t unit = client.identity.unit_blocks;
+  if (unit < ipc::kMostUnitBlocks && (key.parts >> unit) != 0) {
+    return KVFERRY_ERROR(kInvalidArgument, "parts {:#x} of a unit of {} blocks", key.parts, unit);
+  }
   if (key.block.is_zero()) {
     return KVFERRY_ERROR(kInvalidArgument,
                          "a block's hash is zero, which stands for none: name it otherwise");
@@ -391,7 +396,7 @@ void ClientRequests::reserve(const ClientRecord& client, const ipc::Envelope& re
                       message.weights.hex(), client.engine->name(), client.engine->weights().hex());
   }
   for (std::size_t i = 0; status && i < message.keys.size(); ++i) {
-    status = check_key(*client.engine, message.keys[i]);
+    status = check_key(client, message.keys[i]);
   }
   if (!status) {
     context_.refuse(client.peer, request, status.error());

@@ -67,6 +67,19 @@ class ManagerUnitsTest : public ManagerTest {
     for (std::size_t rank = 0; rank < jobs.size(); ++rank) movers_[rank]->finish(jobs[rank]);
     EXPECT_THAT(wait_done().results, Each(0));
   }
+  [[nodiscard]] ipc::SubmitLoad waiting_load(std::uint64_t job) const {
+    ipc::SubmitLoad load;
+    load.job = ipc::JobId{job};
+    load.generation = state_.generation;
+    load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::seconds(60))};
+    load.waits = true;
+    return load;
+  }
+  ipc::Result<ipc::ReserveStoreReply> reserve_parts(std::uint64_t parts) {
+    return client_->call<ipc::ReserveStoreReply>(
+        MessageKind::kReserveStore,
+        ipc::ReserveStore{{{kMain, key(1), {}, std::nullopt, parts}}, {}});
+  }
   [[nodiscard]] BlockPresence presence(std::uint64_t unit) {
     return static_cast<BlockPresence>(lookup({unit}).presence.at(0));
   }
@@ -106,17 +119,14 @@ TEST_F(ManagerUnitsTest, APartialUnitHasThePartsThatWereStored) {
 }
 
 TEST_F(ManagerUnitsTest, AUnitWithoutPartsThatComeNowGivesWay) {
-  const auto reserve_parts = [this](std::uint64_t parts) {
-    const auto reply = client_->call<ipc::ReserveStoreReply>(
-        MessageKind::kReserveStore,
-        ipc::ReserveStore{{{kMain, key(1), {}, std::nullopt, parts}}, {}});
-    EXPECT_TRUE(reply.has_value()) << reply.error().to_string();
-    return reply->slots.at(0);
-  };
   finish(begin_store(1, 8, {3}));
-  EXPECT_EQ(reserve_parts(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
-  EXPECT_EQ(reserve_parts(0b1000).outcome, ipc::ReserveOutcome::kAlreadyThere);
-  const ipc::ReservedSlot slot = reserve_parts(0b1001);
+  EXPECT_EQ(reserve_parts(0).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(reserve_parts(0b1000).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  const auto refused = reserve_parts(0b10001);
+  ASSERT_FALSE(refused.has_value()) << "a unit has four parts";
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  const ipc::ReservedSlot slot = reserve_parts(0b1001).value().slots.at(0);
   ASSERT_EQ(slot.outcome, ipc::ReserveOutcome::kReserved);
   EXPECT_EQ(presence(1), BlockPresence::kHitPending);
   submit_store(next_job_++, {{kMain, BlockId{3}, slot.slot, 0}, {kMain, BlockId{4}, slot.slot, 3}});
@@ -194,11 +204,7 @@ TEST_F(ManagerUnitsTest, ImpossibleUnitsAreRefused) {
 }
 
 TEST_F(ManagerUnitsTest, ALoadWaitsForAUnitThatIsBeingStored) {
-  ipc::SubmitLoad load;
-  load.job = ipc::JobId{7};
-  load.generation = state_.generation;
-  load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::seconds(60))};
-  load.waits = true;
+  ipc::SubmitLoad load = waiting_load(7);
   load.items = {{kMain, BlockId{3}, key(1), 1}, {kMain, BlockId{4}, key(1), 0}};
   ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kSubmitLoad, load).has_value());
   finish(begin_store(1, 8, {0, 1}));
@@ -209,11 +215,7 @@ TEST_F(ManagerUnitsTest, ALoadWaitsForAUnitThatIsBeingStored) {
 }
 
 TEST_F(ManagerUnitsTest, ALoadDoesNotWaitForAPartThatAUnitWasStoredWithout) {
-  ipc::SubmitLoad load;
-  load.job = ipc::JobId{7};
-  load.generation = state_.generation;
-  load.urgency = {1, ipc::Urgency::ns_of(ipc::MonotonicClock::now() + std::chrono::seconds(60))};
-  load.waits = true;
+  ipc::SubmitLoad load = waiting_load(7);
   load.items = {{kMain, BlockId{3}, key(1), 1}, {kMain, BlockId{4}, key(1), 0}};
   ASSERT_TRUE(client_->call<ipc::Empty>(MessageKind::kSubmitLoad, load).has_value());
   finish(begin_store(1, 8, {0}));
