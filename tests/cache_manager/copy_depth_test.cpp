@@ -13,7 +13,8 @@ using ipc::CopyDirection;
 using std::chrono_literals::operator""ms;
 
 constexpr std::uint64_t kMiB = 1ULL << 20;
-constexpr auto kStraight = CopyStrategy::kDirect;
+constexpr CopyDepth::Kind kStraight{CopyStrategy::kDirect};
+constexpr CopyDepth::Kind kGathered{CopyStrategy::kStaged};
 constexpr std::array kStrategies = {CopyStrategy::kDirect,  CopyStrategy::kStaged,
                                     CopyStrategy::kStrided, CopyStrategy::kBatch,
                                     CopyStrategy::kMemcpy,  CopyStrategy::kKernel};
@@ -40,8 +41,8 @@ TEST_F(CopyDepthTest, AfterABetterLoadTheNextOneWaitsForOneSlotForAWhile) {
   for (const ipc::TimePoint when : {now_, soon_}) {
     EXPECT_EQ(depth.call_bytes(kStraight, when), CopyDepth::kSlotBytes / 2);
     EXPECT_EQ(depth.most_bytes(kStraight, when), CopyDepth::kSlotBytes);
-    EXPECT_EQ(depth.call_bytes(CopyStrategy::kStaged, when), CopyDepth::kSlotBytes);
-    EXPECT_EQ(depth.most_bytes(CopyStrategy::kStaged, when), 2 * CopyDepth::kSlotBytes);
+    EXPECT_EQ(depth.call_bytes(kGathered, when), CopyDepth::kSlotBytes);
+    EXPECT_EQ(depth.most_bytes(kGathered, when), 2 * CopyDepth::kSlotBytes);
   }
   EXPECT_GT(depth.call_bytes(kStraight, later_), CopyDepth::kSlotBytes);
   EXPECT_GT(depth.most_bytes(kStraight, later_), 2 * CopyDepth::kSlotBytes);
@@ -59,12 +60,25 @@ TEST_F(CopyDepthTest, WhereTheyAreExpectedABetterLoadNeverWaitsForMoreThanOneSlo
   for (const bool paced : {false, true}) {
     CopyDepth depth(CopyDirection::kHostToDevice, {paced, UrgentLoads::kAlways});
     for (const CopyStrategy strategy : kStrategies) {
-      EXPECT_EQ(depth.most_bytes(strategy, now_), CopyDepth::kSlotBytes) << to_string(strategy);
-      EXPECT_EQ(depth.call_bytes(strategy, now_), CopyDepth::kSlotBytes / 2) << to_string(strategy);
+      EXPECT_EQ(depth.most_bytes({strategy}, now_), CopyDepth::kSlotBytes) << to_string(strategy);
+      const bool gathered = strategy == CopyStrategy::kStaged;
+      EXPECT_EQ(depth.call_bytes({strategy}, now_), CopyDepth::kSlotBytes / (gathered ? 1 : 2))
+          << to_string(strategy);
     }
   }
   const CopyDepth stores(CopyDirection::kDeviceToHost, {false, UrgentLoads::kAlways});
   EXPECT_EQ(stores.most_bytes(kStraight, now_), 64 * kMiB) << "no store goes before another";
+}
+
+TEST_F(CopyDepthTest, WhatIsFetchedAheadNeverHoldsUpALoadByMoreThanOneSlot) {
+  CopyDepth loads(CopyDirection::kHostToDevice, {});
+  for (const CopyStrategy strategy : kStrategies) {
+    EXPECT_EQ(loads.most_bytes({strategy, true}, now_), CopyDepth::kSlotBytes)
+        << to_string(strategy);
+  }
+  EXPECT_EQ(loads.most_bytes(kStraight, now_), 32 * kMiB) << "what is waited for goes as before";
+  const CopyDepth stores(CopyDirection::kDeviceToHost, {});
+  EXPECT_EQ(stores.most_bytes({CopyStrategy::kDirect, true}, now_), 64 * kMiB);
 }
 
 TEST_F(CopyDepthTest, TwoCallsAreUnderWayAtMost) {
@@ -85,9 +99,9 @@ TEST_F(CopyDepthTest, OthersAndPacedLanesGoBySlots) {
   for (const CopyStrategy strategy :
        {CopyStrategy::kStaged, CopyStrategy::kStrided, CopyStrategy::kMemcpy, CopyStrategy::kKernel,
         CopyStrategy::kAgent}) {
-    EXPECT_EQ(depth.call_bytes(strategy, now_), CopyDepth::kSlotBytes) << to_string(strategy);
+    EXPECT_EQ(depth.call_bytes({strategy}, now_), CopyDepth::kSlotBytes) << to_string(strategy);
   }
-  EXPECT_EQ(depth.call_bytes(CopyStrategy::kBatch, now_), 2 * CopyDepth::kSlotBytes);
+  EXPECT_EQ(depth.call_bytes({CopyStrategy::kBatch}, now_), 2 * CopyDepth::kSlotBytes);
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ class CopyFaultsTest : public FaultyEngineFixture, public testing::WithParamInte
     CopyPlanner planner;
     planner.start(parts, job.items, results, limits);
     const CopyDepth depth(job.direction, {});  // all are of one urgency
-    planner.set_chunk_bytes(depth.call_bytes(GetParam().strategy, ipc::MonotonicClock::now()));
+    const CopyDepth::Kind kind{GetParam().strategy, job.urgency.priority <= ipc::Urgency::kAhead};
+    planner.set_chunk_bytes(depth.call_bytes(kind, ipc::MonotonicClock::now()));
     std::vector<std::vector<std::size_t>> chunks;
     PlannedChunk chunk;
     while (planner.has_next()) {

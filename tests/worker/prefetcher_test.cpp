@@ -89,7 +89,7 @@ TEST_F(PrefetcherTest, ItLoadsFrontToBackAFewJobsAtATimeBelowThePriorityOfLoads)
   Prefetcher& sut = make({});
   ASSERT_TRUE(sut.begin(1, items(10), kStart));
   EXPECT_EQ(client_.jobs.size(), 2U);
-  EXPECT_EQ(client_.priorities, std::set<std::uint8_t>{0});
+  EXPECT_EQ(client_.priorities, std::set<std::uint8_t>{ipc::Urgency::kAhead});
   std::vector<std::uint32_t> order;
   while (!client_.jobs.empty()) {
     const auto landing = sut.on_completion(client_.end_oldest(), kStart);

@@ -17,7 +17,6 @@ namespace {
 constexpr std::uint64_t kBriefBytes = std::uint64_t{4} << 20;
 constexpr std::size_t kFewJobs = 4;
 /// Above loads that say nothing of theirs: a sequence that is resumed is waited for.
-constexpr std::uint8_t kResumePriority = 2;
 constexpr auto kBriefTime = std::chrono::microseconds(400);
 
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
@@ -341,7 +340,7 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
   job.layers = load->layers;
   // Above every store, whatever the client says.
   job.urgency = load->urgency;
-  job.urgency.priority = std::max<std::uint8_t>(job.urgency.priority, 1);
+  job.urgency.priority = std::max(job.urgency.priority, ipc::Urgency::kAhead);
   job.items.resize(load->items.size());
   // Last to first: of one prefix, the first block becomes the most recently used.
   for (std::size_t i = load->items.size(); i-- > 0;) {
@@ -368,7 +367,7 @@ void JobService::wait_for(const ClientRecord& client,
                           const ipc::SubmitLoad& load) {
   Job job = begin(client, load.job, load.generation, JobKind::kLoad);
   job.urgency = load.urgency;
-  job.urgency.priority = std::max<std::uint8_t>(job.urgency.priority, 1);
+  job.urgency.priority = std::max(job.urgency.priority, ipc::Urgency::kAhead);
   std::vector<ipc::BlockKey> keys;
   keys.reserve(load.items.size());
   for (const ipc::LoadItem& item : load.items) keys.push_back({client.root, item.key, item.group});
@@ -469,7 +468,7 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
     return;
   }
   Job job = begin(client, swap->job, swap->generation, JobKind::kSwapIn);
-  job.urgency.priority = kResumePriority;
+  job.urgency.priority = ipc::Urgency::kOrdinary;
   job.sequence = swap->sequence;
   for (const ipc::SequenceBlock& item : swap->items) {
     JobItem taken;

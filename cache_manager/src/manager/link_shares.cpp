@@ -3,6 +3,7 @@
 #include "manager/link_shares.hpp"
 
 #include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/model/urgency.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -119,7 +120,8 @@ std::optional<LinkShares::Choice> LinkShares::next(const Lane& lane,
   }
   for (const Offer& offer : offers) {
     const Use& use = state.uses[offer.engine];
-    const std::uint8_t others = use.jobs.empty() ? kOrdinaryPriority : use.jobs.rbegin()->first;
+    const std::uint8_t others =
+        use.jobs.empty() ? ipc::Urgency::kOrdinary : use.jobs.rbegin()->first;
     if (offer.priority > others) {
       return Choice{offer.engine, true};
     }

@@ -38,8 +38,6 @@ class LinkShares {
   /// end at so many bytes in a second: it is passed by.
   static constexpr std::chrono::milliseconds kPatience{50};
   static constexpr std::uint64_t kSlowBytesPerSecond = 1ULL << 30U;
-  /// Loads that say nothing of their priority, and resumed sequences: not urgent by themselves.
-  static constexpr std::uint8_t kOrdinaryPriority = 2;
 
   struct Lane {
     std::uint32_t link = 0;

@@ -50,16 +50,20 @@ std::uint64_t take_count(int event_fd) noexcept {
 bool CopyPipeline::has_room() const noexcept {
   if (jobs_.empty()) return true;
   if (arena_ != nullptr && arena_->chooser != nullptr) {
-    return has_room_for(CopyStrategy::kStaged) || has_room_for(CopyStrategy::kBatch);
+    return has_room_for({CopyStrategy::kStaged}) || has_room_for({CopyStrategy::kBatch});
   }
-  return has_room_for(arena_ != nullptr ? arena_->strategy : CopyStrategy::kBatch);
+  return has_room_for({arena_ != nullptr ? arena_->strategy : CopyStrategy::kBatch});
 }
 
-bool CopyPipeline::has_room_for(CopyStrategy strategy) const noexcept {
-  const bool staged = strategy == CopyStrategy::kStaged;
-  if (strategy == CopyStrategy::kAgent) return asked_.size() < kMostAsked;
+CopyDepth::Kind CopyPipeline::kind_of(const RunningJob& job) noexcept {
+  return {job.strategy(), job.urgency().priority <= ipc::Urgency::kAhead};
+}
+
+bool CopyPipeline::has_room_for(CopyDepth::Kind kind) const noexcept {
+  const bool staged = kind.strategy == CopyStrategy::kStaged;
+  if (kind.strategy == CopyStrategy::kAgent) return asked_.size() < kMostAsked;
   if (staged && (stores() || free_slots_.empty())) return !free_slots_.empty();
-  return copying_bytes_ < depth_.most_bytes(strategy, ipc::MonotonicClock::now()) &&
+  return copying_bytes_ < depth_.most_bytes(kind, ipc::MonotonicClock::now()) &&
          copying_.size() < kMostCopies && copying_calls_ < kMostCalls;
 }
 
@@ -129,7 +133,7 @@ bool CopyPipeline::adopt_ring(const LaneJob& job) {
 }
 
 bool CopyPipeline::start_chunk(RunningJob& job) {
-  if (!adopt_ring(job.job()) || !has_room_for(job.strategy())) return false;
+  if (!adopt_ring(job.job()) || !has_room_for(kind_of(job))) return false;
   if (!job.hands_over()) {
     copy(start_next(job));
     return true;
@@ -154,7 +158,7 @@ bool CopyPipeline::start_chunk(RunningJob& job) {
 }
 
 Chunk& CopyPipeline::start_next(RunningJob& job) {
-  std::uint64_t bytes = depth_.call_bytes(job.strategy(), ipc::MonotonicClock::now());
+  std::uint64_t bytes = depth_.call_bytes(kind_of(job), ipc::MonotonicClock::now());
   if (job.is_layered()) bytes = std::min(bytes, CopyDepth::kSlotBytes);
   Chunk& chunk = job.start_next(bytes);
   started_bytes_ += chunk.plan.size_bytes;
@@ -265,7 +269,7 @@ bool CopyPipeline::is_watched() const noexcept {
 std::uint64_t CopyPipeline::bytes_of_a_notice(const Chunk& chunk) const noexcept {
   if (chunk.job->is_layered()) return 0;  // what it brings is waited for
   if (!stores() || !chunk.job->is_staged()) {
-    return depth_.most_bytes(chunk.job->strategy(), ipc::MonotonicClock::now()) / 2;
+    return depth_.most_bytes(kind_of(*chunk.job), ipc::MonotonicClock::now()) / 2;
   }
   const ipc::StagingRing& staging = arena_->arena->layout().staging;
   return staging.slot_bytes * (staging.slots / kLanes) / 2;

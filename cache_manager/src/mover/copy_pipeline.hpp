@@ -86,7 +86,8 @@ class CopyPipeline {
   [[nodiscard]] bool stores() const noexcept {
     return context_.direction == ipc::CopyDirection::kDeviceToHost;
   }
-  [[nodiscard]] bool has_room_for(CopyStrategy strategy) const noexcept;
+  [[nodiscard]] static CopyDepth::Kind kind_of(const RunningJob& job) noexcept;
+  [[nodiscard]] bool has_room_for(CopyDepth::Kind kind) const noexcept;
   [[nodiscard]] bool adopt_ring(const LaneJob& job);
   Chunk& start_next(RunningJob& job);
   /// False: not yet. True also when it failed, and with it what is left of the job.

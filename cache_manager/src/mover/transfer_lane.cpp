@@ -201,7 +201,7 @@ void TransferLane::apply_stops() {
 }
 
 std::optional<ipc::TimePoint> TransferLane::paced_until(const RunningJob& job) {
-  if (!budget_.is_limited() || job.urgency().priority > kPacedPriority ||
+  if (!budget_.is_limited() || job.urgency().priority > ipc::Urgency::kAhead ||
       budget_.allows(ipc::MonotonicClock::now())) {
     return std::nullopt;
   }
@@ -215,7 +215,7 @@ void TransferLane::start_chunks() {
     if (next != nullptr && paced_until(*next)) next = choose(false);
     if (next == nullptr) return;
     paced_ = paced_until(*next);
-    const bool is_urgent = next->urgency().priority > kPacedPriority;
+    const bool is_urgent = next->urgency().priority > ipc::Urgency::kAhead;
     const std::uint64_t before = pipeline_->started_bytes();
     if (paced_ || !pipeline_->start_chunk(*next)) return;
     const std::uint64_t started = pipeline_->started_bytes() - before;

@@ -48,12 +48,10 @@ class TransferLane {
     std::uint32_t lane = 0;  ///< 0 or 1: which half of the staging ring is ours.
     ipc::TransitionLog transitions = {};
     std::chrono::milliseconds device_hang = kDeviceHang;
-    /// Of what is begun; 0: no limit. Urgent jobs (priority above kPacedPriority) do not wait for
-    /// it, and count.
+    /// Of what is begun; 0: no limit. Jobs above Urgency::kAhead do not wait for it, and count.
     std::uint64_t bytes_per_second = 0;
     UrgentLoads urgent_loads = UrgentLoads::kAuto;
   };
-  static constexpr std::uint8_t kPacedPriority = 1;
 
   /// done is called on the lane's thread, or on the caller's for jobs that end while queued.
   /// device_failed is called once, on the lane's thread: this process should end.

@@ -215,7 +215,7 @@ class LayersRun {
         items.push_back({ipc::GroupId{group}, ipc::BlockId{blocks_ + i}, key(i)});
       }
     }
-    return must(instance_.client().submit_load(items, 1, ticket));
+    return must(instance_.client().submit_load(items, ipc::Urgency::kOrdinary, ticket));
   }
   void await_job(worker::JobId job) {
     bool done = false;

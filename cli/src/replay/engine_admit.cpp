@@ -24,7 +24,6 @@ constexpr ipc::Duration kManagerTime = 1s;
 constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMaxBusyRetries = 400;
-constexpr std::uint8_t kLoadPriority = 1;
 
 std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
@@ -285,7 +284,7 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
     const HeldBlock& held = attempt.blocks[i];
     items.push_back(worker::LoadItem{held.group, held.block, held.hash});
   }
-  const auto job = send_load(items, kLoadPriority, std::nullopt);
+  const auto job = send_load(items, ipc::Urgency::kOrdinary, std::nullopt);
   if (job) {
     load_jobs_.emplace(*job, id);
     attempt.begun_at = ipc::MonotonicClock::now();

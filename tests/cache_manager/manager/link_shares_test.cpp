@@ -3,6 +3,8 @@
 // Who goes next over a shared link. Time is whatever the test says: a job ends when it is told to.
 #include "manager/link_shares.hpp"
 
+#include "kvferry/ipc/model/urgency.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -249,9 +251,9 @@ TEST_F(LinkSharesTest, UrgentJobOfAnEngineWithNothingUnderWayWaitsForNobodysTurn
   open(2, 1);
   const auto lane = this->lane();
   leave_behind(lane);
-  std::vector<LinkShares::Offer> offers{{1, 1}, {2, LinkShares::kOrdinaryPriority}};
+  std::vector<LinkShares::Offer> offers{{1, 1}, {2, ipc::Urgency::kOrdinary}};
   EXPECT_FALSE(shares_.next(lane, offers, now_).has_value());
-  offers[1].priority = LinkShares::kOrdinaryPriority + 1;
+  offers[1].priority = ipc::Urgency::kOrdinary + 1;
   const auto choice = shares_.next(lane, offers, now_);
   ASSERT_TRUE(choice.has_value());
   EXPECT_EQ(choice->engine, 2U);

@@ -22,7 +22,6 @@ constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMostLoadTries = 400;
 constexpr ipc::Duration kWithoutOffload = 5s;
-constexpr std::uint8_t kLoadPriority = 1;
 constexpr std::size_t kMaxBatch = PassLimits{}.sequences;
 
 }  // namespace
@@ -151,7 +150,7 @@ ipc::Result<ipc::JobId> Scheduler::send_load(std::span<const LoadItem> items,
 
 void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
   Sequence& sequence = sequences_.at(number);
-  const auto job = send_load(items, kLoadPriority, std::nullopt);
+  const auto job = send_load(items, ipc::Urgency::kOrdinary, std::nullopt);
   if (job) {
     sequence.state = Sequence::State::kLoading;
     LoadJob load;

@@ -9,6 +9,7 @@
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/layer_ticket.hpp"
 #include "kvferry/ipc/model/retention.hpp"
+#include "kvferry/ipc/model/urgency.hpp"
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
@@ -399,9 +400,10 @@ class Client {
   /// in time.
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items,
                                            std::optional<LayerTicket> layers = std::nullopt);
-  /// Higher priority goes first among loads. Stores go the other way, and do not wait for loads or
-  /// hold them up. Per block: kNotFound when the
-  /// host tier does not have it (any more).
+  /// Higher priority goes first among loads: ipc::Urgency::kAhead for what is fetched ahead,
+  /// kOrdinary for what is waited for, more for what is to go before that. Stores go the other way,
+  /// and do not wait for loads or hold them up. Per block: kNotFound when the host tier does not
+  /// have it (any more).
   ///
   /// due: when it is of no more use unless it has begun by then, such as a prefetch for a step that
   /// recomputes what is missing. Of loads of one priority what is due first goes first, before all
@@ -428,7 +430,7 @@ class Client {
   /// still being filled and has no room for them yet.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
-  /// geometry. The sequence stays on the host. Goes as a load of priority 2.
+  /// geometry. The sequence stays on the host. Goes as a load of priority Urgency::kOrdinary.
   [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// kNotFound when this client has no such sequence.
   [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);

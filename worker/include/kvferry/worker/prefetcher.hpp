@@ -38,8 +38,7 @@ struct PrefetchOptions {
   /// A prefetch is loaded in jobs of so many blocks, a few at a time: what has come is usable, and
   /// what is cancelled has mostly not begun. @pre > 0
   std::size_t blocks_per_job = 16;
-  std::uint8_t priority =
-      0;  ///< Of Client::submit_load(): below that of loads that are waited for.
+  std::uint8_t priority = ipc::Urgency::kAhead;  ///< Of Client::submit_load().
 };
 
 struct PrefetchCounts {

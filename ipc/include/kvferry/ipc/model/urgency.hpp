@@ -15,6 +15,11 @@ namespace kvferry::ipc {
 /// one that is due first; one that is never due comes after all that are.
 struct Urgency {
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+  /// Priorities of loads. Up to kAhead: fetched ahead of their need. Those keep to a mover's limit
+  /// of loads in a second, and are enqueued a slot of 8 MiB at a time, so that whatever goes before
+  /// them waits for no more than that. kOrdinary: waited for. Above: before all of these.
+  static constexpr std::uint8_t kAhead = 1;
+  static constexpr std::uint8_t kOrdinary = 2;
 
   std::uint8_t priority = 0;
   std::uint64_t due_ns = kNever;  ///< CLOCK_MONOTONIC, which the processes of a machine share.
