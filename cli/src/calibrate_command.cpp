@@ -143,6 +143,7 @@ CalibratedGeometry calibrate(ipc::Device& device,
       geometry, make_arena_options(choice, geometry, kArenaBlocks, device.spec().kind)));
   found.possible = cache_manager::possible_strategies(layout);
   found.slots = cache_manager::slots_of_direction(layout.staging);
+  found.rule = cache_manager::strategy_by_rule(layout);
   const auto key = must(cache_manager::calibration_key(device, geometry, options.order));
   if (!cache_dir.empty()) found.file = cache_manager::calibration_file(cache_dir, key);
   if (!options.fresh && !found.file.empty()) {

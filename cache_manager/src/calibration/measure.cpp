@@ -25,7 +25,7 @@ constexpr std::uint64_t kMostJobsOfStep = 16;
 /// Calls for single chunks that are enqueued at a time: a full queue of the driver would hold up
 /// whoever copies meanwhile. Of larger jobs the time follows from smaller ones.
 constexpr std::uint64_t kMostCallsOfStep = 1024;
-constexpr std::size_t kSamples = 3;
+constexpr std::size_t kRounds = 3;
 /// Steps that jobs disturbed, beyond which it is given up: there is no quiet moment.
 constexpr std::uint32_t kMostDisturbed = 200;
 constexpr double kLeastUs = 0.01;
@@ -40,11 +40,19 @@ class Measurement {
 
  private:
   [[nodiscard]] bool spent() const noexcept { return seconds_ > kBudgetSeconds; }
+  /// What is timed: `enqueue` is called once for each of `jobs` in a step.
+  struct Timed {
+    std::uint64_t jobs = 1;
+    std::function<Status()> enqueue;
+  };
   /// One step that nothing disturbed.
-  [[nodiscard]] Result<double> sample(const std::function<Status()>& enqueue);
-  /// The median of a few, without what it takes to hear of the end of nothing. `enqueue` is called
-  /// once for each of `jobs`; microseconds of one.
-  [[nodiscard]] Result<double> us(std::uint64_t jobs, const std::function<Status()>& enqueue);
+  [[nodiscard]] Result<double> sample(const Timed& timed);
+  /// Microseconds of a job of each, as the median of a few rounds, without what it takes to hear of
+  /// the end of nothing. Each round has a step of every one, so that whoever uses the link for a
+  /// while slows all of them down.
+  [[nodiscard]] Result<std::vector<double>> us(const std::vector<Timed>& timed);
+  /// Of the first of them, over rounds.
+  void note_spread(std::vector<double> samples);
   [[nodiscard]] GroupCurves empty_curves(ipc::GroupId group) const;
   [[nodiscard]] Status add_size(ipc::GroupId group,
                                 ipc::CopyDirection direction,
@@ -56,12 +64,23 @@ class Measurement {
   double seconds_ = 0;
   double empty_us_ = 0;
   std::uint32_t disturbed_ = 0;
+  std::vector<double> spreads_;  ///< Of large copies: their slowest to their median.
 };
 
-Result<double> Measurement::sample(const std::function<Status()>& enqueue) {
+double median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Result<double> Measurement::sample(const Timed& timed) {
+  const auto all = [&timed]() -> Status {
+    for (std::uint64_t i = 0; i < timed.jobs; ++i) KVFERRY_TRY(timed.enqueue());
+    return ipc::ok();
+  };
   while (true) {
     if (!steps_.begin()) return KVFERRY_ERROR(kCancelled, "the measurement was stopped");
-    KVFERRY_ASSIGN(const double seconds, bed_.time(enqueue));
+    KVFERRY_ASSIGN(const double seconds, bed_.time(all));
     seconds_ += seconds;
     if (steps_.counts()) return seconds;
     if (++disturbed_ > kMostDisturbed) {
@@ -71,18 +90,28 @@ Result<double> Measurement::sample(const std::function<Status()>& enqueue) {
   }
 }
 
-Result<double> Measurement::us(std::uint64_t jobs, const std::function<Status()>& enqueue) {
-  const auto all = [jobs, &enqueue]() -> Status {
-    for (std::uint64_t i = 0; i < jobs; ++i) KVFERRY_TRY(enqueue());
-    return ipc::ok();
-  };
-  std::array<double, kSamples> samples{};
-  for (double& one : samples) {
-    KVFERRY_ASSIGN(one, sample(all));
+Result<std::vector<double>> Measurement::us(const std::vector<Timed>& timed) {
+  std::vector<std::vector<double>> samples(timed.size());
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < timed.size(); ++i) {
+      KVFERRY_ASSIGN(const double seconds, sample(timed[i]));
+      samples[i].push_back(seconds);
+    }
   }
-  std::sort(samples.begin(), samples.end());
-  const double step_us = samples.at(kSamples / 2) * 1e6 - empty_us_;
-  return std::max(step_us, kLeastUs) / static_cast<double>(std::max<std::uint64_t>(1, jobs));
+  note_spread(samples.front());
+  std::vector<double> of_one;
+  for (std::size_t i = 0; i < timed.size(); ++i) {
+    const double step_us = median(samples[i]) * 1e6 - empty_us_;
+    const auto jobs = static_cast<double>(std::max<std::uint64_t>(1, timed[i].jobs));
+    of_one.push_back(std::max(step_us, kLeastUs) / jobs);
+  }
+  return of_one;
+}
+
+void Measurement::note_spread(std::vector<double> samples) {
+  const double slowest = *std::max_element(samples.begin(), samples.end());
+  const double typical = median(samples);
+  if (typical > 0) spreads_.push_back(slowest / typical);
 }
 
 GroupCurves Measurement::empty_curves(ipc::GroupId group) const {
@@ -98,21 +127,29 @@ Status Measurement::add_size(ipc::GroupId group,
                              GroupCurves& curves) {
   const std::uint64_t job_bytes = blocks * curves.block_bytes;
   const std::uint64_t jobs = std::clamp<std::uint64_t>(kStepBytes / job_bytes, 1, kMostJobsOfStep);
-  KVFERRY_ASSIGN(const double large_us,
-                 us(jobs, [&] { return bed_.enqueue_large(direction, job_bytes); }));
-  std::array<double, kMeasuredStrategies.size()> measured{};
-  for (std::size_t i = 0; i < measured.size(); ++i) {
-    const CopyStrategy strategy = kMeasuredStrategies.at(i);
+  std::vector<Timed> timed{{jobs, [&] { return bed_.enqueue_large(direction, job_bytes); }}};
+  std::vector<std::size_t> place;  // of strategies, in timed; 0: it follows from a smaller job
+  for (const CopyStrategy strategy : kMeasuredStrategies) {
     const std::uint64_t calls =
         strategy == CopyStrategy::kMemcpy ? std::uint64_t{blocks} * curves.regions : 1;
-    if (calls > kMostCallsOfStep && !curves.blocks.empty()) {
-      const double smaller_us = curves.strategies[i].us.back();
-      measured.at(i) = std::max(large_us, smaller_us * blocks / curves.blocks.back());
+    const bool follows = calls > kMostCallsOfStep && !curves.blocks.empty();
+    place.push_back(follows ? 0 : timed.size());
+    if (follows) continue;
+    const std::uint64_t fewer = std::clamp<std::uint64_t>(kMostCallsOfStep / calls, 1, jobs);
+    timed.push_back({fewer, [this, strategy, direction, group, blocks] {
+                       return bed_.enqueue_job(strategy, direction, group, blocks);
+                     }});
+  }
+  KVFERRY_ASSIGN(const std::vector<double> each, us(timed));
+  const double large_us = each.front();
+  std::array<double, kMeasuredStrategies.size()> measured{};
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    if (place[i] != 0) {
+      measured.at(i) = each[place[i]];
       continue;
     }
-    const std::uint64_t fewer = std::clamp<std::uint64_t>(kMostCallsOfStep / calls, 1, jobs);
-    KVFERRY_ASSIGN(measured.at(i),
-                   us(fewer, [&] { return bed_.enqueue_job(strategy, direction, group, blocks); }));
+    const double smaller_us = curves.strategies[i].us.back();
+    measured.at(i) = std::max(large_us, smaller_us * blocks / curves.blocks.back());
   }
   if (curves.blocks.empty()) {
     for (const CopyStrategy strategy : kMeasuredStrategies) {
@@ -130,10 +167,12 @@ Status Measurement::add_size(ipc::GroupId group,
 Status Measurement::run(std::uint32_t groups, Calibration& calibration) {
   // Pages, clocks and the driver's own first times.
   for (const auto direction : kDirections) {
-    KVFERRY_TRY(
-        us(1, [&] { return bed_.enqueue_large(direction, bed_.block_bytes(ipc::GroupId{0})); }));
+    KVFERRY_TRY(us(
+        {{1, [&] { return bed_.enqueue_large(direction, bed_.block_bytes(ipc::GroupId{0})); }}}));
   }
-  KVFERRY_ASSIGN(empty_us_, us(0, [] { return ipc::ok(); }));
+  KVFERRY_ASSIGN(const std::vector<double> empty, us({{0, [] { return ipc::ok(); }}}));
+  empty_us_ = empty.front();
+  spreads_.clear();
   std::vector<std::uint32_t> sizes;
   for (std::uint32_t blocks = 1; blocks < bed_.blocks(); blocks *= 4) sizes.push_back(blocks);
   sizes.push_back(bed_.blocks());
@@ -150,6 +189,13 @@ Status Measurement::run(std::uint32_t groups, Calibration& calibration) {
       KVFERRY_TRY(
           add_size(group, ipc::CopyDirection::kHostToDevice, blocks, calibration.to_device.back()));
     }
+  }
+  const double spread = spreads_.empty() ? 1 : median(spreads_);
+  if (spread > steps_.most_spread) {
+    return KVFERRY_ERROR(kBusy,
+                         "large copies took up to {:.2f} times as long as most of them, {:.2f} is "
+                         "allowed: others use the link; measure again when it is quiet",
+                         spread, steps_.most_spread);
   }
   return check_calibration(calibration);
 }

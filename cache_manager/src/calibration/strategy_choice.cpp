@@ -18,6 +18,15 @@ constexpr double kMiB = 1024.0 * 1024.0;
 /// Job sizes that describe_choices() looks at, one by one.
 constexpr std::uint32_t kMostDescribed = 1024;
 
+/// Slices below this size reach the link's speed only when gathered first (docs/performance.md).
+constexpr std::uint64_t kSmallSliceBytes = 1ULL << 20;
+
+bool has_small_slices(const ipc::ArenaLayout& layout) {
+  return std::any_of(layout.regions.begin(), layout.regions.end(), [](const ipc::Region& region) {
+    return region.block_bytes < kSmallSliceBytes;
+  });
+}
+
 /// Between measured sizes by a straight line, beyond them in proportion.
 double on_curve(const std::vector<std::uint32_t>& sizes,
                 const std::vector<double>& us,
@@ -38,6 +47,12 @@ const StrategyCurve* curve_of(const GroupCurves& group, CopyStrategy strategy) n
 }
 
 }  // namespace
+
+CopyStrategy strategy_by_rule(const ipc::ArenaLayout& layout) {
+  if (layout.order == ipc::ArenaOrder::kBlockFirst) return CopyStrategy::kDirect;
+  if (can_stage(layout) && has_small_slices(layout)) return CopyStrategy::kStaged;
+  return CopyStrategy::kBatch;
+}
 
 StagingSlots slots_of_direction(const ipc::StagingRing& ring) noexcept {
   return {ring.slot_bytes, ring.slots / 2};
@@ -83,6 +98,7 @@ std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,
     } else if (strategy == CopyStrategy::kStaged || strategy == CopyStrategy::kMemcpy) {
       *us *= kCostlyMargin;
     }
+    if (strategy == job.rule) *us /= kRuleMargin;
     if (best && *us >= best_us) continue;
     best = strategy;
     best_us = *us;

@@ -26,11 +26,13 @@ constexpr ipc::Duration kLongestLook = 500ms;
 constexpr ipc::Duration kTurnLook = 20ms;
 constexpr ipc::Duration kTurnPatience = 60s;
 constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
+/// Of large copies over a link that nobody else uses: a few percent (H100).
+constexpr double kMostSpread = 1.25;
 
 void log_choices(const Calibration& calibration, const StrategyChooser& chooser) {
   for (const auto direction :
        {ipc::CopyDirection::kDeviceToHost, ipc::CopyDirection::kHostToDevice}) {
-    JobShape alone{direction, {}, true, chooser.slots()};
+    JobShape alone{direction, {}, true, chooser.slots(), false, chooser.rule()};
     JobShape among = alone;
     among.alone = false;
     ipc::log_info("copy strategy to {}: {}; beside other jobs: {}",
@@ -188,6 +190,7 @@ Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
   };
   steps.counts = [this, &before] { return jobs_() == before && quiet_(); };
   if (device_.spec().kind != ipc::DeviceKind::kHost) {
+    steps.most_spread = kMostSpread;
     return measure_calibration(device_, options_.geometry, order, steps);
   }
   // A simulated device has exactly the memory that its arena needs: another one is measured.

@@ -89,6 +89,7 @@ class MoverProcess {
     options.store_bytes_per_second = config.rank.store_rate;
     options.load_bytes_per_second = config.rank.load_rate;
     options.agent_swap_bytes = config.agent_swap_bytes;
+    options.gathered_percent = config.gathered_percent;
     options.urgent_loads = config.urgent_loads;
     options.on_sums = std::move(on_sums);
     options.transitions = transitions;

@@ -13,6 +13,8 @@ namespace {
 
 /// Rows of smaller ones reach half of the link and less.
 constexpr std::uint64_t kLeastRowBytes = 16ULL << 10;
+/// Beside compute, of one direction: some 40 ms of a link, or twenty tokens.
+constexpr std::uint64_t kRemembered = 2ULL << 30;
 
 bool gathers_rows(CopyStrategy strategy, const ipc::ArenaLayout& layout) {
   if (strategy != CopyStrategy::kStaged || !has_slice_rows(layout) || layout.regions.empty()) {
@@ -28,24 +30,36 @@ bool gathers_rows(CopyStrategy strategy, const ipc::ArenaLayout& layout) {
 
 StrategyChooser::StrategyChooser(CopyStrategy fallback,
                                  const ipc::ArenaLayout& layout,
-                                 std::uint64_t agent_swap_bytes)
+                                 Options options)
     : fallback_(fallback),
       beside_compute_(gathers_rows(fallback, layout) ? CopyStrategy::kStrided : fallback),
       possible_(possible_strategies(layout)),
       slots_(slots_of_direction(layout.staging)),
-      agent_swap_bytes_(agent_swap_bytes) {
+      options_(options) {
   for (const ipc::Region& region : layout.regions) {
     block_bytes_.at(region.group.value) += region.block_bytes;
   }
 }
 
-// Items have not been checked yet.
-bool StrategyChooser::is_small(const ipc::MoverJob& job) const noexcept {
+std::uint64_t StrategyChooser::bytes_of(const ipc::MoverJob& job) const noexcept {
   std::uint64_t bytes = 0;
   for (const ipc::MoverItem& item : job.items) {
+    // Items have not been checked yet.
     if (item.group.value < block_bytes_.size()) bytes += block_bytes_.at(item.group.value);
-    if (bytes > agent_swap_bytes_) return false;
   }
+  return bytes;
+}
+
+bool StrategyChooser::is_to_be_gathered(const ipc::MoverJob& job) const {
+  if (options_.gathered_percent == 0 || fallback_ == beside_compute_) return false;
+  const std::uint64_t bytes = bytes_of(job);
+  const std::lock_guard lock(mutex_);
+  Copied& copied = copied_.at(job.direction == ipc::CopyDirection::kDeviceToHost ? 0 : 1);
+  // What was long ago says nothing of the compute that runs now.
+  if (copied.all > kRemembered) copied = {copied.gathered / 2, copied.all / 2};
+  copied.all += bytes;
+  if ((copied.gathered + bytes) * 100 > copied.all * options_.gathered_percent) return false;
+  copied.gathered += bytes;
   return true;
 }
 
@@ -59,20 +73,29 @@ CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
                                      const HandOverCost& hand_over,
                                      std::optional<bool> computing,
                                      bool agent) const {
-  if (agent_swap_bytes_ > 0 && agent && alone && is_small(job)) return CopyStrategy::kAgent;
+  if (agent && alone && options_.agent_swap_bytes > 0 &&
+      bytes_of(job) <= options_.agent_swap_bytes) {
+    return CopyStrategy::kAgent;
+  }
   std::shared_ptr<const Calibration> calibration;
   {
     const std::lock_guard lock(mutex_);
     calibration = calibration_;
   }
-  const CopyStrategy by_rule = computing.value_or(false) ? beside_compute_ : fallback_;
+  // What is fetched ahead is enqueued by single slots (CopyDepth), in which rows reach 90 % of the
+  // link where a ring reaches 74 (H100, slices of 32 KiB); and it is not worth a multiprocessor.
+  const bool ahead = job.direction == ipc::CopyDirection::kHostToDevice &&
+                     job.urgency.priority <= ipc::Urgency::kAhead;
+  const bool spares_compute = ahead || computing.value_or(false);
+  if (spares_compute && !ahead && !alone && is_to_be_gathered(job)) return fallback_;
+  const CopyStrategy by_rule = spares_compute ? beside_compute_ : fallback_;
   if (!calibration) return by_rule;
   std::array<std::uint32_t, ipc::kMaxGroups> blocks{};
   for (const ipc::MoverItem& item : job.items) {
     // Items have not been checked yet.
     if (item.group.value < blocks.size()) ++blocks.at(item.group.value);
   }
-  const JobShape shape{job.direction, blocks, alone, slots_, computing.value_or(false)};
+  const JobShape shape{job.direction, blocks, alone, slots_, spares_compute, by_rule};
   return choose_calibrated(*calibration, possible_, shape, hand_over).value_or(by_rule);
 }
 

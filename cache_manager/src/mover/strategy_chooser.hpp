@@ -15,18 +15,24 @@
 namespace kvferry::cache_manager {
 
 /// Chooses for each job of one mapped arena: by a calibration, or else by a rule of thumb. That is
-/// to gather, but not while the worker computes and the arena's slices make rows: a gather costs
-/// compute that lives by device memory 3 to 7 % beyond what the rows cost it, which reach two
-/// thirds of the link with slices of 16 KiB and nine tenths with 32 KiB (docs/performance.md).
+/// to gather, but not while the worker computes, nor for loads that are fetched ahead, where the
+/// arena's slices make rows: a gather costs compute that lives by device memory 3 to 7 % beyond
+/// what the rows cost it, which reach two thirds of the link with slices of 16 KiB and nine tenths
+/// with 32 KiB (docs/performance.md).
 /// Before either: small jobs that are alone go to the worker's agent, if they may.
 /// @threading any.
 class StrategyChooser {
  public:
+  struct Options {
+    std::uint64_t agent_swap_bytes = 0;  ///< What the agent copies at most; 0: nothing.
+    /// Of the bytes of jobs that come one after another while the worker computes: so many of a
+    /// hundred are gathered, the rest goes in rows.
+    std::uint32_t gathered_percent = 0;
+  };
   /// Without a calibration all jobs are copied by `fallback`.
-  /// @param agent_swap_bytes what the agent copies at most; 0: nothing
-  StrategyChooser(CopyStrategy fallback,
-                  const ipc::ArenaLayout& layout,
-                  std::uint64_t agent_swap_bytes = 0);
+  StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout, Options options);
+  StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout)
+      : StrategyChooser(fallback, layout, Options{}) {}
 
   void adopt(std::shared_ptr<const Calibration> calibration);
   /// alone: no other job of its direction is under way. computing: the worker's device, if that is
@@ -37,18 +43,29 @@ class StrategyChooser {
                                     std::optional<bool> computing,
                                     bool agent = true) const;
   [[nodiscard]] const std::vector<CopyStrategy>& possible() const noexcept { return possible_; }
+  /// What jobs get without a calibration, while nothing computes.
+  [[nodiscard]] CopyStrategy rule() const noexcept { return fallback_; }
   [[nodiscard]] const StagingSlots& slots() const noexcept { return slots_; }
 
  private:
-  [[nodiscard]] bool is_small(const ipc::MoverJob& job) const noexcept;
+  [[nodiscard]] std::uint64_t bytes_of(const ipc::MoverJob& job) const noexcept;
+  /// This job's turn to be gathered beside compute.
+  [[nodiscard]] bool is_to_be_gathered(const ipc::MoverJob& job) const;
+
+  /// Of one direction, lately, in bytes.
+  struct Copied {
+    std::uint64_t gathered = 0;
+    std::uint64_t all = 0;
+  };
 
   const CopyStrategy fallback_;
   const CopyStrategy beside_compute_;
   const std::vector<CopyStrategy> possible_;
   const StagingSlots slots_;
-  const std::uint64_t agent_swap_bytes_;
+  const Options options_;
   std::array<std::uint64_t, ipc::kMaxGroups> block_bytes_{};  ///< By group.
-  mutable std::mutex mutex_;                                  // guards calibration_
+  mutable std::mutex mutex_;                                  // guards what follows
+  mutable std::array<Copied, 2> copied_{};                    ///< By direction, beside compute.
   std::shared_ptr<const Calibration> calibration_;
 };
 

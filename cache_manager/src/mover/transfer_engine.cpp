@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mover/transfer_engine.hpp"
 
+#include "kvferry/cache_manager/strategy_choice.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/ipc/transitions/mutants.hpp"
@@ -14,15 +15,6 @@ namespace kvferry::cache_manager {
 namespace {
 
 using ipc::Status;
-
-// Slices below this size reach the link's speed only when gathered first (docs/performance.md).
-constexpr std::uint64_t kSmallSliceBytes = 1ULL << 20;
-
-bool has_small_slices(const ipc::ArenaLayout& layout) {
-  return std::any_of(layout.regions.begin(), layout.regions.end(), [](const ipc::Region& region) {
-    return region.block_bytes < kSmallSliceBytes;
-  });
-}
 
 /// An engine's own regions may lie in one allocation at one distance, or not, whatever their order
 /// is called: the figures are of what rows they have.
@@ -75,9 +67,7 @@ ipc::Result<CopyStrategy> choose_strategy(CopyStrategy asked, const ipc::ArenaLa
     case CopyStrategy::kAgent: return asked;
     case CopyStrategy::kAuto: break;
   }
-  if (block_first) return CopyStrategy::kDirect;
-  if (can_stage(layout) && has_small_slices(layout)) return CopyStrategy::kStaged;
-  return CopyStrategy::kBatch;
+  return strategy_by_rule(layout);
 }
 
 TransferEngine::TransferEngine(ipc::Device& device,
@@ -227,8 +217,9 @@ Status TransferEngine::on_mapped(ipc::SessionId session,
                 ipc::format_size(arena.total_bytes()), to_string(strategy));
   // A block of a block-first arena is one copy: there is nothing to choose.
   if (options_.strategy == CopyStrategy::kAuto && strategy != CopyStrategy::kDirect) {
-    mapped->chooser =
-        std::make_shared<StrategyChooser>(strategy, arena.layout(), options_.agent_swap_bytes);
+    mapped->chooser = std::make_shared<StrategyChooser>(
+        strategy, arena.layout(),
+        StrategyChooser::Options{options_.agent_swap_bytes, options_.gathered_percent});
     if (calibrator_) calibrator_->start(mapped->chooser, measured_order(arena.layout()));
   }
   if (strategy == CopyStrategy::kKernel) KVFERRY_TRY(mapped->make_tables(device_));

@@ -32,7 +32,8 @@ class TransferEngine final : public ipc::ArenaUser {
     std::chrono::milliseconds device_hang = kDeviceHang;  ///< TransferLane::Options.
     std::uint64_t store_bytes_per_second = 0;             ///< Likewise.
     std::uint64_t load_bytes_per_second = 0;
-    std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser.
+    std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser, as the next one.
+    std::uint32_t gathered_percent = 0;
     UrgentLoads urgent_loads = UrgentLoads::kAuto;
     PoolChecks::Summed on_sums = [](const ipc::MoverSums&) {};
   };

@@ -35,7 +35,7 @@ std::string choice_of(const CalibratedGeometry& calibrated,
                       bool alone) {
   std::vector<std::uint32_t> counts(group + 1, 0);
   counts[group] = blocks;
-  const JobShape job{direction, counts, alone, calibrated.slots};
+  const JobShape job{direction, counts, alone, calibrated.slots, false, calibrated.rule};
   const auto choice = cache_manager::choose_calibrated(calibrated.calibration, calibrated.possible,
                                                        job, HandOverCost{});
   return std::string(choice ? cache_manager::to_string(*choice) : "unknown");

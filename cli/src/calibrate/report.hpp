@@ -18,6 +18,8 @@ struct CalibratedGeometry {
   cache_manager::Calibration calibration;
   std::vector<cache_manager::CopyStrategy> possible;
   cache_manager::StagingSlots slots;
+  /// What movers would take if nothing had been measured.
+  cache_manager::CopyStrategy rule = cache_manager::CopyStrategy::kBatch;
   std::filesystem::path file;  ///< Empty: not kept.
   double seconds = 0;          ///< Of measuring now; 0: it was kept.
 };

@@ -164,8 +164,8 @@ TEST_F(CalibrationFileTest, FiguresThatNobodyMeasuredAreRefused) {
     EXPECT_EQ(refusal(), ErrorCode::kProtocol) << i;
   }
   for (const char* text : {"null", "[]", "7", "\"text\"", "{}", R"({"kvferry_calibration": "1"})",
-                           R"({"kvferry_calibration": -1})", R"({"kvferry_calibration": 1})",
-                           R"({"kvferry_calibration": 1, "device": [], "d2h": {}, "h2d": 3})"}) {
+                           R"({"kvferry_calibration": -1})", R"({"kvferry_calibration": 2})",
+                           R"({"kvferry_calibration": 2, "device": [], "d2h": {}, "h2d": 3})"}) {
     write(text);
     EXPECT_EQ(refusal(), ErrorCode::kProtocol) << text;
   }

@@ -63,6 +63,18 @@ INSTANTIATE_TEST_SUITE_P(Geometries,
                                          std::pair("tiny-fp8", ArenaOrder::kBlockFirst),
                                          std::pair("llama-3-8b", ArenaOrder::kLayerFirstMany)));
 
+TEST(MeasureSpreadTest, ALinkThatOthersUseIsNotMeasured) {
+  const auto device = ipc::open_device(ipc::DeviceSpec::parse(device_text()).value());
+  CalibrationSteps steps;
+  steps.most_spread = 0.5;  // less than any has: as if others used it
+  const auto measured =
+      measure_calibration(*device, geometry("tiny"), ArenaOrder::kLayerFirst, steps);
+  ASSERT_FALSE(measured.has_value());
+  EXPECT_EQ(measured.error().code, ErrorCode::kBusy);
+  EXPECT_THAT(measured.error().message, testing::HasSubstr("others use the link"));
+  EXPECT_EQ(device->memory_info()->free_bytes, kDeviceBytes);
+}
+
 /// Counts what is taken of the device at most.
 class CountingDevice final : public test::ForwardingDevice {
  public:
@@ -219,7 +231,7 @@ TEST_F(CalibratorTest, UsesWhatIsKept) {
 
 TEST_F(CalibratorTest, WhatIsDamagedIsMeasuredAnewAndReplaced) {
   keep_strided();
-  std::ofstream(file_) << "{\"kvferry_calibration\": 1, ";
+  std::ofstream(file_) << "{\"kvferry_calibration\": 2, ";
   make();
   const auto anew = chooser();
   calibrator_->start(anew, ArenaOrder::kLayerFirst);

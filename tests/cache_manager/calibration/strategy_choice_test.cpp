@@ -74,6 +74,21 @@ TEST(StrategyChoiceTest, WhatCostsMoreThanTimeMustBeWorthIt) {
   EXPECT_EQ(choice(close, 16, false), CopyStrategy::kBatch) << "nor a call for every chunk";
 }
 
+TEST(StrategyChoiceTest, WhatIsNotMuchFasterThanTheRuleDoesNotTakeItsPlace) {
+  Calibration close = samples::h200();
+  close.to_host = {samples::curves({{0, 100}, {0, 105}, {0, 97}, {0, 300}})};
+  const auto chosen = [&close](std::optional<CopyStrategy> rule) {
+    const std::uint32_t blocks = 16;
+    return choose_calibrated(
+        close, kAll, {CopyDirection::kDeviceToHost, {&blocks, 1}, false, kSlots, false, rule}, {});
+  };
+  EXPECT_EQ(chosen(std::nullopt), CopyStrategy::kBatch);
+  EXPECT_EQ(chosen(CopyStrategy::kStrided), CopyStrategy::kStrided) << "by 8 %";
+  EXPECT_EQ(chosen(CopyStrategy::kMemcpy), CopyStrategy::kBatch) << "a rule three times as slow";
+  close.to_host = {samples::curves({{0, 100}, {0, 120}, {0, 95}, {0, 300}})};
+  EXPECT_EQ(chosen(CopyStrategy::kStrided), CopyStrategy::kBatch);
+}
+
 TEST(StrategyChoiceTest, EstimatesFollowTheCurveBetweenAndBeyondItsPoints) {
   const Calibration h200 = samples::h200();
   const auto estimate = [&h200](CopyStrategy strategy, std::uint32_t blocks, bool alone) {
@@ -167,6 +182,42 @@ TEST(StrategyChooserTest, RowsTakeThePlaceOfGathersWhileTheWorkerComputesWhereTh
   EXPECT_EQ(chosen("llama-3-8b", 1, kStaged, Order::kLayerFirstMany, true), kStaged);
   EXPECT_EQ(chosen("llama-3-8b", 1, CopyStrategy::kBatch, Order::kLayerFirst, true),
             CopyStrategy::kBatch);
+}
+
+TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
+  ipc::ArenaOptions options;
+  options.gpu_blocks = 16;
+  options.staging_slots = 4;
+  options.staging_slot_bytes = kSlotBytes;
+  const auto layout = ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
+  const StrategyChooser chooser(CopyStrategy::kStaged, layout);
+  ipc::MoverJob load = job_of(64);
+  load.direction = CopyDirection::kHostToDevice;
+  load.urgency.priority = ipc::Urgency::kAhead;
+  EXPECT_EQ(chooser.choose(load, true, {}, false), CopyStrategy::kStrided);
+  load.urgency.priority = ipc::Urgency::kOrdinary;
+  EXPECT_EQ(chooser.choose(load, true, {}, false), CopyStrategy::kStaged);
+  EXPECT_EQ(chooser.choose(job_of(64), true, {}, false), CopyStrategy::kStaged) << "a store";
+}
+
+TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
+  ipc::ArenaOptions options;
+  options.gpu_blocks = 16;
+  options.staging_slots = 4;
+  options.staging_slot_bytes = kSlotBytes;
+  const auto layout = ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
+  for (const std::uint32_t percent : {0U, 25U, 40U, 100U}) {
+    const StrategyChooser chooser(CopyStrategy::kStaged, layout, {.gathered_percent = percent});
+    constexpr int kJobs = 2000;  // of more bytes than are remembered, which halves what is known
+    int gathered = 0;
+    for (int i = 0; i < kJobs; ++i) {
+      if (chooser.choose(job_of(4), false, {}, true) == CopyStrategy::kStaged) ++gathered;
+      EXPECT_EQ(chooser.choose(job_of(4), true, {}, true), CopyStrategy::kStrided)
+          << "alone: the link is not what it waits for";
+    }
+    EXPECT_NEAR(gathered, kJobs * percent / 100, kJobs / 100) << percent;
+    EXPECT_EQ(chooser.choose(job_of(4), false, {}, false), CopyStrategy::kStaged);
+  }
 }
 
 TEST(StrategyChooserTest, GathersBesideComputeHaveToBeFasterByMore) {

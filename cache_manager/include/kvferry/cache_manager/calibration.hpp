@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@
 namespace kvferry::cache_manager {
 
 /// Grows with whatever changes what is measured, or what it means.
-inline constexpr std::uint32_t kCalibrationVersion = 1;
+inline constexpr std::uint32_t kCalibrationVersion = 2;
 
 /// What a mover can do without touching the compute: copy engines alone. Of kStaged it measures its
 /// own part, the copies between slots and host memory; what the worker's part takes, it learns from
@@ -74,6 +75,10 @@ struct CalibrationSteps {
   std::function<bool()> begin = [] { return true; };
   /// Nothing disturbed the step that was just taken; else it is taken again.
   std::function<bool()> counts = [] { return true; };
+  /// How many times as long as the median the slowest of a few large copies may take, for most
+  /// sizes: beyond that others use the link too much for figures to mean anything, and measuring
+  /// ends as kBusy.
+  double most_spread = std::numeric_limits<double>::infinity();
 };
 [[nodiscard]] ipc::Result<CalibrationKey> calibration_key(const ipc::Device& device,
                                                           const ipc::Geometry& geometry,
@@ -81,7 +86,8 @@ struct CalibrationSteps {
 /// Measures with memory of its own, at most 64 MiB on the device and as much pinned on the host,
 /// all given back at the end: nobody's arena or pool is touched. Takes less than a second of steps;
 /// groups that it does not come to stay without curves. kNoDeviceMemory, kInvalidArgument for
-/// blocks that are too large for that memory, and whatever the device says.
+/// blocks that are too large for that memory, kBusy (see CalibrationSteps), and whatever the device
+/// says.
 [[nodiscard]] ipc::Result<Calibration> measure_calibration(ipc::Device& device,
                                                            const ipc::Geometry& geometry,
                                                            ipc::ArenaOrder order,

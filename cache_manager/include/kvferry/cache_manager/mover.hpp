@@ -39,10 +39,11 @@ enum class CopyStrategy : std::uint8_t {
 /// Whether a mover measures what copies cost, for kAuto. kGpus: not on simulated devices.
 enum class CalibrationMode : std::uint8_t { kGpus = 1, kOn, kOff };
 
-/// For which loads a load that goes before others waits at most for one slot (8 MiB) of them: for
-/// all (kAlways), at 5 to 10 % of the link, or a fifth of it where they go through the staging
-/// ring; or only for those that come within 5 s after one had to wait (kAuto): that one waits for
-/// up to 32 MiB, and all that go through the ring for two slots.
+/// A load that goes before others that are waited for, too, waits at most for one slot (8 MiB) of
+/// them: always (kAlways), at 5 to 10 % of the link, or a quarter of it where they go through the
+/// staging ring; or only within 5 s after one had to wait (kAuto): that one waits for up to 32 MiB,
+/// and all that go through the ring for two slots. For what is fetched ahead (Urgency::kAhead) none
+/// ever waits longer than for one.
 enum class UrgentLoads : std::uint8_t { kAuto = 1, kAlways };
 
 struct MoverConfig {
@@ -52,10 +53,15 @@ struct MoverConfig {
   /// with those that were sent before it, is given up.
   ipc::RankConfig rank;
   CopyStrategy strategy = CopyStrategy::kAuto;
-  CalibrationMode calibration = CalibrationMode::kOff;
+  CalibrationMode calibration = CalibrationMode::kGpus;
   /// With kAuto, a job of at most so many bytes that is alone on its way is copied as by kAgent; 0:
   /// none, and the worker never sees the host pool.
   std::uint64_t agent_swap_bytes = 0;
+  /// With kAuto, where a worker computes and jobs come one after another: so many of a hundred
+  /// bytes are gathered by its agent, the rest goes in rows. A gather fills the link and costs
+  /// compute that lives by device memory 4 to 5 %, rows of 16 KiB reach 70 % of it and cost nothing
+  /// (docs/performance.md). At most 100.
+  std::uint32_t gathered_percent = 40;
   /// What it keeps of a pool whose manager was killed, for the next one.
   std::chrono::milliseconds keep_pool{600'000};
   UrgentLoads urgent_loads = UrgentLoads::kAuto;

@@ -28,6 +28,10 @@ struct StagingSlots {
 };
 [[nodiscard]] StagingSlots slots_of_direction(const ipc::StagingRing& ring) noexcept;
 
+/// The rule of thumb for an arena of which nothing was measured: block-first arenas directly, small
+/// slices gathered where there is a ring.
+[[nodiscard]] CopyStrategy strategy_by_rule(const ipc::ArenaLayout& layout);
+
 struct JobShape {
   ipc::CopyDirection direction = ipc::CopyDirection::kDeviceToHost;
   std::span<const std::uint32_t> blocks;  ///< Of each group.
@@ -35,8 +39,12 @@ struct JobShape {
   /// other jobs hide it, as far as there are slots for them.
   bool alone = true;
   StagingSlots slots;
-  bool beside_compute = false;  ///< The worker's device computes meanwhile.
+  bool beside_compute = false;  ///< The worker's device computes meanwhile, or is to be spared.
+  /// What would be chosen if nothing had been measured: another one has to be faster than that by
+  /// more than kRuleMargin, which is what figures of a second may be wrong by.
+  std::optional<CopyStrategy> rule = {};
 };
+inline constexpr double kRuleMargin = 1.1;
 /// Nothing when a group of the job was not measured.
 [[nodiscard]] std::optional<double> estimate_us(const Calibration& calibration,
                                                 CopyStrategy strategy,
