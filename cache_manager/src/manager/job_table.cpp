@@ -131,9 +131,22 @@ void JobTable::make_runnable(Entry& entry) {
   runnable_[{entry.job.engine, entry.job.to_host()}].add(entry.job.id, entry.job.urgency);
 }
 
-void JobTable::set_share(std::uint32_t engine, const LinkShares::Member& member) {
-  shares_.set(engine, member);
-  send_runnable(engine);  // what waited for room over another link
+void JobTable::set_share(std::uint32_t engine, ipc::Rank rank, const LinkShares::Member& member) {
+  shares_.set(engine, rank, member);
+  send_all();
+}
+
+void JobTable::forget_engine(std::uint32_t engine) {
+  counters_.erase(engine);
+  shares_.forget(engine);
+  send_all();
+}
+
+// What engines share may have changed for others than the one of which something was said.
+void JobTable::send_all() {
+  std::set<LinkShares::Lane> lanes;
+  for (const auto& [key, queue] : runnable_) lanes.insert(shares_.lane_of(key.first, key.second));
+  for (const LinkShares::Lane& lane : lanes) send_over(lane);
 }
 
 void JobTable::pump(std::uint32_t engine) {

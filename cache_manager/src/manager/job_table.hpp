@@ -197,12 +197,9 @@ class JobTable {
   [[nodiscard]] JobCounters counters(std::uint32_t engine) const;
   void count_stale(std::uint32_t engine) { ++counters_[engine].stale; }
   void count_refused(std::uint32_t engine) { ++counters_[engine].failed; }
-  void forget_engine(std::uint32_t engine) {
-    counters_.erase(engine);
-    shares_.forget(engine);
-  }
-  /// What an engine's copies go over, and its share where others' do, too.
-  void set_share(std::uint32_t engine, const LinkShares::Member& member);
+  void forget_engine(std::uint32_t engine);
+  /// What a rank's copies go over, and its engine's share where others' do, too.
+  void set_share(std::uint32_t engine, ipc::Rank rank, const LinkShares::Member& member);
   [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
   [[nodiscard]] bool is_unfinished(ipc::JobId job) const { return entries_.contains(job); }
@@ -249,6 +246,7 @@ class JobTable {
                                       const Part& part,
                                       const ipc::MoverJob& message) const;
   void finish(Entry& entry);
+  void send_all();
   void send_runnable(std::uint32_t engine);
   void send_over(const LinkShares::Lane& lane);
   void settle();

@@ -6,40 +6,56 @@
 #include "kvferry/ipc/model/urgency.hpp"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
 
-void LinkShares::set(std::uint32_t engine, const Member& member) {
+void LinkShares::set(std::uint32_t engine, ipc::Rank rank, const Member& member) {
   KVFERRY_CHECK(member.weight >= 1, "a share is of no weight");
   Engine& record = engines_[engine];
-  const bool stays = record.number != 0 && record.member.link == member.link;
-  if (!stays) {
-    leave(record);
-    Link& entered = links_[member.link];
-    if (entered.engines++ == 0) {
-      entered.number = ++last_number_;
-    }
-    record.number = entered.number;
-  }
-  record.member = member;
+  record.weight = member.weight;
+  record.ranks[rank] = member;
+  regroup();
 }
 
-void LinkShares::leave(Engine& engine) {
-  if (const auto at = links_.find(engine.member.link); at != links_.end() && engine.number != 0) {
-    if (--at->second.engines == 0) {
-      links_.erase(at);
+void LinkShares::regroup() {
+  // Links that some engine's jobs take together have one root.
+  std::map<std::string, std::string> above;
+  const auto root = [&above](std::string link) {
+    for (auto at = above.find(link); at != above.end() && at->second != link;
+         at = above.find(link)) {
+      link = at->second;
     }
+    return link;
+  };
+  for (const auto& [id, engine] : engines_) {
+    const std::string first = root(engine.ranks.begin()->second.link);
+    above.try_emplace(first, first);
+    for (const auto& [rank, member] : engine.ranks) above[root(member.link)] = first;
   }
-  engine.number = 0;
+  std::map<std::string, std::vector<Engine*>> groups;
+  for (auto& [id, engine] : engines_) {
+    groups[root(engine.ranks.begin()->second.link)].push_back(&engine);
+  }
+  // Of several groups that were one, the first keeps the number; of one that was several, the
+  // lowest.
+  std::set<std::uint32_t> taken;
+  for (auto& [link, engines] : groups) {
+    std::uint32_t number = 0;
+    for (const Engine* engine : engines) {
+      if (engine->number == 0 || taken.count(engine->number) != 0) continue;
+      number = number == 0 ? engine->number : std::min(number, engine->number);
+    }
+    if (number == 0) number = ++last_number_;
+    taken.insert(number);
+    for (Engine* engine : engines) engine->number = number;
+  }
 }
 
 void LinkShares::forget(std::uint32_t engine) {
-  if (const auto at = engines_.find(engine); at != engines_.end()) {
-    leave(at->second);
-    engines_.erase(at);
-  }
+  if (engines_.erase(engine) != 0) regroup();
   for (auto& [lane, state] : lanes_) {
     state.uses.erase(engine);
   }
@@ -47,7 +63,7 @@ void LinkShares::forget(std::uint32_t engine) {
 
 std::uint32_t LinkShares::weight_of(std::uint32_t engine) const {
   const auto at = engines_.find(engine);
-  return at == engines_.end() ? 1 : at->second.member.weight;
+  return at == engines_.end() ? 1 : at->second.weight;
 }
 
 LinkShares::Lane LinkShares::lane_of(std::uint32_t engine, bool to_host) const {
@@ -66,8 +82,13 @@ ipc::TimePoint LinkShares::loses_its_turn(const Lane& lane,
                                           std::uint32_t engine,
                                           const Use& use) const {
   if (const auto at = engines_.find(engine); at != engines_.end()) {
-    const Member& member = at->second.member;
-    if (lane.to_host ? member.paced_stores : member.paced_loads) return use.moved;
+    // Its slowest rank is what a job waits for.
+    const auto& ranks = at->second.ranks;
+    if (std::any_of(ranks.begin(), ranks.end(), [&lane](const auto& entry) {
+          return lane.to_host ? entry.second.paced_stores : entry.second.paced_loads;
+        })) {
+      return use.moved;
+    }
   }
   const std::chrono::duration<double> slow(static_cast<double>(use.bytes) /
                                            static_cast<double>(kSlowBytesPerSecond));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/ids.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -60,14 +61,15 @@ class LinkShares {
   };
 
   struct Member {
-    std::string link{};        ///< That its copies take.
-    std::uint32_t weight = 1;  ///< At least that.
+    std::string link{};        ///< That a rank's copies take.
+    std::uint32_t weight = 1;  ///< Of the engine; at least that.
     bool paced_stores = false;
     bool paced_loads = false;
   };
 
-  /// From now on.
-  void set(std::uint32_t engine, const Member& member);
+  /// From now on. A job goes over the links of all ranks of its engine at once: engines that have
+  /// one of them in common share all of theirs, and so do those that share with one of these.
+  void set(std::uint32_t engine, ipc::Rank rank, const Member& member);
   /// Without jobs under way.
   void forget(std::uint32_t engine);
 
@@ -92,12 +94,9 @@ class LinkShares {
 
  private:
   struct Engine {
-    Member member{};  ///< Without a link: none was named, nothing is shared.
-    std::uint32_t number = 0;
-  };
-  struct Link {
-    std::uint32_t number = 0;
-    std::uint32_t engines = 0;
+    std::map<ipc::Rank, Member> ranks{};
+    std::uint32_t weight = 1;
+    std::uint32_t number = 0;  ///< Of the links that it shares.
   };
   struct Use {
     double tag = 0;
@@ -113,7 +112,8 @@ class LinkShares {
     std::optional<ipc::TimePoint> look{};
   };
 
-  void leave(Engine& engine);
+  /// Numbers what engines share; what goes on shared keeps its number.
+  void regroup();
   [[nodiscard]] std::uint32_t weight_of(std::uint32_t engine) const;
   /// When an engine is passed by.
   [[nodiscard]] ipc::TimePoint loses_its_turn(const Lane& lane,
@@ -122,7 +122,6 @@ class LinkShares {
   [[nodiscard]] static bool has_room(const State& state, const Use& use, double share);
 
   std::map<std::uint32_t, Engine> engines_;
-  std::map<std::string, Link> links_;
   std::uint32_t last_number_ = 0;
   std::map<Lane, State> lanes_;
 };

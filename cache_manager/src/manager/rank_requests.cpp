@@ -67,12 +67,12 @@ void RankRequests::hello(const ipc::Peer& peer, const ipc::Envelope& request) {
   }
   if (peer.kind == ipc::ProcessKind::kWorker) {
     deaths_.watch_worker(peer.id);
-  } else if (hello->rank == ipc::Rank{0}) {
-    // Those that share the first rank's link are taken to share the others'.
-    context_.jobs.set_share(engine.id(), {.link = hello->link,
-                                          .weight = context_.config.share_of(engine.name()),
-                                          .paced_stores = hello->store_rate > 0,
-                                          .paced_loads = hello->load_rate > 0});
+  } else {
+    context_.jobs.set_share(engine.id(), hello->rank,
+                            {.link = hello->link,
+                             .weight = context_.config.share_of(engine.name()),
+                             .paced_stores = hello->store_rate > 0,
+                             .paced_loads = hello->load_rate > 0});
   }
   ipc::log_info("engine {}: rank {} of {} has {} {} (pid {}), geometry {}, device {}",
                 engine.name(), hello->rank.value, hello->geometry.ranks, ipc::to_string(peer.kind),

@@ -30,7 +30,7 @@ struct Sent {
 class LinkSharesTest : public ::testing::Test {
  protected:
   void open(std::uint32_t engine, std::uint32_t weight, const std::string& link = "one") {
-    shares_.set(engine, {.link = link, .weight = weight});
+    shares_.set(engine, ipc::Rank{0}, {.link = link, .weight = weight});
   }
   [[nodiscard]] LinkShares::Lane lane(std::uint32_t engine = 1, bool to_host = false) const {
     return shares_.lane_of(engine, to_host);
@@ -232,7 +232,7 @@ TEST_F(LinkSharesTest, NoLookIsDueOnceNothingWaitsAnyMore) {
 }
 
 TEST_F(LinkSharesTest, NobodyWaitsForWhoIsToldToCopySlowly) {
-  shares_.set(1, {.link = "one", .paced_loads = true});
+  shares_.set(1, ipc::Rank{0}, {.link = "one", .paced_loads = true});
   open(2, 1);
   for (const bool to_host : {false, true}) {
     const auto lane = this->lane(1, to_host);
@@ -244,6 +244,37 @@ TEST_F(LinkSharesTest, NobodyWaitsForWhoIsToldToCopySlowly) {
       EXPECT_EQ(choice->engine, 2U);
     }
   }
+}
+
+TEST_F(LinkSharesTest, EnginesShareWhatAnyOfTheirRanksHaveInCommon) {
+  open(1, 1, "one");
+  open(2, 1, "two");
+  open(3, 1, "three");
+  EXPECT_NE(lane(1), lane(2));
+  shares_.set(1, ipc::Rank{1}, {.link = "two"});
+  EXPECT_EQ(lane(1), lane(2)) << "a job of the first goes over both links";
+  EXPECT_NE(lane(1), lane(3));
+  shares_.set(2, ipc::Rank{1}, {.link = "three"});
+  EXPECT_EQ(lane(1), lane(3)) << "by way of the second";
+  EXPECT_NE(lane(1, false), lane(1, true));
+  shares_.forget(2);
+  EXPECT_NE(lane(1), lane(3)) << "nothing is shared any more";
+  shares_.set(1, ipc::Rank{1}, {.link = "one"});
+  open(4, 1, "two");
+  EXPECT_NE(lane(1), lane(4)) << "the rank's link is another one now";
+}
+
+TEST_F(LinkSharesTest, WhatGoesOnSharedKeepsItsPlace) {
+  open(1, 1, "one");
+  open(2, 1, "one");
+  const auto shared = lane(1);
+  open(3, 1, "two");
+  shares_.set(2, ipc::Rank{1}, {.link = "two"});
+  EXPECT_EQ(lane(1), shared);
+  EXPECT_EQ(lane(3), shared);
+  shares_.forget(3);
+  EXPECT_EQ(lane(1), shared);
+  EXPECT_EQ(lane(2), shared);
 }
 
 TEST_F(LinkSharesTest, UrgentJobOfAnEngineWithNothingUnderWayWaitsForNobodysTurn) {
