@@ -121,9 +121,8 @@ class LayersTest : public testing::TestWithParam<LayersCase> {
     return done();
   }
 
-  void connect() {
+  worker::ClientOptions client_options() const {
     const ipc::Geometry geometry = ipc::load_geometry(GetParam().geometry, 1).value();
-    groups_ = static_cast<std::uint32_t>(geometry.groups.size());
     worker::ClientOptions options;
     options.runtime_dir = temp_.path().string();
     options.identity.model = geometry.name;
@@ -131,10 +130,15 @@ class LayersTest : public testing::TestWithParam<LayersCase> {
                                         GetParam().rank_arguments.end(), "--arena=block-first") > 0;
     options.identity.fingerprint = geometry.fingerprint(block_first ? ipc::ArenaOrder::kBlockFirst
                                                                     : ipc::ArenaOrder::kLayerFirst);
-    options.identity.weights = ipc::Digest::random();
+    options.identity.weights = weights_;
+    return options;
+  }
+  void connect() {
+    groups_ = static_cast<std::uint32_t>(
+        ipc::load_geometry(GetParam().geometry, 1).value().groups.size());
     ASSERT_TRUE(run_until([&] {
-      auto client =
-          worker::Client::connect(options, ipc::Deadline::after(std::chrono::milliseconds(200)));
+      auto client = worker::Client::connect(client_options(),
+                                            ipc::Deadline::after(std::chrono::milliseconds(200)));
       if (!client) return false;
       client_ = std::move(*client);
       return true;
@@ -263,6 +267,7 @@ class LayersTest : public testing::TestWithParam<LayersCase> {
   }
 
   const test::ShortTempDir temp_;
+  const ipc::Digest weights_ = ipc::Digest::random();
   ipc::EventLoop loop_;
   std::optional<test::ChildProcess> manager_;
   std::optional<test::ChildProcess> worker_;

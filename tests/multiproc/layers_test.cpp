@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layer-wise loads and stores: manager, worker and mover are real processes, this one is the
 // engine.
+#include "kvferry/ipc/transitions/transition_trace.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
 #include "multiproc/layers_fixture.hpp"
 
@@ -186,6 +187,37 @@ TEST_P(LayersTest, KilledEngineLetsOthersStepsGoOn) {
   EXPECT_FALSE(behind->reply.has_value());
   engine.kill();
   expect_clean(behind);
+}
+
+// Nobody computes any more what an engine that ended wanted stored: neither may its places stay
+// taken, nor may a mover be ended for what keeps it.
+TEST_P(LayersTest, StoreOfAnEngineThatEndsDoesNotWaitForComputeThatNeverComes) {
+  constexpr std::chrono::seconds kPromptly{5};
+  const std::vector<worker::StoreTarget> targets = {{GroupId{0}, hash(0, 9)}};
+  const auto gathers = [this] {
+    const auto dir = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
+    const auto trace = ipc::read_transitions(dir).value();
+    return std::count_if(trace.records.begin(), trace.records.end(), [](const auto& record) {
+      return record.transition == ipc::Transition::kStagingLaunch;
+    });
+  };
+  auto doomed = worker::Client::connect(client_options(), test::soon()).value();
+  ASSERT_TRUE(doomed->wait_ready(true, test::soon()).has_value());
+  const auto slots = doomed->reserve_store(targets, test::soon()).value();
+  const std::vector<worker::StoreItem> items = {{GroupId{0}, BlockId{0}, slots.at(0).slot}};
+  ASSERT_TRUE(doomed->submit_store(items, LayerTicket{17, 1}).has_value());
+  ASSERT_TRUE(run_until([&] { return gathers() > 0; }));
+  const ipc::TimePoint ended = ipc::MonotonicClock::now();
+  doomed.reset();
+  bool is_free = false;
+  EXPECT_TRUE(run_until([&] {
+    if (is_free) return true;
+    const auto again = client_->reserve_store(targets, test::soon()).value();
+    is_free = again.at(0).outcome == worker::Reservation::kReserved;
+    return is_free;
+  }));
+  EXPECT_LT(ipc::MonotonicClock::now() - ended, kPromptly);
+  EXPECT_FALSE(mover_->wait_zombie(ipc::Deadline::after({})));
 }
 
 TEST_P(LayersTest, CancelledStoreDoesNotWaitForComputeThatNeverComes) {
