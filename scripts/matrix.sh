@@ -77,7 +77,7 @@ done
 failed=0
 # Of all cells so many of the handshake and of jobs count at the least: what does not apply is no test.
 least='0 0'
-[[ -n $only || $every -ne 1 ]] || least='880 1600'
+[[ -n $only || $every -ne 1 ]] || least='880 1800'
 python3 - "$out" $((SECONDS - started)) "$listed" "$least" << 'END' || failed=1
 import collections
 import glob

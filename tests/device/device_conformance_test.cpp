@@ -11,100 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <random>
 
 // What every device backend must do alike. Built once per backend: KVFERRY_TEST_DEVICE names it.
 namespace kvferry::ipc {
 namespace {
-
-TEST_P(DeviceConformanceTest, GatherAndScatterMatchTheReferenceOverRandomLayouts) {
-  std::mt19937_64 random(7);
-  const auto pick = [&random](std::uint64_t low, std::uint64_t high) {
-    return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
-  };
-  constexpr std::uint64_t kArena = 24 * kMiB;
-  constexpr std::uint64_t kPacked = 8 * kMiB;
-  auto memory = allocate(kArena + kPacked);
-  ASSERT_NE(memory, nullptr);
-  auto arena_image = pinned(kArena);
-  auto packed_image = pinned(kPacked);
-  for (int round = 0; round < 25; ++round) {
-    // Sizes from single bytes over 512-byte scales to 64 KiB pages; strides that leave gaps.
-    const std::uint64_t alignment = 1ULL << pick(0, 6);
-    const auto block_count = static_cast<std::uint32_t>(pick(1, 40));
-    std::vector<kernels::StridedRegion> device_regions;
-    std::uint64_t offset = pick(0, 3) * alignment;
-    std::uint64_t packed_stride = 0;
-    const std::uint64_t region_count = round == 24 ? 500 : pick(1, 12);
-    for (std::uint64_t r = 0; r < region_count; ++r) {
-      kernels::StridedRegion region;
-      region.block_bytes = alignment * pick(1, round == 24 ? 4 : 900);
-      region.block_stride = region.block_bytes + alignment * pick(0, 3);
-      if (offset + region.block_stride * block_count > kArena) break;
-      if ((packed_stride + region.block_bytes) * block_count > kPacked) break;
-      region.base = static_cast<unsigned char*>((memory->address() + offset).raw());
-      region.packed_offset = packed_stride;
-      region.salt = r;
-      packed_stride += region.block_bytes;
-      offset += region.block_stride * block_count;
-      device_regions.push_back(region);
-    }
-    ASSERT_FALSE(device_regions.empty());
-    for (std::uint64_t i = 0; i < kArena; i += 8) {
-      const std::uint64_t word = random();
-      std::memcpy(arena_image->data() + i, &word, 8);
-    }
-    copy(CopyDirection::kHostToDevice, arena_image->data(), memory->address(), kArena);
-
-    std::vector<std::uint32_t> ids(block_count);
-    std::iota(ids.begin(), ids.end(), 0U);
-    std::shuffle(ids.begin(), ids.end(), random);
-    ids.resize(pick(1, block_count));
-    kernels::BlockIds batch;
-    batch.count = static_cast<std::uint32_t>(ids.size());
-    std::copy(ids.begin(), ids.end(), batch.ids);
-
-    auto host_regions = device_regions;
-    for (auto& region : host_regions) {
-      region.base = reinterpret_cast<unsigned char*>(arena_image->data()) +
-                    (region.base - static_cast<unsigned char*>(memory->address().raw()));
-    }
-    std::vector<unsigned char> expected(packed_stride * ids.size());
-    kernels::PackedBlocks layout{host_regions.data(),
-                                 static_cast<std::uint32_t>(host_regions.size()), expected.data(),
-                                 packed_stride};
-    kernels::host::gather(layout, batch);
-
-    auto table = device_->make_region_table(device_regions);
-    ASSERT_TRUE(table.has_value());
-    // Packed on the device, or straight in pinned host memory.
-    const bool is_straight = pick(0, 1) == 1;
-    const DevicePtr packed = is_straight
-                                 ? DevicePtr{reinterpret_cast<std::uintptr_t>(packed_image->data())}
-                                 : memory->address() + kArena;
-    stream_->limit_thread_blocks(static_cast<std::uint32_t>(pick(1, 40)));
-    ASSERT_TRUE(stream_->gather(**table, ids, packed, packed_stride).has_value());
-    finish();
-    if (!is_straight) {
-      copy(CopyDirection::kDeviceToHost, packed_image->data(), packed, expected.size());
-    }
-    ASSERT_EQ(std::memcmp(packed_image->data(), expected.data(), expected.size()), 0);
-
-    // Scatter other bytes back; everything outside the slices must stay as it was.
-    for (auto& byte : expected) byte = static_cast<unsigned char>(random());
-    kernels::host::scatter(layout, batch);
-    std::memcpy(packed_image->data(), expected.data(), expected.size());
-    if (!is_straight) {
-      copy(CopyDirection::kHostToDevice, packed_image->data(), packed, expected.size());
-    }
-    ASSERT_TRUE(stream_->scatter(**table, ids, packed, packed_stride).has_value());
-    finish();
-    auto seen = pinned(kArena);
-    copy(CopyDirection::kDeviceToHost, seen->data(), memory->address(), kArena);
-    ASSERT_EQ(std::memcmp(seen->data(), arena_image->data(), kArena), 0) << "round " << round;
-  }
-}
 
 TEST_P(DeviceConformanceTest, VerifyFindsEachWrongWordInItsBlock) {
   auto memory = allocate(8 * kMiB);

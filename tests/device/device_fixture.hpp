@@ -31,7 +31,7 @@ inline std::string device_text() {
 /// One for allocations of several GiB, which the host backend does not back before they are used.
 inline std::string large_device_text() {
   const std::string device = KVFERRY_TEST_DEVICE;
-  return device == "host" ? fmt::format("host:conformance-large-{}:8GiB", ::getpid()) : device;
+  return device == "host" ? fmt::format("host:conformance-large-{}:10GiB", ::getpid()) : device;
 }
 
 /// A device of the backend that the binary is built for, and one stream of it.

@@ -17,6 +17,9 @@ struct LayoutShape {
   std::uint32_t max_slice_bytes = 700;
   std::uint32_t max_blocks = 40;
   std::uint64_t alignment = 1;  ///< Of all sizes and places.
+  /// Instead, each region has an alignment of its own for its places, packed ones included.
+  bool is_mixed = false;
+  std::vector<std::uint64_t> slice_bytes = {};  ///< If any, the only sizes of slices.
 };
 
 /// Regions with odd sizes at odd places of one guarded buffer, as no caller would lay them out.
@@ -26,14 +29,14 @@ struct RandomLayout {
     const auto region_count = static_cast<std::uint32_t>(draw(std::uint64_t{1}, shape.max_regions));
     std::uint64_t packed = draw(0, 5);
     std::vector<std::uint64_t> starts;
-    const std::uint64_t unit = shape.alignment;
-    std::uint64_t at = draw(1, 63) * unit;
+    std::uint64_t at = draw(1, 63) * shape.alignment;
     for (std::uint32_t r = 0; r < region_count; ++r) {
+      const std::uint64_t unit = shape.is_mixed ? 1ULL << draw(0, 4) : shape.alignment;
+      at = round_up(at, unit);
+      if (shape.is_mixed) packed = round_up(packed, unit);
       StridedRegion region;
-      region.block_bytes =
-          unit *
-          (draw(1, 5) == 1 ? draw(1, 7) : draw(std::uint64_t{1}, shape.max_slice_bytes / unit));
-      region.block_stride = region.block_bytes + unit * draw(0, 3) * draw(0, 50);
+      region.block_bytes = draw_slice_bytes(shape, unit);
+      region.block_stride = round_up(region.block_bytes, unit) + unit * draw(0, 3) * draw(0, 50);
       region.packed_offset = packed;
       region.salt = draw(0, 1000);
       packed += region.block_bytes + draw(0, 9);
@@ -42,6 +45,7 @@ struct RandomLayout {
       regions.push_back(region);
     }
     packed_stride = packed + draw(0, 33);
+    if (shape.is_mixed && draw(0, 1) == 1) packed_stride = round_up(packed_stride, 16);
     arena.resize(at);
     for (unsigned char& byte : arena) byte = static_cast<unsigned char>(draw(0, 255));
     for (std::uint32_t r = 0; r < region_count; ++r) regions[r].base = arena.data() + starts[r];
@@ -68,6 +72,18 @@ struct RandomLayout {
     std::shuffle(ids.begin(), ids.end(), random);
     ids.resize(draw(std::uint64_t{0}, block_count));
     return ids;
+  }
+
+  std::uint64_t draw_slice_bytes(const LayoutShape& shape, std::uint64_t unit) {
+    if (!shape.slice_bytes.empty()) {
+      return shape.slice_bytes[draw(std::uint64_t{0}, shape.slice_bytes.size() - 1)];
+    }
+    if (draw(1, 5) == 1) return unit * draw(1, 7);
+    return unit * draw(std::uint64_t{1}, shape.max_slice_bytes / unit);
+  }
+
+  static constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
   }
 
   unsigned char* slice(std::size_t region, std::uint32_t block) {

@@ -108,6 +108,22 @@ constexpr auto kPoints = std::to_array<Point>({
     {"attacher", Transition::kAttacherReleased},
 });
 
+// Layer by layer a job has two hand-overs: the first layer, and the others. The first job is a
+// store, the second one a load: here it goes wrong between the layers of the one or the other, or
+// while nobody computes what is to be stored, or needs what is being loaded.
+constexpr auto kPointsByLayers = std::to_array<Point>({
+    {"mover", Transition::kMoverAsk, 2, true},
+    {"mover", Transition::kMoverCopied},
+    {"mover", Transition::kMoverSeesHandOver, 3},
+    {"mover", Transition::kMoverAsk, 4, true},
+    {"worker", Transition::kStagingLaunch, 2, true},
+    {"worker", Transition::kStagingLaunch, 4, true},
+    {"manager", Transition::kManagerSent},
+    {"manager", Transition::kManagerSent, 2},
+    {"engine", Transition::kEngineSubmitted},
+    {"engine", Transition::kEngineSubmitted, 2},
+});
+
 /// Which process of an instance a point's victim is.
 std::string resolve(const std::string& victim, const std::string& owner) {
   if (victim == "owner") return owner;
@@ -115,10 +131,29 @@ std::string resolve(const std::string& victim, const std::string& owner) {
   return victim;
 }
 
+void add_cells(std::vector<JobCell>& cells, const Point& point, bool by_layers) {
+  for (const Blow blow : kBlows) {
+    for (const char* owner : {"worker", "mover"}) {
+      for (const char* handles : {"vmm", "legacy"}) {
+        cells.push_back({resolve(point.victim, owner),
+                         point.transition,
+                         point.occurrence,
+                         blow,
+                         owner,
+                         handles,
+                         {point.other, point.plan},
+                         point.can_fail,
+                         by_layers});
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::string JobCell::name() const {
-  return fmt::format("{}_{}_{}_owns_{}", victim, name_of(point, occurrence, blow), owner, handles);
+  return fmt::format("{}_{}{}_{}_owns_{}", victim, name_of(point, occurrence, blow),
+                     by_layers ? "_by_layers" : "", owner, handles);
 }
 
 std::optional<std::string> JobCell::inapplicable() const {
@@ -130,22 +165,8 @@ std::ostream& operator<<(std::ostream& out, const JobCell& cell) { return out <<
 
 std::vector<JobCell> job_cells() {
   std::vector<JobCell> cells;
-  for (const Point& point : kPoints) {
-    for (const Blow blow : kBlows) {
-      for (const char* owner : {"worker", "mover"}) {
-        for (const char* handles : {"vmm", "legacy"}) {
-          cells.push_back({resolve(point.victim, owner),
-                           point.transition,
-                           point.occurrence,
-                           blow,
-                           owner,
-                           handles,
-                           {point.other, point.plan},
-                           point.can_fail});
-        }
-      }
-    }
-  }
+  for (const Point& point : kPoints) add_cells(cells, point, /*by_layers=*/false);
+  for (const Point& point : kPointsByLayers) add_cells(cells, point, /*by_layers=*/true);
   return cells;
 }
 

@@ -25,6 +25,7 @@ struct JobCell {
   /// What leads to the point: faults of another process, by its name.
   std::pair<std::string, std::string> other;
   bool can_fail = false;
+  bool by_layers = false;  ///< What the engine does until the blow, and at first after it.
 
   [[nodiscard]] std::string name() const;
   /// Why there is no such cell.

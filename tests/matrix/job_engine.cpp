@@ -3,7 +3,8 @@
 // An engine for the job cells of the matrix: on "round N" it computes blocks, stores them, loads
 // them elsewhere, swaps a sequence out and in, clears, re-creates and loads again, and checks every
 // block that it was told it has. On "rest N" it does no more than the first store and load: after
-// it every connection is there that the instance ever has; on "fill N" it stores many blocks. Says
+// it every connection is there that the instance ever has; on "layers N" it does the same layer by
+// layer, beside the steps that compute and need the blocks; on "fill N" it stores many blocks. Says
 // "round N ok" or "round N failed: ERROR", and before that "corrupt N K" if K words were wrong.
 //
 // Usage: kvferry_job_engine DIR INSTANCE GEOMETRY
@@ -28,6 +29,7 @@ using ipc::Deadline;
 using ipc::Digest;
 using ipc::GroupId;
 using ipc::JobId;
+using ipc::LayerTicket;
 using ipc::Result;
 using ipc::Status;
 using std::chrono_literals::operator""ms;
@@ -59,17 +61,30 @@ class Engine {
   }
 
   Status rest(std::uint64_t number) {
-    number_ = number;
-    hashes_.clear();
-    for (std::uint32_t i = 0; i < kBlocks; ++i) {
-      const std::array<std::uint64_t, 2> name{number, i};
-      hashes_.push_back(Digest::hash(name.data(), sizeof(name)));
-    }
+    name_blocks(number);
     KVFERRY_TRY(begin());
     KVFERRY_TRY(compute(kComputed, seed()));
     KVFERRY_TRY(store());
     KVFERRY_TRY(compute(kLoaded, kJunk));
     return load();
+  }
+
+  /// Neither the compute that is stored nor the one that needs what is loaded waits for a job's
+  /// end, or a job for theirs. Every round has a use of each word.
+  Status rest_by_layers(std::uint64_t number) {
+    name_blocks(number);
+    KVFERRY_TRY(begin());
+    ipc::Step fills;
+    fills.computes = LayerTicket{0, number};
+    fills.fills = blocks(kComputed, seed());
+    KVFERRY_ASSIGN(const JobId store, submit_store(fills.computes));
+    KVFERRY_TRY(run_beside(store, std::move(fills)));
+    KVFERRY_TRY(compute(kLoaded, kJunk));
+    ipc::Step verifies;
+    verifies.awaits = LayerTicket{1, number};
+    verifies.verifies = blocks(kLoaded, seed());
+    KVFERRY_ASSIGN(const JobId load, submit_load(verifies.awaits));
+    return run_beside(load, std::move(verifies));
   }
 
   Status fill(std::uint64_t number) {
@@ -102,6 +117,15 @@ class Engine {
  private:
   Engine(ipc::RuntimeDir dir, std::unique_ptr<Client> client)
       : dir_(std::move(dir)), client_(std::move(client)) {}
+
+  void name_blocks(std::uint64_t number) {
+    number_ = number;
+    hashes_.clear();
+    for (std::uint32_t i = 0; i < kBlocks; ++i) {
+      const std::array<std::uint64_t, 2> name{number, i};
+      hashes_.push_back(Digest::hash(name.data(), sizeof(name)));
+    }
+  }
 
   [[nodiscard]] std::uint64_t seed() const noexcept { return (number_ + 1) << 16U; }
 
@@ -158,11 +182,17 @@ class Engine {
     return steps_->call<ipc::StepReply>(ipc::MessageKind::kStep, step, Deadline::after(3s));
   }
 
+  static std::vector<ipc::SeededItem> blocks(std::uint32_t first, std::uint64_t seed) {
+    std::vector<ipc::SeededItem> items;
+    for (std::uint32_t i = 0; i < kBlocks; ++i) {
+      items.push_back({kMain, BlockId{first + i}, seed + i});
+    }
+    return items;
+  }
+
   Status compute(std::uint32_t first, std::uint64_t seed) {
     ipc::Step step;
-    for (std::uint32_t i = 0; i < kBlocks; ++i) {
-      step.fills.push_back({kMain, BlockId{first + i}, seed + i});
-    }
+    step.fills = blocks(first, seed);
     KVFERRY_TRY(run(std::move(step)));
     return ipc::ok();
   }
@@ -183,7 +213,21 @@ class Engine {
     return ipc::ok();
   }
 
-  Result<JobId> submit_store() {
+  /// Whatever a step says of layers that it waited for holds, whatever becomes of the job. A job
+  /// whose step fails is given up.
+  Status run_beside(JobId job, ipc::Step step) {
+    step.patience = 2s;
+    const auto reply = run(std::move(step));
+    if (reply) {
+      count_wrong(*reply);
+    } else {
+      (void)client_->cancel(job);
+    }
+    KVFERRY_TRY(wait(job));
+    return reply ? ipc::ok() : Status(reply.error());
+  }
+
+  Result<JobId> submit_store(std::optional<LayerTicket> layers = std::nullopt) {
     std::vector<worker::StoreTarget> targets;
     for (const Digest& hash : hashes_) targets.push_back({kMain, hash});
     KVFERRY_ASSIGN(const auto slots, client_->reserve_store(targets, Deadline::after(2s)));
@@ -194,16 +238,20 @@ class Engine {
       }
       items.push_back({kMain, BlockId{kComputed + i}, slots[i].slot});
     }
-    return client_->submit_store(items);
+    return client_->submit_store(items, layers);
   }
 
   Status load() {
+    KVFERRY_ASSIGN(const JobId job, submit_load());
+    return wait(job, kLoaded);
+  }
+
+  Result<JobId> submit_load(std::optional<LayerTicket> layers = std::nullopt) {
     std::vector<worker::LoadItem> items;
     for (std::uint32_t i = 0; i < kBlocks; ++i) {
       items.push_back({kMain, BlockId{kLoaded + i}, hashes_[i]});
     }
-    KVFERRY_ASSIGN(const JobId job, client_->submit_load(items, 1));
-    return wait(job, kLoaded);
+    return client_->submit_load(items, 1, layers);
   }
 
   Status swap() {
@@ -248,10 +296,14 @@ class Engine {
     }
     if (step.verifies.empty()) return ipc::ok();
     KVFERRY_ASSIGN(const ipc::StepReply reply, run(std::move(step)));
+    count_wrong(reply);
+    return ipc::ok();
+  }
+
+  void count_wrong(const ipc::StepReply& reply) const {
     std::uint64_t wrong = 0;
     for (const std::uint64_t words : reply.mismatches) wrong += words;
     if (wrong != 0) say(fmt::format("corrupt {} {}", number_, wrong));
-    return ipc::ok();
   }
 
   const ipc::RuntimeDir dir_;
@@ -276,9 +328,10 @@ int serve(const std::string& dir, const std::string& instance, const std::string
       }
     }
     if (status) {
-      status = line->starts_with("rest")   ? engine->rest(number)
-               : line->starts_with("fill") ? engine->fill(number)
-                                           : engine->round(number);
+      status = line->starts_with("rest")     ? engine->rest(number)
+               : line->starts_with("layers") ? engine->rest_by_layers(number)
+               : line->starts_with("fill")   ? engine->fill(number)
+                                             : engine->round(number);
     }
     say(status ? fmt::format("round {} ok", number)
                : fmt::format("round {} failed: {}", number, status.error().to_string()));

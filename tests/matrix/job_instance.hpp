@@ -58,6 +58,8 @@ class JobInstance {
   /// one.
   void begin_round() { tell_engine("round"); }
   void begin_rest() { tell_engine("rest"); }
+  /// Or to store and load layer by layer.
+  void begin_layers() { tell_engine("layers"); }
   /// Or to store some hundred blocks more.
   void begin_fill() { tell_engine("fill"); }
   /// What the engine said about its round meanwhile: "ok", or what failed.

@@ -98,6 +98,13 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
     for (const char* name : JobInstance::kNames) all[name] = descriptor_kinds(process(name).pid());
     return all;
   }
+  void begin(bool by_layers) {
+    if (by_layers) {
+      instance_->begin_layers();
+    } else {
+      instance_->begin_round();
+    }
+  }
   void come_to_rest();
   void learn_descriptors();
   void see_descriptors();
@@ -127,7 +134,7 @@ class JobMatrix : public testing::TestWithParam<JobCell> {
   void drive();
   void see_survivors();
   void mend();
-  void next_round_works();
+  void next_round_works(bool by_layers);
   void end_all();
   std::string stories() { return instance_->stories(); }
   void report(const std::string& outcome, milliseconds took) const;
@@ -173,7 +180,7 @@ void JobMatrix::drive() {
     if (!other.empty() && process(other).wait(Deadline::after({}))) {
       instance_->start(other);
     }
-    instance_->begin_round();
+    begin(cell().by_layers);
     answer_ = instance_->hear_engine();
   }
 }
@@ -195,12 +202,12 @@ void JobMatrix::see_survivors() {
     }
     return report(dead ? "let_go" : "goes_on", took());
   }
-  instance_->begin_round();
+  begin(cell().by_layers);
   while (!answer_) {
     ASSERT_FALSE(deadline.expired()) << "the engine waits for ever\n" << stories();
     // A supervisor replaces the dead, but nobody has looked after the stopped yet.
     instance_->replace_dead();
-    instance_->begin_round();
+    begin(cell().by_layers);
     answer_ = instance_->hear_engine();
   }
   const std::string outcome = *answer_ == "ok" ? "ok" : answer_->substr(answer_->find(' ') + 1);
@@ -223,12 +230,12 @@ void JobMatrix::mend() {
   }
 }
 
-void JobMatrix::next_round_works() {
+void JobMatrix::next_round_works(bool by_layers) {
   const Deadline deadline = Deadline::after(kRecoveryBound + kScheduling);
   std::string last;
   for (;;) {
     instance_->replace_dead();
-    instance_->begin_round();
+    begin(by_layers);
     const auto answer = instance_->hear_engine();
     // A round that began before the mending counts as well: it is one after the blow.
     if (answer == "ok") return;
@@ -257,7 +264,7 @@ void JobMatrix::learn_descriptors() {
   }
   if (undisturbed_.contains(kind)) return;
   for (const char* name : JobInstance::kNames) instance_->start(name);
-  ASSERT_NO_FATAL_FAILURE(next_round_works());
+  ASSERT_NO_FATAL_FAILURE(next_round_works(/*by_layers=*/false));
   ASSERT_NO_FATAL_FAILURE(come_to_rest());
   const Deadline deadline = Deadline::after(kSettle);
   for (Descriptors last, now = descriptors(); last != now; now = descriptors()) {
@@ -273,11 +280,18 @@ void JobMatrix::learn_descriptors() {
 
 // Whoever lived through it, and whoever was replaced, has open what such a process always has.
 void JobMatrix::see_descriptors() {
-  const Descriptors& expected = undisturbed_[cell().owner + cell().handles];
+  Descriptors expected = undisturbed_[cell().owner + cell().handles];
+  const auto seen = [&] {
+    Descriptors now = descriptors();
+    // A worker keeps one for each layer's hand-over that was under way beside another.
+    if (cell().by_layers) now["worker"].erase("[eventfd]");
+    return now;
+  };
+  if (cell().by_layers) expected["worker"].erase("[eventfd]");
   ASSERT_NO_FATAL_FAILURE(come_to_rest());
   const Deadline deadline = Deadline::after(kSettle);
-  while (descriptors() != expected && !deadline.expired()) (void)instance_->hear_engine();
-  for (const auto& [name, kinds] : descriptors()) {
+  while (seen() != expected && !deadline.expired()) (void)instance_->hear_engine();
+  for (const auto& [name, kinds] : seen()) {
     EXPECT_EQ(kinds, expected.at(name)) << name << " has other descriptors open than before";
   }
 }
@@ -298,7 +312,10 @@ TEST_P(JobMatrix, IsSurvived) {
   ASSERT_NO_FATAL_FAILURE(drive());
   ASSERT_NO_FATAL_FAILURE(see_survivors());
   ASSERT_NO_FATAL_FAILURE(mend());
-  ASSERT_NO_FATAL_FAILURE(next_round_works());
+  if (cell().by_layers) {
+    ASSERT_NO_FATAL_FAILURE(next_round_works(/*by_layers=*/true));
+  }
+  ASSERT_NO_FATAL_FAILURE(next_round_works(/*by_layers=*/false));
   ASSERT_NO_FATAL_FAILURE(see_descriptors());
   ASSERT_NO_FATAL_FAILURE(end_all());
 }
@@ -306,14 +323,15 @@ TEST_P(JobMatrix, IsSurvived) {
 void JobMatrix::report(const std::string& outcome, milliseconds took) const {
   const std::string path = ipc::environment("KVFERRY_MATRIX_REPORT");
   if (path.empty()) return;
-  const nlohmann::json line = {{"victim", cell().victim},
-                               {"point", ipc::to_string(cell().point)},
-                               {"occurrence", cell().occurrence},
-                               {"blow", to_string(cell().blow)},
-                               {"owner", cell().owner},
-                               {"handles", cell().handles},
-                               {"outcome", outcome},
-                               {"ms", took.count()}};
+  const nlohmann::json line = {
+      {"victim", cell().victim},
+      {"point", std::string(ipc::to_string(cell().point)) + (cell().by_layers ? " by layers" : "")},
+      {"occurrence", cell().occurrence},
+      {"blow", to_string(cell().blow)},
+      {"owner", cell().owner},
+      {"handles", cell().handles},
+      {"outcome", outcome},
+      {"ms", took.count()}};
   std::ofstream(path, std::ios::app) << line.dump() + "\n";
 }
 

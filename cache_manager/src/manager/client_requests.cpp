@@ -339,6 +339,7 @@ void ClientRequests::end_client(const ipc::IncarnationId& peer, bool with_sequen
     context_.sequences.drop_owner(peer);
     context_.catalogue.forget_user(peer);
   }
+  jobs_.fail_layers(peer);
   context_.jobs.orphan(peer);
   jobs_.forget_client(peer);
   if (EngineRecord* engine = context_.directory.remove_client(peer)) {

@@ -589,6 +589,12 @@ std::size_t JobService::unsent(const ipc::IncarnationId& client) const {
   return at == unsent_.end() ? 0 : at->second.size();
 }
 
+void JobService::fail_layers(const ipc::IncarnationId& client) {
+  for (const auto& [engine, layers] : context_.jobs.layers_of(client)) {
+    tell_failed(engine, layers, KVFERRY_ERROR(kPeerDied, "whoever asked for its job has ended"));
+  }
+}
+
 void JobService::forget_client(const ipc::IncarnationId& client) {
   unsent_.erase(client);
   waiting_.drop_client(client);

@@ -38,6 +38,8 @@ class JobService {
   /// A mover's event, of the rank's part of a store.
   void summed(std::uint32_t rank, ipc::MoverSums sums);
   void forget_client(const ipc::IncarnationId& client);
+  /// It ends, and its jobs are to be orphaned: nobody computes what its stores wait for.
+  void fail_layers(const ipc::IncarnationId& client);
   /// The client takes messages again.
   void on_writable(const ipc::IncarnationId& client);
   /// Completions that wait for clients whose queues are full.

@@ -428,6 +428,19 @@ std::optional<ipc::LayerTicket> JobTable::layers_of(const ipc::IncarnationId& cl
   return at == by_client_.end() ? std::nullopt : entries_.at(at->second).job.layers;
 }
 
+std::vector<std::pair<std::uint32_t, ipc::LayerTicket>> JobTable::layers_of(
+    const ipc::IncarnationId& client) const {
+  std::vector<std::pair<std::uint32_t, ipc::LayerTicket>> layers;
+  for (auto at = by_client_.lower_bound({client, ipc::JobId{0}});
+       at != by_client_.end() && at->first.first == client; ++at) {
+    const Job& job = entries_.at(at->second).job;
+    if (job.layers) {
+      layers.emplace_back(job.engine, *job.layers);
+    }
+  }
+  return layers;
+}
+
 bool JobTable::cancel(const ipc::IncarnationId& client, ipc::JobId client_job) {
   const auto at = by_client_.find({client, client_job});
   if (at == by_client_.end()) {

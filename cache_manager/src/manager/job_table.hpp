@@ -24,6 +24,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -157,6 +158,9 @@ class JobTable {
   /// Of a job that is not over and goes layer by layer.
   [[nodiscard]] std::optional<ipc::LayerTicket> layers_of(const ipc::IncarnationId& client,
                                                           ipc::JobId client_job) const;
+  /// Of all those of a client, each with its engine.
+  [[nodiscard]] std::vector<std::pair<std::uint32_t, ipc::LayerTicket>> layers_of(
+      const ipc::IncarnationId& client) const;
   /// Ends what has not been sent yet.
   void fail_queued(std::uint32_t engine, const ipc::Error& error);
   /// Nobody is answered any more; queued jobs end, running ones are cancelled.
