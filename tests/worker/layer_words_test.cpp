@@ -90,11 +90,16 @@ TEST_F(LayerWordsTest, StepThatBeginsAfterItsTransferHasNoDeadline) {
 }
 
 TEST_F(LayerWordsTest, UseThatOnlyATransferBeganHasADeadline) {
+  int looks = 0;
+  words_.on_sooner([&looks] { ++looks; });
   ASSERT_TRUE(words_.enter({0, 1}).has_value());
   const auto look = words_.next_look();
   ASSERT_TRUE(look.has_value());
   words_.expire(*look);
   EXPECT_EQ(words_.leave({0, 1}, false).error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(looks, 1) << "nobody would fail it in time";
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  EXPECT_EQ(looks, 1) << "that is known";
 }
 
 TEST_F(LayerWordsTest, SlotIsNotUsedAgainWhileATransferOfItRuns) {

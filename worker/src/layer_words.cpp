@@ -136,11 +136,17 @@ void LayerWords::fail_awaited(const ipc::Error& error) {
 }
 
 Status LayerWords::enter(const LayerTicket& ticket) {
-  const std::lock_guard lock(mutex_);
-  KVFERRY_TRY(open(ticket));
-  Slot& slot = slots_[ticket.slot];
-  if (slot.failure) return *slot.failure;
-  ++slot.transfers;
+  bool begins = false;
+  {
+    const std::lock_guard lock(mutex_);
+    KVFERRY_TRY(check_slot(ticket.slot));
+    begins = slots_[ticket.slot].use != ticket.use;
+    KVFERRY_TRY(open(ticket));
+    Slot& slot = slots_[ticket.slot];
+    if (slot.failure) return *slot.failure;
+    ++slot.transfers;
+  }
+  if (begins && sooner_) sooner_();
   return ipc::ok();
 }
 

@@ -93,7 +93,8 @@ class LayerWords {
   void expire(ipc::TimePoint now);
   /// When expire() has something to do.
   [[nodiscard]] std::optional<ipc::TimePoint> next_look() const;
-  /// Called when next_look() may have become sooner; on the caller's thread of begin() or fail().
+  /// Called when next_look() may have become sooner; on the caller's thread of begin(), enter() or
+  /// fail().
   void on_sooner(std::function<void()> call) { sooner_ = std::move(call); }
 
  private:
