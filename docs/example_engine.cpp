@@ -81,7 +81,7 @@ Result<std::size_t> load_prefix(Client& client,
   for (std::size_t i = 0; i < found.usable; ++i) {
     items.push_back({kMain, blocks[i], hashes[i]});
   }
-  KVFERRY_ASSIGN(const JobId job, client.submit_load(items, 1));
+  KVFERRY_ASSIGN(const JobId job, client.submit_load(items, kvferry::ipc::Urgency::kOrdinary));
   KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
   // Evicted meanwhile, cleared, a dead process: the first block that failed is where to compute on.
   std::size_t loaded = 0;

@@ -10,7 +10,8 @@ usage() {
   cat <<'TXT'
 usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devices cuda:0[,1]] [--ranks R] [--only REGEX] [--without-sanitizer]
 
-  --bin DIR       holds kvferry, device_cuda_{conformance,borrow,model}_test and kvferry_device_peer
+  --bin DIR       holds kvferry, device_cuda_{conformance,borrow,model}_test, kvferry_device_peer,
+                  multiproc_{layers,engine_shares,hand_over,store_units}_cuda_test and kvferry_layers_engine_child
   --out DIR       logs and reports (default: a new folder under /tmp)
   --trace FILE    what to replay (default: the generated workload)
   --requests N    how much of it (default 300)
@@ -61,7 +62,7 @@ run conformance "$bin/device_cuda_conformance_test"
 run borrowed "$bin/device_cuda_borrow_test"
 run model "$bin/device_cuda_model_test"
 export KVFERRY_PROGRAM=$bin/kvferry
-for test in layers engine_shares; do
+for test in layers engine_shares hand_over store_units; do
   run "$test" "$bin/multiproc_${test}_cuda_test"
 done
 
@@ -75,7 +76,8 @@ if [[ -n $sanitizer ]]; then
   filter='-*KilledImporterPinsNothing*:*ReleaseGivesTheMemoryBack*:*ImporterKeepsReferenceCounted*'
   # initcheck looks at a copy's source before the call returns, so that a copy behind a word never gets that
   # word from the thread that makes both; and of 3D copies it does not see what they have written.
-  written="$filter:*StreamWords*:*RowsMayLieFurtherApart*"
+  # Of 9 GiB not all is written.
+  written="$filter:*StreamWords*:*RowsMayLieFurtherApart*:*BeyondFourGibibytes*"
   for test in conformance borrow model; do
     run "memcheck-$test" "$sanitizer" --tool memcheck --target-processes all --report-api-errors no --error-exitcode 9 \
       "$bin/device_cuda_${test}_test" --gtest_filter="$filter"

@@ -158,7 +158,12 @@ CalibratedGeometry calibrate(ipc::Device& device,
   }
   const auto turn = wait_turn(cache_dir);
   const ipc::TimePoint start = ipc::MonotonicClock::now();
-  found.calibration = must(cache_manager::measure_calibration(device, geometry, options.order));
+  cache_manager::CalibrationSteps steps;
+  if (device.spec().kind != ipc::DeviceKind::kHost) {
+    steps.most_spread = cache_manager::kMostCalibrationSpread;
+  }
+  found.calibration =
+      must(cache_manager::measure_calibration(device, geometry, options.order, steps));
   found.seconds = std::chrono::duration<double>(ipc::MonotonicClock::now() - start).count();
   if (found.file.empty()) return found;
   if (const auto saved = cache_manager::save_calibration(found.file, found.calibration); !saved) {

@@ -266,7 +266,8 @@ int mover_command(const Arguments& arguments) {
   add_size(*app, "--store-rate", store_rate,
            "Bytes to host memory in a second, at most [as many as go over the link]");
   add_size(*app, "--load-rate", load_rate,
-           "Likewise to the device; loads of a priority above 1 do not wait for it [no limit]");
+           "Likewise to the device, of loads that are fetched ahead (of priority 0 and 1); others "
+           "do not wait for it [no limit]");
   using cache_manager::UrgentLoads;
   add_choice<UrgentLoads>(
       *app, "--urgent-loads", config.urgent_loads,
@@ -285,6 +286,13 @@ int mover_command(const Arguments& arguments) {
   if (const auto fits = check_strategy(config.strategy, config.rank.geometry, config.rank.arena);
       !fits) {
     return usage_error(*app, fits.error());
+  }
+  if (app->count("--gathered-percent") > 0 &&
+      config.strategy != cache_manager::CopyStrategy::kAuto) {
+    return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
+                                           "--gathered-percent is for --copy-strategy auto, not "
+                                           "{}: leave one of them out",
+                                           cache_manager::to_string(config.strategy)));
   }
   if (agent_swaps && config.strategy != cache_manager::CopyStrategy::kAuto) {
     return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,

@@ -161,10 +161,13 @@ TEST_F(BenchTest, MeasuresAnUrgentLoadAloneAndBehindOthers) {
     EXPECT_EQ(result["direction"], "h2d");
   }
   EXPECT_THAT(
-      seen, UnorderedElementsAre(std::pair("batch: alone", 1), std::pair("batch: behind loads", 1),
-                                 std::pair("batch: behind loads", 4), std::pair("staged: alone", 1),
-                                 std::pair("staged: behind loads", 1),
-                                 std::pair("staged: behind loads", 4)));
+      seen,
+      UnorderedElementsAre(
+          std::pair("batch: alone", 1), std::pair("batch: behind loads", 1),
+          std::pair("batch: behind loads", 4), std::pair("batch: behind loads ahead", 1),
+          std::pair("batch: behind loads ahead", 4), std::pair("staged: alone", 1),
+          std::pair("staged: behind loads", 1), std::pair("staged: behind loads", 4),
+          std::pair("staged: behind loads ahead", 1), std::pair("staged: behind loads ahead", 4)));
 }
 
 TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {

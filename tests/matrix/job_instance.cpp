@@ -57,7 +57,9 @@ void JobInstance::start(const std::string& name, const Start& how) {
                        {"KVFERRY_GEOMETRY=" + geometry(), "KVFERRY_GPU_BLOCKS=16",
                         "KVFERRY_DEVICE=" + device(), "KVFERRY_CACHE_OWNER=" + owner_,
                         "KVFERRY_HANDLES=" + handles_, "KVFERRY_DRAIN_DEADLINE=300ms",
-                        "KVFERRY_REVOKE_DEADLINE=600ms", "KVFERRY_SETTLE_DEADLINE=400ms"});
+                        "KVFERRY_REVOKE_DEADLINE=600ms", "KVFERRY_SETTLE_DEADLINE=400ms",
+                        // Its descriptors and memory are none of a cell's.
+                        "KVFERRY_CALIBRATION=off"});
   }
   options.environment = std::move(environment);
   Part& part = parts_[name];

@@ -40,6 +40,22 @@ class LayersKilledTest : public LayersTest {
     ASSERT_TRUE(sees_offload(true));
   }
 
+  /// Who stands where is in the trace.
+  void TearDown() override {
+    if (HasFailure() && dir_) {
+      if (const auto trace = ipc::read_transitions(*dir_)) {
+        constexpr std::size_t kShown = 200;
+        const std::size_t count = trace->records.size();
+        for (std::size_t i = count - std::min(count, kShown); i < count; ++i) {
+          fmt::print(stderr, "{} {}\n", trace->records[i].time.count(),
+                     ipc::describe(*trace, trace->records[i]));
+        }
+      }
+    }
+    dir_.reset();
+    LayersTest::TearDown();
+  }
+
   void store_by_layers(std::uint32_t first,
                        std::uint64_t seed,
                        const LayerTicket& ticket,

@@ -93,12 +93,13 @@ std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,
   for (const CopyStrategy strategy : possible) {
     std::optional<double> us = estimate_us(calibration, strategy, job, hand_over);
     if (!us) return std::nullopt;
-    if (strategy == CopyStrategy::kStaged && job.beside_compute) {
+    if (strategy == job.rule) {
+      *us /= kRuleMargin;  // which knows what it costs
+    } else if (strategy == CopyStrategy::kStaged && job.beside_compute) {
       *us *= kBesideComputeMargin;
     } else if (strategy == CopyStrategy::kStaged || strategy == CopyStrategy::kMemcpy) {
       *us *= kCostlyMargin;
     }
-    if (strategy == job.rule) *us /= kRuleMargin;
     if (best && *us >= best_us) continue;
     best = strategy;
     best_us = *us;

@@ -16,7 +16,6 @@ namespace {
 // anyway.
 constexpr std::uint64_t kBriefBytes = std::uint64_t{4} << 20;
 constexpr std::size_t kFewJobs = 4;
-/// Above loads that say nothing of theirs: a sequence that is resumed is waited for.
 constexpr auto kBriefTime = std::chrono::microseconds(400);
 
 std::uint8_t code_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }

@@ -142,7 +142,8 @@ std::optional<LinkShares::Choice> LinkShares::next(const Lane& lane,
   for (const Offer& offer : offers) {
     const Use& use = state.uses[offer.engine];
     const std::uint8_t others =
-        use.jobs.empty() ? ipc::Urgency::kOrdinary : use.jobs.rbegin()->first;
+        std::max(use.jobs.empty() ? ipc::Urgency::kOrdinary : use.jobs.rbegin()->first,
+                 ipc::Urgency::kOrdinary);
     if (offer.priority > others) {
       return Choice{offer.engine, true};
     }

@@ -16,6 +16,7 @@ namespace {
 using ipc::ErrorCode;
 using ipc::Result;
 using ipc::Status;
+using std::chrono_literals::operator""min;
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
@@ -26,8 +27,12 @@ constexpr ipc::Duration kLongestLook = 500ms;
 constexpr ipc::Duration kTurnLook = 20ms;
 constexpr ipc::Duration kTurnPatience = 60s;
 constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
-/// Of large copies over a link that nobody else uses: a few percent (H100).
-constexpr double kMostSpread = 1.25;
+/// With memory of the device and the machine's turn, which others wait for: steps are a few
+/// milliseconds each, and end before, but for jobs in between.
+constexpr ipc::Duration kMeasuredWithin = 10s;
+/// Until it is tried again, twice as long each time.
+constexpr ipc::Duration kFirstRetry = 30s;
+constexpr ipc::Duration kLastRetry = 30min;
 
 void log_choices(const Calibration& calibration, const StrategyChooser& chooser) {
   for (const auto direction :
@@ -41,6 +46,12 @@ void log_choices(const Calibration& calibration, const StrategyChooser& chooser)
                   describe_choices(calibration, chooser.possible(), among, HandOverCost{}));
   }
 }
+
+std::int64_t seconds_of(ipc::Duration duration) {
+  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
+}
+
+ipc::Error stopped_error() { return KVFERRY_ERROR(kCancelled, "the measurement was stopped"); }
 
 }  // namespace
 
@@ -98,8 +109,7 @@ void Calibrator::run() {
       std::unique_lock lock(mutex_);
       busy_ = false;
       changed_.notify_all();
-      // wait-idle: an arena to calibrate for; start() or the end; thread kvf-calibrate
-      changed_.wait(lock, [this] { return ending_ || task_; });
+      wait_task(lock);
       if (ending_) return;
       task = std::exchange(task_, std::nullopt);
       busy_ = true;
@@ -108,10 +118,22 @@ void Calibrator::run() {
   }
 }
 
-bool Calibrator::wait_quiet() {
+void Calibrator::wait_task(std::unique_lock<std::mutex>& lock) {
+  while (!ending_ && !(task_ && ipc::MonotonicClock::now() >= next_try_)) {
+    if (task_) {
+      // wait: the next try after one without a result; next_try_, at most kLastRetry = 30 min
+      changed_.wait_until(lock, next_try_);
+    } else {
+      // wait-idle: an arena to calibrate for; start() or the end; thread kvf-calibrate
+      changed_.wait(lock, [this] { return ending_ || task_; });
+    }
+  }
+}
+
+bool Calibrator::wait_quiet(std::optional<ipc::Deadline> limit) {
   std::unique_lock lock(mutex_);
   ipc::Duration look = kFirstLook;
-  while (!stop_) {
+  while (!stop_ && !(limit && limit->expired())) {
     lock.unlock();
     const bool quiet = quiet_();
     lock.lock();
@@ -123,19 +145,21 @@ bool Calibrator::wait_quiet() {
   return false;
 }
 
-std::optional<ipc::CacheLock> Calibrator::wait_turn() {
+Result<std::optional<ipc::CacheLock>> Calibrator::wait_turn() {
   const ipc::Deadline deadline = ipc::Deadline::after(kTurnPatience);
   std::unique_lock lock(mutex_);
   while (!stop_ && !deadline.expired()) {
     lock.unlock();
     auto turn = ipc::CacheLock::try_take(options_.cache_dir);
     lock.lock();
-    if (!turn) return std::nullopt;  // saving says why
-    if (*turn) return std::move(*turn);
+    if (!turn) return std::optional<ipc::CacheLock>();  // saving says why
+    if (*turn) return std::optional(std::move(*turn));
     // wait: another process that measures; kTurnLook, together kTurnPatience = 60 s; stop()
     changed_.wait_for(lock, kTurnLook, [this] { return stop_; });
   }
-  return std::nullopt;
+  if (stop_) return stopped_error();
+  return KVFERRY_ERROR(kBusy, "other movers of this machine measure, for {} s and more",
+                       seconds_of(kTurnPatience));
 }
 
 void Calibrator::calibrate(const Task& task) {
@@ -143,6 +167,7 @@ void Calibrator::calibrate(const Task& task) {
     auto found = find(task.order);
     if (!found) {
       if (found.error().code == ErrorCode::kCancelled) return;
+      if (found.error().code == ErrorCode::kBusy) return try_later(task, found.error());
       ipc::log_warn("copies not calibrated, strategies are chosen by the size of chunks: {}",
                     found.error().to_string());
       return;
@@ -151,6 +176,16 @@ void Calibrator::calibrate(const Task& task) {
   }
   log_choices(*found_, *task.chooser);
   task.chooser->adopt(found_);
+}
+
+void Calibrator::try_later(const Task& task, const ipc::Error& error) {
+  retry_ = retry_ == ipc::Duration::zero() ? kFirstRetry : std::min(2 * retry_, kLastRetry);
+  ipc::log_info(
+      "copies not calibrated yet, strategies are chosen by the size of chunks; again in {} s: {}",
+      seconds_of(retry_), error.to_string());
+  const std::lock_guard lock(mutex_);
+  next_try_ = ipc::MonotonicClock::now() + retry_;
+  if (!stop_ && !task_) task_ = task;
 }
 
 Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
@@ -168,7 +203,8 @@ Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
   } else if (code != ErrorCode::kNotFound) {
     ipc::log_warn("calibrating anew, what is kept cannot be used: {}", kept.error().to_string());
   }
-  const std::optional<ipc::CacheLock> turn = wait_turn();
+  if (!wait_quiet(std::nullopt)) return stopped_error();
+  KVFERRY_ASSIGN(const std::optional<ipc::CacheLock> turn, wait_turn());
   // Another mover of this device may have had the turn before.
   if (kept = load_calibration(file, key); kept) return kept;
   KVFERRY_ASSIGN(Calibration measured, measure(order));
@@ -182,16 +218,22 @@ Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
 
 Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
   std::uint64_t before = 0;
+  const ipc::Deadline limit = ipc::Deadline::after(kMeasuredWithin);
   CalibrationSteps steps;
-  steps.begin = [this, &before] {
-    if (!wait_quiet()) return false;
+  steps.begin = [this, &before, limit] {
+    if (!wait_quiet(limit)) return false;
     before = jobs_();
     return true;
   };
   steps.counts = [this, &before] { return jobs_() == before && quiet_(); };
   if (device_.spec().kind != ipc::DeviceKind::kHost) {
-    steps.most_spread = kMostSpread;
-    return measure_calibration(device_, options_.geometry, order, steps);
+    steps.most_spread = kMostCalibrationSpread;
+    auto measured = measure_calibration(device_, options_.geometry, order, steps);
+    if (!measured && measured.error().code == ErrorCode::kCancelled && !stopped()) {
+      return KVFERRY_ERROR(kBusy, "{} was not without jobs for long enough within {} s",
+                           device_.spec().to_string(), seconds_of(kMeasuredWithin));
+    }
+    return measured;
   }
   // A simulated device has exactly the memory that its arena needs: another one is measured.
   ipc::DeviceSpec spec = device_.spec();

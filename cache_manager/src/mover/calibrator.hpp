@@ -57,22 +57,28 @@ class Calibrator {
   void calibrate(const Task& task);
   [[nodiscard]] ipc::Result<Calibration> find(ipc::ArenaOrder order);
   [[nodiscard]] ipc::Result<Calibration> measure(ipc::ArenaOrder order);
+  /// Until there is a task whose turn it is, or the end.
+  void wait_task(std::unique_lock<std::mutex>& lock);
+  /// The device or its link had no quiet moment.
+  void try_later(const Task& task, const ipc::Error& error);
   /// The right to measure: movers of one machine that do it at the same time would measure each
-  /// other. Nothing: stopped, or nobody can tell.
-  [[nodiscard]] std::optional<ipc::CacheLock> wait_turn();
-  /// Until no job is there. False: stopped.
-  [[nodiscard]] bool wait_quiet();
+  /// other. Nothing: nobody can tell. kCancelled; kBusy: others have it for too long.
+  [[nodiscard]] ipc::Result<std::optional<ipc::CacheLock>> wait_turn();
+  /// Until no job is there. False: stopped, or not by then.
+  [[nodiscard]] bool wait_quiet(std::optional<ipc::Deadline> limit);
   [[nodiscard]] bool stopped();
 
   ipc::Device& device_;
   const Options options_;
   const std::function<bool()> quiet_;
   const std::function<std::uint64_t()> jobs_;
-  std::shared_ptr<const Calibration> found_;  ///< Its thread's: for the next epochs.
+  std::shared_ptr<const Calibration> found_;  ///< Its thread's, as retry_: for the next epochs.
+  ipc::Duration retry_{};                     ///< After the last try without a result.
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::optional<Task> task_;
+  ipc::TimePoint next_try_{};
   bool busy_ = false;
   bool stop_ = false;  ///< What runs should end.
   bool ending_ = false;

@@ -55,8 +55,8 @@ bool CopyPipeline::has_room() const noexcept {
   return has_room_for({arena_ != nullptr ? arena_->strategy : CopyStrategy::kBatch});
 }
 
-CopyDepth::Kind CopyPipeline::kind_of(const RunningJob& job) noexcept {
-  return {job.strategy(), job.urgency().priority <= ipc::Urgency::kAhead};
+CopyDepth::Kind CopyPipeline::kind_of(const RunningJob& job, bool fair) noexcept {
+  return {job.strategy(), !fair && job.urgency().priority <= ipc::Urgency::kAhead};
 }
 
 bool CopyPipeline::has_room_for(CopyDepth::Kind kind) const noexcept {
@@ -68,8 +68,9 @@ bool CopyPipeline::has_room_for(CopyDepth::Kind kind) const noexcept {
 }
 
 RunningJob& CopyPipeline::begin(LaneJob job) {
-  if (const RunningJob* worse = best();
-      worse != nullptr && job.job.urgency.goes_before(worse->urgency())) {
+  if (const RunningJob* worse = best(); worse != nullptr &&
+                                        worse->urgency().priority > ipc::Urgency::kAhead &&
+                                        job.job.urgency.goes_before(worse->urgency())) {
     depth_.note_better(ipc::MonotonicClock::now());
   }
   job.strategy = choose(job, jobs_.empty(), !context_.staging.refuses_pools());
@@ -132,19 +133,20 @@ bool CopyPipeline::adopt_ring(const LaneJob& job) {
   return true;
 }
 
-bool CopyPipeline::start_chunk(RunningJob& job) {
-  if (!adopt_ring(job.job()) || !has_room_for(kind_of(job))) return false;
+bool CopyPipeline::start_chunk(RunningJob& job, bool fair) {
+  const CopyDepth::Kind kind = kind_of(job, fair);
+  if (!adopt_ring(job.job()) || !has_room_for(kind)) return false;
   if (!job.hands_over()) {
-    copy(start_next(job));
+    copy(start_next(job, kind));
     return true;
   }
   if (!connect(job)) return false;
   if (!job.has_next()) return true;  // its connection failed, and with it the job
   if (!job.hands_over()) {
-    copy(start_next(job));
+    copy(start_next(job, kind));
     return true;
   }
-  Chunk& chunk = start_next(job);
+  Chunk& chunk = start_next(job, kind);
   if (job.is_staged()) {
     chunk.slot = free_slots_.back();
     free_slots_.pop_back();
@@ -157,8 +159,8 @@ bool CopyPipeline::start_chunk(RunningJob& job) {
   return true;
 }
 
-Chunk& CopyPipeline::start_next(RunningJob& job) {
-  std::uint64_t bytes = depth_.call_bytes(kind_of(job), ipc::MonotonicClock::now());
+Chunk& CopyPipeline::start_next(RunningJob& job, CopyDepth::Kind kind) {
+  std::uint64_t bytes = depth_.call_bytes(kind, ipc::MonotonicClock::now());
   if (job.is_layered()) bytes = std::min(bytes, CopyDepth::kSlotBytes);
   Chunk& chunk = job.start_next(bytes);
   started_bytes_ += chunk.plan.size_bytes;

@@ -4,6 +4,7 @@
 
 #include "mover/staging_fit.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -13,8 +14,18 @@ namespace {
 
 /// Rows of smaller ones reach half of the link and less.
 constexpr std::uint64_t kLeastRowBytes = 16ULL << 10;
-/// Beside compute, of one direction: some 40 ms of a link, or twenty tokens.
-constexpr std::uint64_t kRemembered = 2ULL << 30;
+/// Microseconds per MiB that hand-overs may take to be chosen for their speed: a link takes 19.
+constexpr double kMostHandOverUs = 12;
+constexpr std::int64_t kPercent = 100;
+
+/// The worker's kernels come to their turn in time. Beside products of matrices that take every
+/// multiprocessor they do not (docs/performance.md).
+bool keeps_up(const HandOverCost& hand_over, const StagingSlots& slots) noexcept {
+  const double slot_mib = static_cast<double>(slots.bytes) / (1U << 20U);
+  if (slots.count == 0 || slot_mib <= 0) return false;
+  const double slot_us = hand_over.base_us + slot_mib * hand_over.us_per_mib;
+  return std::max(hand_over.us_per_mib, slot_us / (slot_mib * slots.count)) <= kMostHandOverUs;
+}
 
 bool gathers_rows(CopyStrategy strategy, const ipc::ArenaLayout& layout) {
   if (strategy != CopyStrategy::kStaged || !has_slice_rows(layout) || layout.regions.empty()) {
@@ -52,14 +63,12 @@ std::uint64_t StrategyChooser::bytes_of(const ipc::MoverJob& job) const noexcept
 
 bool StrategyChooser::is_to_be_gathered(const ipc::MoverJob& job) const {
   if (options_.gathered_percent == 0 || fallback_ == beside_compute_) return false;
-  const std::uint64_t bytes = bytes_of(job);
+  const auto bytes = static_cast<std::int64_t>(bytes_of(job));
   const std::lock_guard lock(mutex_);
-  Copied& copied = copied_.at(job.direction == ipc::CopyDirection::kDeviceToHost ? 0 : 1);
-  // What was long ago says nothing of the compute that runs now.
-  if (copied.all > kRemembered) copied = {copied.gathered / 2, copied.all / 2};
-  copied.all += bytes;
-  if ((copied.gathered + bytes) * 100 > copied.all * options_.gathered_percent) return false;
-  copied.gathered += bytes;
+  std::int64_t& owed = owed_.at(job.direction == ipc::CopyDirection::kDeviceToHost ? 0 : 1);
+  owed += bytes * options_.gathered_percent;
+  if (owed < bytes * kPercent / 2) return false;
+  owed -= bytes * kPercent;
   return true;
 }
 
@@ -73,7 +82,11 @@ CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
                                      const HandOverCost& hand_over,
                                      std::optional<bool> computing,
                                      bool agent) const {
-  if (agent && alone && options_.agent_swap_bytes > 0 &&
+  // What is fetched ahead is enqueued by single slots (CopyDepth), in which rows reach 90 % of the
+  // link where a ring reaches 74 (H100, slices of 32 KiB); and it is not worth a multiprocessor.
+  const bool ahead = job.direction == ipc::CopyDirection::kHostToDevice &&
+                     job.urgency.priority <= ipc::Urgency::kAhead;
+  if (agent && alone && !ahead && options_.agent_swap_bytes > 0 &&
       bytes_of(job) <= options_.agent_swap_bytes) {
     return CopyStrategy::kAgent;
   }
@@ -82,12 +95,10 @@ CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
     const std::lock_guard lock(mutex_);
     calibration = calibration_;
   }
-  // What is fetched ahead is enqueued by single slots (CopyDepth), in which rows reach 90 % of the
-  // link where a ring reaches 74 (H100, slices of 32 KiB); and it is not worth a multiprocessor.
-  const bool ahead = job.direction == ipc::CopyDirection::kHostToDevice &&
-                     job.urgency.priority <= ipc::Urgency::kAhead;
   const bool spares_compute = ahead || computing.value_or(false);
-  if (spares_compute && !ahead && !alone && is_to_be_gathered(job)) return fallback_;
+  if (spares_compute && !ahead && !alone && keeps_up(hand_over, slots_) && is_to_be_gathered(job)) {
+    return fallback_;
+  }
   const CopyStrategy by_rule = spares_compute ? beside_compute_ : fallback_;
   if (!calibration) return by_rule;
   std::array<std::uint32_t, ipc::kMaxGroups> blocks{};

@@ -15,11 +15,12 @@
 namespace kvferry::cache_manager {
 
 /// Chooses for each job of one mapped arena: by a calibration, or else by a rule of thumb. That is
-/// to gather, but not while the worker computes, nor for loads that are fetched ahead, where the
-/// arena's slices make rows: a gather costs compute that lives by device memory 3 to 7 % beyond
-/// what the rows cost it, which reach two thirds of the link with slices of 16 KiB and nine tenths
-/// with 32 KiB (docs/performance.md).
-/// Before either: small jobs that are alone go to the worker's agent, if they may.
+/// to gather; but where the arena's slices make rows, loads that are fetched ahead go in rows, and
+/// so does what is copied while the worker computes, apart from a share of it: a gather costs
+/// compute that lives by device memory 4 to 5 % beyond what the rows cost it, which reach two
+/// thirds of the link with slices of 16 KiB and nine tenths with 32 KiB (docs/performance.md). No
+/// share while hand-overs to the worker take longer than the link.
+/// Before either: small jobs that are alone, and waited for, go to the worker's agent, if they may.
 /// @threading any.
 class StrategyChooser {
  public:
@@ -52,12 +53,6 @@ class StrategyChooser {
   /// This job's turn to be gathered beside compute.
   [[nodiscard]] bool is_to_be_gathered(const ipc::MoverJob& job) const;
 
-  /// Of one direction, lately, in bytes.
-  struct Copied {
-    std::uint64_t gathered = 0;
-    std::uint64_t all = 0;
-  };
-
   const CopyStrategy fallback_;
   const CopyStrategy beside_compute_;
   const std::vector<CopyStrategy> possible_;
@@ -65,7 +60,8 @@ class StrategyChooser {
   const Options options_;
   std::array<std::uint64_t, ipc::kMaxGroups> block_bytes_{};  ///< By group.
   mutable std::mutex mutex_;                                  // guards what follows
-  mutable std::array<Copied, 2> copied_{};                    ///< By direction, beside compute.
+  /// Bytes that are to be gathered beside compute, times 100, by direction; at most half a job's.
+  mutable std::array<std::int64_t, 2> owed_{};
   std::shared_ptr<const Calibration> calibration_;
 };
 

@@ -211,13 +211,17 @@ std::optional<ipc::TimePoint> TransferLane::paced_until(const RunningJob& job) {
 void TransferLane::start_chunks() {
   paced_.reset();
   while (pipeline_->has_room()) {
-    RunningJob* next = choose((started_ + 1) % kFairShare == 0);
-    if (next != nullptr && paced_until(*next)) next = choose(false);
+    bool fair = (started_ + 1) % kFairShare == 0;
+    RunningJob* next = choose(fair);
+    if (next != nullptr && paced_until(*next)) {
+      fair = false;
+      next = choose(fair);
+    }
     if (next == nullptr) return;
     paced_ = paced_until(*next);
     const bool is_urgent = next->urgency().priority > ipc::Urgency::kAhead;
     const std::uint64_t before = pipeline_->started_bytes();
-    if (paced_ || !pipeline_->start_chunk(*next)) return;
+    if (paced_ || !pipeline_->start_chunk(*next, fair)) return;
     const std::uint64_t started = pipeline_->started_bytes() - before;
     if (is_urgent) {
       budget_.spend_unasked(started, ipc::MonotonicClock::now());

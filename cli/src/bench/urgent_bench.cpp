@@ -25,7 +25,6 @@ constexpr std::uint64_t kPoolRest = 64ULL << 20;
 constexpr std::size_t kTakenAtOnce = 64;
 /// Loads under way that an urgent one is to overtake: one that copies, and those after it.
 constexpr std::size_t kUnderWay = 3;
-constexpr std::uint8_t kOrdinary = 1;
 constexpr std::uint8_t kUrgent = 200;
 constexpr ipc::Duration kLookFor = std::chrono::milliseconds(5);
 constexpr ipc::Duration kSlotsTime = std::chrono::seconds(30);
@@ -79,7 +78,8 @@ class UrgentRun {
     return us_since(start);
   }
   /// The same behind others, at any time of their copies.
-  double urgent_behind(std::uint32_t turn) {
+  double urgent_behind(std::uint8_t priority, std::uint32_t turn) {
+    priority_ = priority;
     keeps_busy_ = true;
     top_up();
     const std::uint64_t ended = ended_;
@@ -125,7 +125,7 @@ class UrgentRun {
         items.push_back({ipc::GroupId{group}, ipc::BlockId{(1 + set) * blocks_ + i}, key(i)});
       }
     }
-    return must(instance_.client().submit_load(items, kOrdinary));
+    return must(instance_.client().submit_load(items, priority_));
   }
   /// True once this one has ended; others are followed by the next.
   bool take(std::optional<worker::JobId> awaited) {
@@ -152,6 +152,7 @@ class UrgentRun {
   std::array<std::optional<worker::JobId>, kUnderWay> under_way_;
   std::uint64_t ended_ = 0;  ///< Of those.
   bool keeps_busy_ = false;
+  std::uint8_t priority_ = ipc::Urgency::kOrdinary;  ///< Of those.
 };
 
 }  // namespace
@@ -181,8 +182,12 @@ void bench_urgent(BenchContext& context, const BenchShape& shape) {
           context.report.figures.push_back(std::move(figure));
         };
         measure("alone", 1, [&](std::uint32_t) { return run.urgent(); });
-        measure("behind loads", blocks,
-                [&](std::uint32_t turn) { return run.urgent_behind(turn); });
+        measure("behind loads", blocks, [&](std::uint32_t turn) {
+          return run.urgent_behind(ipc::Urgency::kOrdinary, turn);
+        });
+        run.rest();
+        measure("behind loads ahead", blocks,
+                [&](std::uint32_t turn) { return run.urgent_behind(ipc::Urgency::kAhead, turn); });
         run.rest();
       });
     }

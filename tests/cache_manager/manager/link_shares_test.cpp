@@ -246,6 +246,17 @@ TEST_F(LinkSharesTest, NobodyWaitsForWhoIsToldToCopySlowly) {
   }
 }
 
+TEST_F(LinkSharesTest, OrdinaryLoadIsNotUrgentForWhatItsEngineFetchesAhead) {
+  open(1, 1);
+  open(2, 1);
+  const auto lane = this->lane();
+  leave_behind(lane);
+  shares_.sent(lane, 2, kLimit, ipc::Urgency::kAhead, now_);
+  const std::vector<LinkShares::Offer> offers{{1, 1}, {2, ipc::Urgency::kOrdinary}};
+  const auto choice = shares_.next(lane, offers, now_);
+  EXPECT_FALSE(choice && choice->urgent);
+}
+
 TEST_F(LinkSharesTest, EnginesShareWhatAnyOfTheirRanksHaveInCommon) {
   open(1, 1, "one");
   open(2, 1, "two");

@@ -70,6 +70,10 @@ struct Calibration {
 [[nodiscard]] ipc::Status check_calibration(const Calibration& calibration);
 
 /// Who measures beside jobs is asked around every timed step, which takes a few milliseconds.
+/// CalibrationSteps::most_spread on GPUs. Of a link that nobody else uses it is a few percent
+/// (H100); one that others use all the time, and as much, is not told from a slower one.
+inline constexpr double kMostCalibrationSpread = 1.25;
+
 struct CalibrationSteps {
   /// Waits until a step may be taken. False: measuring ends, as kCancelled.
   std::function<bool()> begin = [] { return true; };

@@ -13,11 +13,12 @@
 
 namespace kvferry::cache_manager {
 
-/// How blocks are moved. kAuto: direct for block-first arenas; else what is fastest for the job,
-/// when copies are calibrated, and until then staged where the arena has a ring and the group's
-/// slices are small, else batch. kKernel: by kernels of the mover between blocks and the pool,
-/// which without MPS stop whatever else computes on the device. kAgent: by the worker's agent,
-/// whose kernels copy straight between blocks and the pool, which the mover lends to it.
+/// How blocks are moved. kAuto: direct for block-first arenas; else staged where the arena has a
+/// ring and slices are small, strided rows in its place while the worker computes (but for a share,
+/// gathered_percent) and for what is fetched ahead, else batch; once copies are calibrated, what is
+/// faster than that for the job by a tenth. kKernel: by kernels of the mover between blocks and the
+/// pool, which without MPS stop whatever else computes on the device. kAgent: by the worker's
+/// agent, whose kernels copy straight between blocks and the pool, which the mover lends to it.
 enum class CopyStrategy : std::uint8_t {
   kAuto = 1,
   kDirect,
@@ -48,7 +49,7 @@ enum class UrgentLoads : std::uint8_t { kAuto = 1, kAlways };
 
 struct MoverConfig {
   /// rank.store_rate, load_rate: at most so many bytes are begun in a second, in pieces of a
-  /// staging slot or 8 MiB; 0: as many as go over the link. Loads of a priority above 1 count, up
+  /// staging slot or 8 MiB; 0: as many as go over the link. Loads above Urgency::kAhead count, up
   /// to a debt of 100 ms, and do not wait. A job that takes longer than the manager's job_deadline,
   /// with those that were sent before it, is given up.
   ipc::RankConfig rank;
@@ -61,7 +62,7 @@ struct MoverConfig {
   /// bytes are gathered by its agent, the rest goes in rows. A gather fills the link and costs
   /// compute that lives by device memory 4 to 5 %, rows of 16 KiB reach 70 % of it and cost nothing
   /// (docs/performance.md). At most 100.
-  std::uint32_t gathered_percent = 40;
+  std::uint32_t gathered_percent = 0;
   /// What it keeps of a pool whose manager was killed, for the next one.
   std::chrono::milliseconds keep_pool{600'000};
   UrgentLoads urgent_loads = UrgentLoads::kAuto;

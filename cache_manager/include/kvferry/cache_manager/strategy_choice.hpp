@@ -52,9 +52,9 @@ inline constexpr double kRuleMargin = 1.1;
                                                 const HandOverCost& hand_over) noexcept;
 /// The fastest of the possible ones. kStaged, which runs kernels beside the worker's compute, and
 /// kMemcpy, which calls the driver for every chunk, have to be faster than others by more than this
-/// factor.
+/// factor, unless they are the rule.
 inline constexpr double kCostlyMargin = 1.05;
-/// For kStaged while the worker computes: beside a decoding graph it takes 5 to 8 % of its speed,
+/// For kStaged while the worker computes: beside a decoding graph it takes 4 to 5 % of its speed,
 /// and rows take nothing that a plain copy would not (docs/performance.md).
 inline constexpr double kBesideComputeMargin = 1.5;
 [[nodiscard]] std::optional<CopyStrategy> choose_calibrated(const Calibration& calibration,

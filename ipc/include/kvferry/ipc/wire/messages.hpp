@@ -466,7 +466,7 @@ struct LoadItem {
 struct SubmitLoad {
   JobId job;
   std::uint64_t generation = 0;
-  Urgency urgency{1};
+  Urgency urgency{Urgency::kOrdinary};
   std::optional<LayerTicket> layers;  ///< Then all blocks are loaded, or none counts.
   std::vector<LoadItem> items;
   bool waits = false;  ///< Until it is due, for blocks that are not there (yet).
