@@ -73,6 +73,23 @@ class StreamCompletionsTest : public ::testing::Test {
                                  "test", [](const ipc::Error&) { FAIL(); }};
 };
 
+TEST_F(StreamCompletionsTest, WorkThatWaitsHoldsUpNoNewsOfWhatIsBeforeIt) {
+  const auto words = device_->make_pinned_buffer(64).value();
+  const ipc::StreamWord word(reinterpret_cast<std::uint32_t*>(words->data()));
+  word.store(0);
+  bool first = false;
+  bool second = false;
+  completions_.when_done([&first](const Status& status) { first = status.has_value(); });
+  completions_.ask_now();
+  ASSERT_TRUE(completions_.stream().wait_word(word, 1).has_value());
+  completions_.when_done([&second](const Status& status) { second = status.has_value(); });
+  EXPECT_TRUE(run_until([&first] { return first; }));
+  EXPECT_FALSE(second);
+  word.store(1);
+  EXPECT_TRUE(run_until([&second] { return second; }));
+  EXPECT_EQ(completions_.pending(), 0U);
+}
+
 TEST_F(StreamCompletionsTest, CallsBackInOrderAfterTheWork) {
   auto memory = device_->allocate(8ULL << 20, ipc::HandleKind::kVmm, nullptr).value();
   auto* bytes = static_cast<unsigned char*>(memory->address().raw());

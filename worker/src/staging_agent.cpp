@@ -385,6 +385,7 @@ void StagingAgent::start(Request request) {
   work->layers = request.stage.layers;
   work->pool = pool;
   work->use = std::move(use).value();
+  if (work->awaits_compute) stream_of(*work).ask_now();
   if (auto launched = launch(request, *work); !launched) {
     // A part of it may run already: the answer waits for the stream like any other.
     work->error = std::move(launched).error();

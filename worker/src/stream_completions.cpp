@@ -116,6 +116,10 @@ void StreamCompletions::ask() {
     look(*order_.front(), order_.back()->watch);
     finish_seen();
   }
+  ask_now();
+}
+
+void StreamCompletions::ask_now() {
   if (order_.empty() || order_.back()->signal_comes) return;
   Slot& last = *order_.back();
   if (const auto status = stream_->notify(last.signalled.fd()); !status) {

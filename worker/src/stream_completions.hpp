@@ -39,6 +39,9 @@ class StreamCompletions {
   /// 35 us, and as much of a processor. So before that the oldest pending work is looked at, for as
   /// long as watch.
   void when_done(Done done, ipc::Duration watch = ipc::Duration::zero());
+  /// Asks for all calls so far: before work is enqueued that may wait for long, as what is asked
+  /// for behind that comes after it.
+  void ask_now();
   [[nodiscard]] ipc::Stream& stream() noexcept { return *stream_; }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
 
