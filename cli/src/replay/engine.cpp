@@ -35,6 +35,7 @@ Engine::Engine(ipc::EventLoop& loop,
                Hooks hooks)
     : loop_(loop),
       options_(std::move(options)),
+      units_(options_.tier.unit_blocks),
       requests_(requests),
       counters_(counters),
       hooks_(std::move(hooks)),
@@ -73,6 +74,7 @@ void Engine::connect() {
   options.identity.model = options_.geometry.name;
   options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
   options.identity.weights = ipc::Digest::random();
+  options.identity.unit_blocks = units_.blocks();
   options.scheduler = this;
   auto client = worker::Client::connect(options, ipc::Deadline::after(kManagerTry));
   if (!client) {

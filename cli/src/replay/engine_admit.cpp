@@ -30,13 +30,6 @@ std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
 }
 
-/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands
-/// for contents that no other request shares.
-std::uint32_t whole_blocks_of(const TraceRequest& request) {
-  const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
-  return request.input_length / kTraceBlockTokens >= length ? length : length - 1;
-}
-
 /// Blocks that the group holds for a request: outputs grow full groups only.
 std::uint32_t most_needed(const ipc::GroupSpec& group,
                           std::uint32_t length,
@@ -132,10 +125,16 @@ Engine::Admission Engine::try_admit(std::size_t request) {
     submit_load(id, attempt);
   }
   if (offload_usable()) {
-    const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
-    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
+    tell_use(plan.hit_blocks);
   }
   return Admission::kAdmitted;
+}
+
+void Engine::tell_use(std::uint32_t blocks) {
+  for (const std::vector<Digest>& chain : places_->chains(blocks)) {
+    const auto used = client_->use_prefix(chain);
+    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
+  }
 }
 
 bool Engine::has_pending_block(const std::vector<Digest>& hashes) const {
@@ -176,6 +175,10 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
                              const std::vector<Digest>& hashes,
                              bool may_load) {
   decision_ = {};
+  places_.emplace(units_, options_.geometry.groups, hashes,
+                  [this](GroupId group, const worker::UnitPart& place) {
+                    return client_->presence(group, place.key) == worker::Presence::kHit;
+                  });
   const auto length = static_cast<std::uint32_t>(hashes.size());
   const std::uint32_t whole = whole_blocks_of(request);
   const auto on_device = [&](GroupId group, std::uint32_t position) {
@@ -185,8 +188,7 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
   if (plan.hit_blocks == length || !may_load || !offload_usable() || !manager_serves_) return plan;
   const auto anywhere = [&](GroupId group, std::uint32_t position) {
     if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
-    const bool on_host = client_->presence(group, hashes[position]) == worker::Presence::kHit;
-    return on_host ? BlockSource::kHost : BlockSource::kNowhere;
+    return places_->find(group, position) ? BlockSource::kHost : BlockSource::kNowhere;
   };
   worker::ChosenPlan chosen = worker::choose_loads(
       choice_, options_.geometry,
@@ -250,7 +252,9 @@ void Engine::take_blocks(Attempt& attempt,
     if (held.source == BlockSource::kDevice) continue;
     held.block = allocate(held.group);
     held.announced = index_of(held.group).announce(held.block, held.hash, held.before);
-    if (held.source == BlockSource::kHost) attempt.loading.push_back(i);
+    if (held.source != BlockSource::kHost) continue;
+    set_place(held);
+    attempt.loading.push_back(i);
   }
   for (std::uint32_t g = 0; g < index_.size(); ++g) {
     if (options_.geometry.groups[g].rule != ipc::HitRule::kFull) continue;
@@ -262,6 +266,12 @@ void Engine::take_blocks(Attempt& attempt,
       attempt.outputs.push_back(held);
     }
   }
+}
+
+void Engine::set_place(HeldBlock& held) {
+  const auto place = places_->find(held.group, held.position);
+  KVFERRY_CHECK(place.has_value(), "a planned load from nowhere");
+  held.place = *place;
 }
 
 ipc::Result<ipc::JobId> Engine::send_load(std::span<const worker::LoadItem> items,
@@ -283,7 +293,7 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
   items.reserve(attempt.loading.size());
   for (const std::size_t i : attempt.loading) {
     const HeldBlock& held = attempt.blocks[i];
-    items.push_back(worker::LoadItem{held.group, held.block, held.hash});
+    items.push_back({held.group, held.block, held.place.key, held.place.part});
   }
   const auto job = send_load(items, kLoadPriority, std::nullopt);
   if (job) {
@@ -342,7 +352,8 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     ++counters_.loads;
     if (held.announced) {
       index_of(held.group).make_valid(held.block, worker_deaths_);
-      index_of(held.group).mark_stored(held.block);
+      // The note is the unit's that ends with it.
+      if (held.place.key == held.hash) index_of(held.group).mark_stored(held.block);
     }
     if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);
   }
