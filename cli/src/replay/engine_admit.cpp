@@ -352,8 +352,7 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     ++counters_.loads;
     if (held.announced) {
       index_of(held.group).make_valid(held.block, worker_deaths_);
-      // The note is the unit's that ends with it.
-      if (held.place.key == held.hash) index_of(held.group).mark_stored(held.block);
+      index_of(held.group).mark_stored(held.block, held.place.key);
     }
     if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);
   }

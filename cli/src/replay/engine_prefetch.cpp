@@ -226,10 +226,7 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
     if (of_use) {
       ++counters_.loads;
       group.make_valid(item.block, worker_deaths_);
-      // The note is the unit's that ends with it.
-      if (group.is_indexed(item.block) && group.contents(item.block).hash == item.key) {
-        group.mark_stored(item.block);
-      }
+      group.mark_stored(item.block, item.key);
     }
     if (prefetched == nullptr) {
       group.release(item.block);
