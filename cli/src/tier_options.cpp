@@ -16,9 +16,9 @@ ipc::Result<std::string> parse_prefetch(std::string_view text) {
   return std::string(text);
 }
 
-constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--write-back-wait",
-                                   "--store-queue",  "--recompute",         "--prefill-rate",
-                                   "--prefetch",     "--prefetch-requests", "--prefetch-timeout"};
+constexpr std::array kTierNames = {
+    "--write-policy", "--write-uses", "--write-back-wait",   "--store-queue",      "--recompute",
+    "--prefill-rate", "--prefetch",   "--prefetch-requests", "--prefetch-timeout", "--unit-blocks"};
 
 }  // namespace
 

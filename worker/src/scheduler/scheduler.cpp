@@ -54,7 +54,7 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
       gate_({.most_blocks = tier.store_queue}),
       choice_(tier.recompute),
       storing_(config_.geometry.groups.size()),
-      cache_(config_.geometry),
+      cache_(config_.geometry, tier.unit_blocks),
       dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
   options.registry_path = dir_.rank_socket(config_.engine, 0, ipc::RuntimeDir::kGenerate);
@@ -82,6 +82,7 @@ void Scheduler::connect() {
   options.identity.fingerprint = config_.geometry.fingerprint(config_.arena.order);
   // Without weights the model is the same everywhere, and so is what it computes.
   if (!weights_named_) options.identity.weights = ipc::chain_block_hash({}, "none", 4);
+  options.identity.unit_blocks = tier_.unit_blocks;
   options.scheduler = this;
   auto client = Client::connect(std::move(options), ipc::Deadline::after(kConnectTry));
   if (!client) {
