@@ -109,6 +109,29 @@ TEST_F(PrefixUnitsTest, AWindowIsFoundAtTheEndOfEachPrefixThatHeldOne) {
   EXPECT_FALSE(found.find(kWindow, 3));
 }
 
+TEST_F(PrefixUnitsTest, PartsThatAWindowsUnitLacksAreRememberedUntilItIsStoredAnew) {
+  const auto prefix = hashes(8);
+  const UnitPart place{prefix[7], 1};
+  constexpr auto kMissing = static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound);
+  LackingParts lacking(StoreUnits(kUnit), groups_);
+  lacking.note(kWindow, place, static_cast<std::uint8_t>(ipc::ErrorCode::kRevoked));
+  EXPECT_FALSE(lacking.has(kWindow, place)) << "nobody looked";
+  lacking.note(kWindow, place, kMissing);
+  EXPECT_TRUE(lacking.has(kWindow, place));
+  EXPECT_FALSE(lacking.has(kWindow, {prefix[7], 2}));
+  EXPECT_FALSE(lacking.has(kFull, place));
+  lacking.forget(kFull, prefix[7]);
+  EXPECT_TRUE(lacking.has(kWindow, place));
+  lacking.forget(kWindow, prefix[7]);
+  EXPECT_FALSE(lacking.has(kWindow, place));
+  // Where a unit has all its parts, or is one, it was evicted, and may come back.
+  lacking.note(kFull, place, kMissing);
+  EXPECT_FALSE(lacking.has(kFull, place));
+  LackingParts single(StoreUnits(1), groups_);
+  single.note(kWindow, {prefix[7], 0}, kMissing);
+  EXPECT_FALSE(single.has(kWindow, {prefix[7], 0}));
+}
+
 TEST_F(PrefixUnitsTest, StatesAreNamedByThePrefixThatEndsWithThem) {
   const auto prefix = hashes(11);
   store(prefix, {{kState, 5}, {kState, 6}, {kState, 10}});

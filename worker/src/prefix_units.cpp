@@ -3,6 +3,7 @@
 #include "kvferry/worker/prefix_units.hpp"
 
 #include "kvferry/ipc/base/check.hpp"
+#include "kvferry/ipc/base/error.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -86,6 +87,27 @@ std::vector<std::vector<Digest>> PrefixUnits::chains(std::uint32_t blocks) {
     }
   }
   return chains;
+}
+
+Digest LackingParts::name_of(GroupId group, const Digest& key) {
+  return Digest::from_words(key.high() ^ ((group.value + 1ULL) * 0x9E3779B97F4A7C15ULL), key.low());
+}
+
+void LackingParts::note(GroupId group, const UnitPart& place, std::uint8_t result) {
+  if (result != static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound)) return;
+  if (units_.blocks() == 1 || groups_[group.value].rule != HitRule::kSlidingWindow) return;
+  if (lacking_.size() >= kMost) lacking_.clear();
+  lacking_[name_of(group, place.key)] |= std::uint64_t{1} << place.part;
+}
+
+bool LackingParts::has(GroupId group, const UnitPart& place) const {
+  if (lacking_.empty()) return false;
+  const auto found = lacking_.find(name_of(group, place.key));
+  return found != lacking_.end() && ((found->second >> place.part) & 1U) != 0;
+}
+
+void LackingParts::forget(GroupId group, const Digest& key) {
+  if (!lacking_.empty()) lacking_.erase(name_of(group, key));
 }
 
 std::vector<UnitStore> units_to_store(const StoreUnits& units,

@@ -36,6 +36,7 @@ Engine::Engine(ipc::EventLoop& loop,
     : loop_(loop),
       options_(std::move(options)),
       units_(options_.tier.unit_blocks),
+      lacking_(units_, options_.geometry.groups),
       requests_(requests),
       counters_(counters),
       hooks_(std::move(hooks)),
@@ -151,6 +152,7 @@ void Engine::forget_contents() {
   end_prefetches();
   for (GroupIndex& group : index_) group.forget_all();
   write_policy_.forget();
+  lacking_.forget_all();
   for (auto& [id, attempt] : attempts_) {
     for (HeldBlock& held : attempt.blocks) held.announced = false;
   }

@@ -267,6 +267,7 @@ class Engine final : private worker::SchedulerControl {
   ipc::EventLoop& loop_;
   const EngineOptions options_;
   const worker::StoreUnits units_;
+  worker::LackingParts lacking_;
   const std::span<const TraceRequest> requests_;
   ReplayCounters& counters_;
   Hooks hooks_;

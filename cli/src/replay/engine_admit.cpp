@@ -38,6 +38,12 @@ std::uint32_t most_needed(const ipc::GroupSpec& group,
          (group.rule == ipc::HitRule::kFull ? outputs : 0);
 }
 
+/// An answer that is too short says nothing of what it leaves out: not done.
+std::uint8_t result_of(const worker::Completion& completion, std::size_t item) {
+  if (item < completion.results.size()) return completion.results[item];
+  return static_cast<std::uint8_t>(ipc::ErrorCode::kProtocol);
+}
+
 /// Output blocks are private: a hash of their own that nobody looks up.
 Digest output_hash(const Digest& last, std::uint32_t number) {
   return ipc::chain_block_hash(last, &number, sizeof(number));
@@ -177,7 +183,8 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
   decision_ = {};
   places_.emplace(units_, options_.geometry.groups, hashes,
                   [this](GroupId group, const worker::UnitPart& place) {
-                    return client_->presence(group, place.key) == worker::Presence::kHit;
+                    return client_->presence(group, place.key) == worker::Presence::kHit &&
+                           !lacking_.has(group, place);
                   });
   const auto length = static_cast<std::uint32_t>(hashes.size());
   const std::uint32_t whole = whole_blocks_of(request);
@@ -343,8 +350,9 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
   }
   for (std::size_t i = 0; i < attempt.loading.size(); ++i) {
     HeldBlock& held = attempt.blocks[attempt.loading[i]];
-    const bool loaded = i < completion.results.size() && completion.results[i] == 0;
-    if (!loaded) {
+    const std::uint8_t result = result_of(completion, i);
+    if (result != 0) {
+      lacking_.note(held.group, held.place, result);
       held.source = BlockSource::kNowhere;
       ++counters_.recomputed;
       continue;

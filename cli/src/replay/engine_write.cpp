@@ -168,6 +168,7 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
       stored = stored && item < completion.results.size() && completion.results[item] == 0;
     }
     if (!stored) continue;
+    lacking_.forget(unit.target.group, unit.target.block);
     counters_.stores += unit.blocks.size();
     if (job.evicting) counters_.written_back += unit.blocks.size();
     const HeldBlock& last = unit.blocks.back();

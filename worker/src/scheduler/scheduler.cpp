@@ -55,6 +55,7 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
       choice_(tier.recompute),
       storing_(config_.geometry.groups.size()),
       cache_(config_.geometry, tier.unit_blocks),
+      lacking_(cache_.units(), config_.geometry.groups),
       dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
   options.registry_path = dir_.rank_socket(config_.engine, 0, ipc::RuntimeDir::kGenerate);
@@ -218,6 +219,7 @@ void Scheduler::look_at_state() {
 // What was computed with other weights is found by nobody any more; requests that hold it go on.
 void Scheduler::forget_contents() {
   write_policy_.forget();
+  lacking_.forget_all();
   end_prefetches();
   cache_.forget_contents();
   for (const Number number : admitted_) sequences_.at(number).mixed = true;

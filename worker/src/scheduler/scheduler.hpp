@@ -120,6 +120,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void submit_loads(Number number, std::vector<LoadItem> items);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
+  void note_lacking(std::span<const LoadItem> items, const Completion& completion);
   /// The manager does not answer in time: computing goes on without it for a while.
   void do_without_offload();
   /// Where its blocks come from, as far as that is worth it. looks: in host memory, too.
@@ -199,6 +200,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
 
   PagedCache cache_;
+  LackingParts lacking_;
   /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.
   std::uint64_t era_ = 0;
   std::vector<ArenaId> arenas_;

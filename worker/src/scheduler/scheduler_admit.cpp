@@ -108,7 +108,8 @@ PrefixPlan Scheduler::plan_for(const Sequence& sequence, bool looks) {
   if (!looks) return on_device;
   places_.emplace(cache_.units(), config_.geometry.groups, sequence.hashes,
                   [this](ipc::GroupId group, const UnitPart& place) {
-                    return client_->presence(group, place.key) == Presence::kHit;
+                    return client_->presence(group, place.key) == Presence::kHit &&
+                           !lacking_.has(group, place);
                   });
   PrefixPlan anywhere = cache_.plan(sequence, [&](ipc::GroupId group, std::uint32_t position) {
     return places_->find(group, position) ? BlockSource::kHost : BlockSource::kNowhere;
@@ -214,11 +215,18 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
                                       [busy](std::uint8_t result) { return result == busy; });
     // Full queues are worth another try, all else is computed again.
     if (all_busy && ++sequence.load_tries < kMostLoadTries) return load_again(std::move(job));
+    note_lacking(job.items, completion);
     sequence.device_only = true;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
   sequence.state = Sequence::State::kReady;
   settle(job.number);
+}
+
+void Scheduler::note_lacking(std::span<const LoadItem> items, const Completion& completion) {
+  for (std::size_t i = 0; i < std::min(items.size(), completion.results.size()); ++i) {
+    lacking_.note(items[i].group, {items[i].key, items[i].part}, completion.results[i]);
+  }
 }
 
 void Scheduler::do_without_offload() {

@@ -117,7 +117,10 @@ void Scheduler::on_store_done(const StoreJob& job, const Completion& completion)
         --item;
         stored = stored && item < completion.results.size() && completion.results[item] == 0;
       }
-      if (stored) cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+      if (stored) {
+        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+        lacking_.forget(group, unit.target.block);
+      }
       for (std::size_t i = unit.blocks.size(); i-- > 0;) {
         if (job.evicting) {
           --writing_back_[group.value];

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace kvferry::worker {
@@ -49,6 +50,34 @@ class PrefixUnits {
   std::span<const ipc::Digest> hashes_;
   IsThere is_there_;
   std::vector<std::optional<std::uint32_t>> ends_;  ///< Of each group's blocks, as found.
+};
+
+/// Parts that units of windows turned out not to have, when they were to be loaded: what several
+/// prefixes made of one unit need not reach as far back. Whoever asked for them again would fail
+/// again. Bounded: forgets all when it is full. @threading one thread.
+class LackingParts {
+ public:
+  /// groups outlive it
+  LackingParts(StoreUnits units, std::span<const ipc::GroupSpec> groups)
+      : units_(units), groups_(groups) {}
+
+  /// A load of it failed, as Completion::results says. No effect for another reason than that it
+  /// was not found, nor where units have all their parts: then it is gone.
+  void note(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
+  [[nodiscard]] bool has(ipc::GroupId group, const UnitPart& place) const;
+  /// The unit was stored anew.
+  void forget(ipc::GroupId group, const ipc::Digest& key);
+  /// Keys mean other units now.
+  void forget_all() { lacking_.clear(); }
+
+ private:
+  static constexpr std::size_t kMost = std::size_t{1} << 16U;
+  /// One table for all groups: a unit's key may be the same in each.
+  [[nodiscard]] static ipc::Digest name_of(ipc::GroupId group, const ipc::Digest& key);
+
+  StoreUnits units_;
+  std::span<const ipc::GroupSpec> groups_;
+  std::unordered_map<ipc::Digest, std::uint64_t> lacking_;  ///< A bit for each part.
 };
 
 /// A block of a prefix that an engine holds, with its contents complete.
