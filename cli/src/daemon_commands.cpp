@@ -355,6 +355,7 @@ int worker_command(const Arguments& arguments) {
   TierChoice tier;
   add_write_options(*app, tier);
   add_prefetch_options(*app, tier);
+  add_unit_blocks(*app, tier);
   LoadOptions load;
   add_load_options(*app, load);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
@@ -363,6 +364,7 @@ int worker_command(const Arguments& arguments) {
   if (const auto used = check_tier_used(*app, config.serve); !used) {
     return usage_error(*app, used.error());
   }
+  if (const auto fits = check_unit_blocks(tier); !fits) return usage_error(*app, fits.error());
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }

@@ -122,6 +122,7 @@ int replay_command(const Arguments& arguments) {
   add_play_options(*app, options);
   add_write_options(*app, options.config.tier);
   add_prefetch_options(*app, options.config.tier);
+  add_unit_blocks(*app, options.config.tier);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("replay", options.common.log_level);
 
@@ -134,6 +135,9 @@ int replay_command(const Arguments& arguments) {
   if (!devices) return usage_error(*app, devices.error());
   config.devices = std::move(*devices);
   if (const auto fits = check_arena_memory(config.arena_memory, config.arena.cache_owner); !fits) {
+    return usage_error(*app, fits.error());
+  }
+  if (const auto fits = check_unit_blocks(config.tier); !fits) {
     return usage_error(*app, fits.error());
   }
   config.geometry_name =

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tier_options.hpp"
 
+#include "kvferry/ipc/model/block_key.hpp"
 #include "must.hpp"
 
 #include <array>
@@ -15,9 +16,9 @@ ipc::Result<std::string> parse_prefetch(std::string_view text) {
   return std::string(text);
 }
 
-constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--write-back-wait",
-                                   "--store-queue",  "--recompute",         "--prefill-rate",
-                                   "--prefetch",     "--prefetch-requests", "--prefetch-timeout"};
+constexpr std::array kTierNames = {
+    "--write-policy", "--write-uses", "--write-back-wait",   "--store-queue",      "--recompute",
+    "--prefill-rate", "--prefetch",   "--prefetch-requests", "--prefetch-timeout", "--unit-blocks"};
 
 }  // namespace
 
@@ -40,6 +41,7 @@ worker::TierOptions TierChoice::made() const {
   options.store_queue = store_queue;
   options.recompute = recompute;
   options.prefetch_requests = prefetch_requests;
+  options.unit_blocks = unit_blocks;
   if (prefetch == "off") return options;
   worker::PrefetchOptions& made = options.prefetch.emplace();
   made.stop = must(worker::parse_prefetch_stop(prefetch));
@@ -93,6 +95,32 @@ void add_prefetch_options(CLI::App& app, TierChoice& choice) {
   add_milliseconds(app, "--prefetch-timeout", choice.prefetch_timeout,
                    "From when a prefetch began until its request starts without the rest")
       ->default_str("10s with wait; with timeout 20ms, and 0.5ms for each block");
+}
+
+void add_unit_blocks(CLI::App& app, TierChoice& choice) {
+  app.add_option("--unit-blocks", choice.unit_blocks,
+                 "Blocks of one prefix that are stored, found and evicted as one in host memory")
+      ->type_name("N")
+      ->check(CLI::Range(1U, ipc::kMostUnitBlocks))
+      ->default_str(std::to_string(choice.unit_blocks));
+}
+
+ipc::Status check_unit_blocks(const TierChoice& choice) {
+  if (choice.unit_blocks == 1) return ipc::ok();
+  if (choice.write.mode == worker::WriteMode::kWriteBack) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "--unit-blocks {} with --write-policy write-back: blocks are evicted one "
+                         "by one, when others of their unit may be gone; choose write-through or "
+                         "selective, or --unit-blocks 1",
+                         choice.unit_blocks);
+  }
+  if (choice.store_queue > 0 && choice.store_queue < choice.unit_blocks) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "--unit-blocks {} with --store-queue {}: no whole unit would ever be "
+                         "stored; give a queue of at least {}, or 0",
+                         choice.unit_blocks, choice.store_queue, choice.unit_blocks);
+  }
+  return ipc::ok();
 }
 
 }  // namespace kvferry::cli

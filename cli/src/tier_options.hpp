@@ -20,6 +20,7 @@ struct TierChoice {
   std::chrono::milliseconds prefetch_timeout{0};  ///< 0: that of PrefetchOptions.
   std::uint32_t prefetch_requests = 8;
   worker::LoadChoiceOptions recompute;
+  std::uint32_t unit_blocks = 1;
 
   [[nodiscard]] worker::TierOptions made() const;
 };
@@ -28,7 +29,12 @@ struct TierChoice {
 void add_write_options(CLI::App& app, TierChoice& choice);
 /// --prefetch, --prefetch-requests, --prefetch-timeout.
 void add_prefetch_options(CLI::App& app, TierChoice& choice);
-/// kInvalidArgument: one of them was given, with no scheduler that would go by it.
+/// --unit-blocks.
+void add_unit_blocks(CLI::App& app, TierChoice& choice);
+/// kInvalidArgument: store units of several blocks do not go with what else was chosen.
+[[nodiscard]] ipc::Status check_unit_blocks(const TierChoice& choice);
+/// kInvalidArgument: one of those of the scheduler was given, with no scheduler that would go by
+/// it.
 [[nodiscard]] ipc::Status check_tier_used(const CLI::App& app, bool serves);
 
 }  // namespace kvferry::cli

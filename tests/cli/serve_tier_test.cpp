@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -80,7 +81,8 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          "--write-policy=write-back",
                                          "--store-queue=1",
                                          "--prefetch=best-effort",
-                                         "--prefetch=timeout"),
+                                         "--prefetch=timeout",
+                                         "--unit-blocks=3"),
                          [](const auto& option) {
                            std::string name(option.param);
                            name.erase(0, name.find('=') == std::string::npos ? 0 : 2);
@@ -121,6 +123,111 @@ TEST_F(ServeTierTest, RequestsThatWaitHaveTheirPrefixesLoadedAndTheSameAnswers) 
     }
   }
   EXPECT_TRUE(prefetched()) << running_.back()->stderr_text();
+}
+
+class ServeUnitsTest : public ServeTierTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void start_in_units(std::vector<std::string> more = {}) {
+    geometry_ = GetParam();
+    more.emplace_back("--unit-blocks=4");
+    ASSERT_NO_FATAL_FAILURE(start_engine(1, more));
+  }
+  void forget_device() {
+    ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  }
+};
+
+TEST_P(ServeUnitsTest, APrefixComesBackInWholeUnitsAndWhereItEnded) {
+  ASSERT_NO_FATAL_FAILURE(start_in_units());
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  EXPECT_EQ(cold.cached_tokens, 0U);
+  forget_device();
+  const GenerateReply warm = generate(prompt, 8);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+  EXPECT_EQ(warm.cached_tokens, 80U);
+  // The next turn goes on where that one ended, and completes its unit.
+  auto longer = prompt_of(100, 140);
+  forget_device();
+  const GenerateReply turn = generate(longer, 8);
+  EXPECT_EQ(turn.cached_tokens, 80U);
+  forget_device();
+  const GenerateReply again = generate(longer, 8);
+  EXPECT_EQ(again.tokens, turn.tokens);
+  EXPECT_EQ(again.cached_tokens, 128U);
+}
+
+TEST_P(ServeUnitsTest, ManyRequestsOnASmallDeviceHaveTheAnswersOfEachAlone) {
+  gpu_blocks_ = 24;
+  ASSERT_NO_FATAL_FAILURE(start_in_units({"--prefetch=best-effort", "--prefetch-requests=16"}));
+  std::vector<GenerateReply> alone;
+  for (std::uint32_t i = 0; i < 12; ++i) alone.push_back(generate(prompt_of(i * 300, 100), 30));
+  for (int round = 0; round < 3; ++round) {
+    forget_device();
+    std::vector<Answer> answers(alone.size());
+    for (std::uint32_t i = 0; i < answers.size(); ++i) {
+      ask_for(answers[i], prompt_of(i * 300, 100), 30);
+    }
+    std::uint32_t cached = 0;
+    for (std::uint32_t i = 0; i < answers.size(); ++i) {
+      ASSERT_TRUE(run_until([&] { return answers[i].has_value(); })) << i;
+      ASSERT_TRUE(answers[i]->has_value()) << answers[i]->error().to_string();
+      EXPECT_EQ((*answers[i])->tokens, alone[i].tokens) << i;
+      cached += (*answers[i])->cached_tokens;
+    }
+    EXPECT_GT(cached, 0U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Geometries,
+                         ServeUnitsTest,
+                         testing::Values("tiny", "tiny-window", "tiny-state"),
+                         [](const auto& geometry) {
+                           std::string name = geometry.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_F(ServeTierTest, InUnitsThePrefixThatIsSharedInPartIsFoundAsFarAsWholeOnes) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--unit-blocks=4"}));
+  generate(prompt_of(100, 200), 8);  // 12 full blocks
+  EXPECT_EQ(stored_blocks(), 3) << "keys of units";
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  const auto shares = [](std::uint32_t tokens) {
+    auto prompt = prompt_of(100, tokens);
+    const auto own = prompt_of(50'000, 200 - tokens);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    return prompt;
+  };
+  EXPECT_EQ(generate(shares(6 * 16), 8).cached_tokens, 64U);
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  EXPECT_EQ(generate(shares(3 * 16), 8).cached_tokens, 0U);
+}
+
+TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--unit-blocks=4"}));
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  ASSERT_TRUE(wait_status(
+      [](const nlohmann::json& status) { return status["pool"]["integrity"]["summed"] == 2; }));
+  running_.front()->signal(SIGKILL);
+  ASSERT_TRUE(running_.front()->wait(soon()).has_value());
+  start("manager");
+  std::swap(running_.front(), running_.back());  // where wait_status() looks for it
+  ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
+    return offload_ready(status) && status["pool"]["kept"]["adopted"] == 2;
+  }));
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  const GenerateReply warm = generate(prompt, 8);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+  EXPECT_EQ(warm.cached_tokens, 80U);
+}
+
+TEST_F(ServeTierTest, WhatDoesNotGoWithUnitsIsRefused) {
+  const Finished run =
+      run_kvferry({"worker", "--serve", "--unit-blocks=4", "--write-policy=write-back"});
+  EXPECT_EQ(run.exit, ChildExit::exited(2));
+  EXPECT_THAT(run.complaints, testing::HasSubstr("choose write-through or selective"));
 }
 
 class ServeWindowTest : public ServeTierTest, public testing::WithParamInterface<const char*> {};

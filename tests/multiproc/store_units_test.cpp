@@ -14,6 +14,7 @@
 
 #include <csignal>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace kvferry {
@@ -73,6 +74,13 @@ class StoreUnitsTest : public testing::TestWithParam<const char*> {
   }
   /// Blocks [from, hashes.size()) of the prefix, which device blocks of those numbers hold.
   void store(const std::vector<Digest>& hashes, std::size_t from = 0) {
+    const auto job = begin_store(hashes, from);
+    ASSERT_TRUE(job.has_value());
+    const auto done = engine_.await(*job);
+    EXPECT_TRUE(done.all_ok()) << done.message;
+  }
+  /// The same of the units that are not there yet; nothing: all are.
+  std::optional<ipc::JobId> begin_store(const std::vector<Digest>& hashes, std::size_t from = 0) {
     const std::vector<Digest> keys = units_.keys(hashes);
     std::vector<worker::StoreTarget> targets;
     std::map<std::pair<std::uint32_t, std::size_t>, std::size_t> places;  // by group and unit
@@ -87,19 +95,21 @@ class StoreUnitsTest : public testing::TestWithParam<const char*> {
       }
     }
     const auto slots = engine_.client().reserve_store(targets, test::soon());
-    ASSERT_TRUE(slots.has_value()) << slots.error().to_string();
+    EXPECT_TRUE(slots.has_value()) << slots.error().to_string();
+    if (!slots) return std::nullopt;
     std::vector<worker::StoreItem> items;
     for (std::uint32_t group = 0; group < engine_.groups(); ++group) {
       for (std::size_t i = from / kUnit * kUnit; i < hashes.size(); ++i) {
         if (!is_needed(group, i, hashes.size())) continue;
         const std::size_t target = places.at({group, i / kUnit});
-        ASSERT_EQ(slots->at(target).outcome, worker::Reservation::kReserved);
+        EXPECT_NE(slots->at(target).outcome, worker::Reservation::kFull);
+        if (slots->at(target).outcome != worker::Reservation::kReserved) continue;
         items.push_back({GroupId{group}, BlockId{static_cast<std::uint32_t>(i)},
                          slots->at(target).slot, units_.part_of(hashes, i).part});
       }
     }
-    const auto done = engine_.await(engine_.client().submit_store(items).value());
-    EXPECT_TRUE(done.all_ok()) << done.message;
+    if (items.empty()) return std::nullopt;
+    return engine_.client().submit_store(items).value();
   }
   worker::Completion load(std::span<const Digest> hashes) {
     std::vector<worker::LoadItem> items;
@@ -202,6 +212,41 @@ TEST_P(StoreUnitsTest, AKilledManagersUnitsAreServedByTheNextAndCheckedPartByPar
   EXPECT_EQ(pool["kept"]["adopted"], units_of(10));
   EXPECT_GE(pool["integrity"]["checked"], 10);
   EXPECT_EQ(pool["integrity"]["corrupt"], 0);
+}
+
+// How much of the store had come when the clear began is open; what is found is there as a whole.
+TEST_P(StoreUnitsTest, AClearUnderAStoreLeavesWholeUnitsOrNoneAndTheRestCanBeStored) {
+  constexpr std::uint32_t kBlocks = 15;
+  const std::vector<Digest> hashes = prefix(kBlocks);
+  for (const bool waits : {true, false}) {
+    EXPECT_EQ(engine_.step(true, kSeed, kBlocks, 0), 0U);
+    ASSERT_NO_FATAL_FAILURE(store(std::vector(hashes.begin(), hashes.begin() + 6)));
+    const auto job = begin_store(hashes);
+    ASSERT_TRUE(job.has_value());
+    if (waits) (void)engine_.await(*job);
+    const auto cleared = engine_.client().clear(worker::HostPolicy::kKeep, test::soon());
+    ASSERT_TRUE(cleared.has_value()) << cleared.error().to_string();
+    (void)engine_.await(*job);
+    const auto back = engine_.client().reinit(0, test::soon());
+    ASSERT_TRUE(back.has_value()) << back.error().to_string();
+    ASSERT_TRUE(engine_.client().wait_ready(true, test::soon()));
+    const std::uint32_t found = usable(hashes);
+    EXPECT_GE(found, 6U) << "what was stored before the clear";
+    if (waits) {
+      EXPECT_EQ(found, kBlocks);
+    }
+    expect_back(hashes, found);
+    EXPECT_EQ(engine_.step(true, kSeed, kBlocks, 0), 0U);
+    if (const auto rest = begin_store(hashes)) {
+      const auto done = engine_.await(*rest);
+      EXPECT_TRUE(done.all_ok()) << done.message;
+    }
+    expect_back(hashes, kBlocks);
+    ASSERT_TRUE(engine_.client().clear(worker::HostPolicy::kDrop, test::soon()));
+    ASSERT_TRUE(engine_.client().reinit(0, test::soon()));
+    ASSERT_TRUE(engine_.client().wait_ready(true, test::soon()));
+    EXPECT_EQ(usable(hashes), 0U);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

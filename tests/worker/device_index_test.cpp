@@ -190,5 +190,19 @@ TEST(GroupIndexTest, AgreesWithAPlainModelOverRandomOperations) {
   }
 }
 
+TEST(GroupIndexTest, AStoredUnitIsNotedWhereItEnds) {
+  GroupIndex index(2);
+  const auto first = index.allocate().value();
+  const auto last = index.allocate().value();
+  const auto end = ipc::Digest::from_words(1, 2);
+  index.mark_stored(last, end);
+  EXPECT_FALSE(index.is_stored(last)) << "it holds nothing yet";
+  ASSERT_TRUE(index.announce(first, ipc::Digest::from_words(1, 1)));
+  ASSERT_TRUE(index.announce(last, end));
+  for (const auto block : {first, last}) index.mark_stored(block, end);
+  EXPECT_FALSE(index.is_stored(first));
+  EXPECT_TRUE(index.is_stored(last));
+}
+
 }  // namespace
 }  // namespace kvferry::worker

@@ -57,7 +57,7 @@ class PagedCacheTest : public testing::Test {
   void compute(Sequence& sequence) {
     sequence.computed = sequence.length();
     (void)cache_.publish(sequence);
-    PagedCache::judge(sequence, policy_);
+    cache_.judge(sequence, policy_);
   }
 
   const ipc::Geometry geometry_ = hybrid();
@@ -108,10 +108,10 @@ TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
   EXPECT_THAT(loads_, SizeIs(2 + 2 + 1));
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty()) << "they are not there yet";
   ASSERT_TRUE(cache_.publish(sequence));
-  PagedCache::judge(sequence, policy_);
+  cache_.judge(sequence, policy_);
   EXPECT_THAT(cache_.unstored(sequence), SizeIs(2 + 2 + 1));
   for (const auto& block : cache_.unstored(sequence)) {
-    cache_.mark_stored(block.target.group, block.block);
+    cache_.mark_stored(block.target.group, block.blocks.back(), block.target.block);
   }
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty());
   EXPECT_FALSE(cache_.publish(sequence)) << "nothing became full";
@@ -122,11 +122,11 @@ TEST_F(PagedCacheTest, EachUseOfABlockIsJudgedOnceAndWhatIsWantedIsUnstored) {
   Sequence first = sequence_of(0, 8);
   ASSERT_EQ(admit(first), Admission::kReady);
   compute(first);
-  PagedCache::judge(first, policy_);
+  cache_.judge(first, policy_);
   EXPECT_THAT(cache_.unstored(first), IsEmpty()) << "one use was counted twice";
   Sequence second = sequence_of(0, 8);
   ASSERT_EQ(admit(second), Admission::kReady);
-  PagedCache::judge(second, policy_);
+  cache_.judge(second, policy_);
   // Of the state, only the last block is found.
   EXPECT_THAT(cache_.unstored(second), SizeIs(2 + 2 + 1));
   EXPECT_THAT(cache_.unstored(first), IsEmpty());
@@ -153,6 +153,44 @@ TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
   PagedCache::keep_first(blocks, 9);
   EXPECT_THAT(blocks, SizeIs(5));
   cache_.release(sequence);
+}
+
+TEST_F(PagedCacheTest, UnitsAreStoredWholeAndPartialOnesOnlyWhereTheSequenceMayBeContinued) {
+  PagedCache cache(geometry_, 4);
+  cache.remake(std::array<std::uint32_t, 3>{40, 40, 40});
+  const auto full_group = [&cache](const Sequence& sequence) {
+    std::vector<std::pair<std::uint32_t, std::size_t>> units;
+    for (const auto& unit : cache.unstored(sequence)) {
+      if (unit.target.group.value != 0) continue;
+      EXPECT_EQ(unit.target.block, sequence.hashes[unit.position + unit.blocks.size() - 1]);
+      EXPECT_EQ(unit.target.parts, (std::uint64_t{1} << unit.blocks.size()) - 1);
+      units.emplace_back(unit.position, unit.blocks.size());
+    }
+    return units;
+  };
+  Sequence sequence = sequence_of(0, 11 * kTokens);
+  sequence.prompt_tokens = 6 * kTokens + 1;
+  sequence.max_tokens = 5 * kTokens;
+  ASSERT_EQ(cache.admit(sequence, nowhere, loads_), Admission::kReady);
+  using Units = std::vector<std::pair<std::uint32_t, std::size_t>>;
+  const std::vector<std::pair<std::uint32_t, Units>> steps = {
+      {3, {}},       {5, {{0, 4}}},         {6, {{0, 4}, {4, 2}}},  // where its prompt ends
+      {7, {{0, 4}}}, {9, {{0, 4}, {4, 4}}}, {11, {{0, 4}, {4, 4}, {8, 3}}}};
+  for (const auto& [blocks, units] : steps) {
+    sequence.computed = blocks * kTokens;
+    (void)cache.publish(sequence);
+    cache.judge(sequence, policy_);
+    EXPECT_EQ(full_group(sequence), units) << blocks;
+  }
+  for (const auto& unit : cache.unstored(sequence)) {
+    cache.mark_stored(unit.target.group, unit.blocks.front(), unit.target.block);
+  }
+  EXPECT_EQ(full_group(sequence).size(), 3U) << "the note is of the unit that the block ends";
+  for (const auto& unit : cache.unstored(sequence)) {
+    cache.mark_stored(unit.target.group, unit.blocks.back(), unit.target.block);
+  }
+  EXPECT_THAT(cache.unstored(sequence), IsEmpty());
+  cache.release(sequence);
 }
 
 TEST_F(PagedCacheTest, WhatIsTakenAheadLeavesRoomForWhatRuns) {
@@ -189,7 +227,7 @@ TEST_F(PagedCacheTest, RoomThatHoldsUnstoredContentsIsWrittenBackBeforeASequence
   EXPECT_EQ(room.stores.front().before, first.hashes[1]);
   for (const EvictedBlock& block : room.stores) {
     cache_.acquire(block.group, block.block);
-    cache_.mark_stored(block.group, block.block);
+    cache_.mark_stored(block.group, block.block, block.hash);
     cache_.release_as_oldest(block.group, block.block);
   }
   EXPECT_FALSE(cache_.plan_room(second, wanted, 0, none, policy_).waits);

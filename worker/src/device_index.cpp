@@ -143,6 +143,10 @@ void GroupIndex::mark_stored(BlockId block) {
   if (entry.indexed) entry.stored = true;
 }
 
+void GroupIndex::mark_stored(BlockId block, const ipc::Digest& unit) {
+  if (at(block).indexed && at(block).hash == unit) mark_stored(block);
+}
+
 bool GroupIndex::is_stored(BlockId block) const { return at(block).stored; }
 std::uint64_t GroupIndex::valid_since(BlockId block) const { return at(block).valid_since; }
 bool GroupIndex::is_indexed(BlockId block) const { return at(block).indexed; }

@@ -35,6 +35,8 @@ Engine::Engine(ipc::EventLoop& loop,
                Hooks hooks)
     : loop_(loop),
       options_(std::move(options)),
+      units_(options_.tier.unit_blocks),
+      lacking_(units_, options_.geometry.groups),
       requests_(requests),
       counters_(counters),
       hooks_(std::move(hooks)),
@@ -73,6 +75,7 @@ void Engine::connect() {
   options.identity.model = options_.geometry.name;
   options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
   options.identity.weights = ipc::Digest::random();
+  options.identity.unit_blocks = units_.blocks();
   options.scheduler = this;
   auto client = worker::Client::connect(options, ipc::Deadline::after(kManagerTry));
   if (!client) {
@@ -149,6 +152,7 @@ void Engine::forget_contents() {
   end_prefetches();
   for (GroupIndex& group : index_) group.forget_all();
   write_policy_.forget();
+  lacking_.forget_all();
   for (auto& [id, attempt] : attempts_) {
     for (HeldBlock& held : attempt.blocks) held.announced = false;
   }

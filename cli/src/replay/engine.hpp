@@ -9,6 +9,7 @@
 #include "kvferry/worker/device_index.hpp"
 #include "kvferry/worker/load_plan.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
+#include "kvferry/worker/prefix_units.hpp"
 #include "kvferry/worker/step_channel.hpp"
 #include "kvferry/worker/tier_options.hpp"
 #include "kvferry/worker/write_back.hpp"
@@ -96,6 +97,7 @@ class Engine final : private worker::SchedulerControl {
     ipc::Digest hash;
     ipc::Digest before{};  ///< Hash of the block that it continues.
     BlockSource source = BlockSource::kNowhere;
+    worker::UnitPart place;   ///< In host memory, where it comes from there.
     bool announced = false;   ///< In the index under its hash, by us.
     bool survived = false;    ///< On the device since before the death of a worker.
     bool prefetched = false;  ///< Loaded before its request was let in.
@@ -130,9 +132,14 @@ class Engine final : private worker::SchedulerControl {
     std::uint64_t loading_bytes = 0;    ///< Of the load that runs.
     std::uint64_t computed_blocks = 0;  ///< Of the step that runs.
   };
+  /// Blocks that are stored as one.
+  struct StoredUnit {
+    worker::StoreTarget target;
+    std::vector<HeldBlock> blocks;  ///< The hash of the last one is the unit's key.
+  };
   struct StoreJob {
     std::uint64_t era = 0;
-    std::vector<HeldBlock> blocks;
+    std::vector<StoredUnit> units;
     bool evicting = false;  ///< The blocks are written back, to be evicted next.
   };
   enum class Admission : std::uint8_t { kAdmitted, kConflict, kNoRoom, kTooLong, kNotDue };
@@ -185,6 +192,10 @@ class Engine final : private worker::SchedulerControl {
                    const PrefixPlan& plan,
                    const std::vector<ipc::Digest>& hashes,
                    std::uint32_t output_blocks);
+  /// Where the latest plan loads it from. @pre it does
+  void set_place(HeldBlock& held);
+  /// So that host memory keeps the first blocks of the prefix.
+  void tell_use(std::uint32_t blocks);
   /// kStaleEpoch: the device's blocks may be other memory's than the load was planned for.
   [[nodiscard]] ipc::Result<ipc::JobId> send_load(std::span<const worker::LoadItem> items,
                                                   std::uint8_t priority,
@@ -206,11 +217,13 @@ class Engine final : private worker::SchedulerControl {
 
   // engine_write.cpp: to host memory, by the write policy.
   void store_blocks(const Attempt& attempt);
+  /// What the write policy wants stored of it now.
+  [[nodiscard]] std::vector<StoredUnit> units_wanted(const Attempt& attempt);
   /// Reserves and submits; what is refused is left as it is.
-  void store(std::vector<HeldBlock> sources, bool evicting);
+  void store(std::vector<StoredUnit> units, bool evicting);
   void on_store_done(StoreJob job, const worker::Completion& completion);
   /// A store of the same contents is under way.
-  [[nodiscard]] bool is_storing(const HeldBlock& held) const;
+  [[nodiscard]] bool is_storing(ipc::GroupId group, const ipc::Digest& key) const;
   void write_back(const std::vector<worker::EvictedBlock>& blocks);
   /// What the plan takes from free and kept blocks may be taken now: nothing that the write policy
   /// keeps is lost by that, or it cannot be helped.
@@ -236,7 +249,7 @@ class Engine final : private worker::SchedulerControl {
   void load_ahead(std::size_t request,
                   const PrefixPlan& plan,
                   const std::vector<ipc::Digest>& hashes);
-  void lease(std::size_t request, const PrefixPlan& plan, const std::vector<ipc::Digest>& hashes);
+  void lease(std::size_t request, const PrefixPlan& plan);
   /// It is the request's turn: whether it starts now, with what has come.
   [[nodiscard]] bool prefetch_lets_start(std::size_t request);
   /// The queue is looked at then, if not earlier.
@@ -253,6 +266,8 @@ class Engine final : private worker::SchedulerControl {
 
   ipc::EventLoop& loop_;
   const EngineOptions options_;
+  const worker::StoreUnits units_;
+  worker::LackingParts lacking_;
   const std::span<const TraceRequest> requests_;
   ReplayCounters& counters_;
   Hooks hooks_;
@@ -295,6 +310,7 @@ class Engine final : private worker::SchedulerControl {
   ipc::TimerId prefetch_timer_ = 0;
   std::optional<ipc::TimePoint> look_again_;              ///< When prefetch_timer_ is due.
   worker::LoadChoice::Decision decision_;                 ///< Of the latest plan.
+  std::optional<worker::PrefixUnits> places_;             ///< Of the latest plan's request.
   std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
   std::optional<ipc::TimePoint> room_wanted_since_;
   std::size_t room_wanted_for_ = 0;  ///< A request.

@@ -29,19 +29,18 @@ std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
 }
 
-/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands
-/// for contents that no other request shares.
-std::uint32_t whole_blocks_of(const TraceRequest& request) {
-  const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
-  return request.input_length / kTraceBlockTokens >= length ? length : length - 1;
-}
-
 /// Blocks that the group holds for a request: outputs grow full groups only.
 std::uint32_t most_needed(const ipc::GroupSpec& group,
                           std::uint32_t length,
                           std::uint32_t outputs) {
   return worker::most_blocks_needed(group, length) +
          (group.rule == ipc::HitRule::kFull ? outputs : 0);
+}
+
+/// An answer that is too short says nothing of what it leaves out: not done.
+std::uint8_t result_of(const worker::Completion& completion, std::size_t item) {
+  if (item < completion.results.size()) return completion.results[item];
+  return static_cast<std::uint8_t>(ipc::ErrorCode::kProtocol);
 }
 
 /// Output blocks are private: a hash of their own that nobody looks up.
@@ -131,10 +130,16 @@ Engine::Admission Engine::try_admit(std::size_t request) {
     submit_load(id, attempt);
   }
   if (offload_usable()) {
-    const auto used = client_->use_prefix(std::span(hashes).first(plan.hit_blocks));
-    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
+    tell_use(plan.hit_blocks);
   }
   return Admission::kAdmitted;
+}
+
+void Engine::tell_use(std::uint32_t blocks) {
+  for (const std::vector<Digest>& chain : places_->chains(blocks)) {
+    const auto used = client_->use_prefix(chain);
+    if (!used) ipc::log_debug("use of a prefix: {}", used.error().to_string());
+  }
 }
 
 bool Engine::has_pending_block(const std::vector<Digest>& hashes) const {
@@ -175,6 +180,11 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
                              const std::vector<Digest>& hashes,
                              bool may_load) {
   decision_ = {};
+  places_.emplace(units_, options_.geometry.groups, hashes,
+                  [this](GroupId group, const worker::UnitPart& place) {
+                    return client_->presence(group, place.key) == worker::Presence::kHit &&
+                           !lacking_.has(group, place);
+                  });
   const auto length = static_cast<std::uint32_t>(hashes.size());
   const std::uint32_t whole = whole_blocks_of(request);
   const auto on_device = [&](GroupId group, std::uint32_t position) {
@@ -184,8 +194,7 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
   if (plan.hit_blocks == length || !may_load || !offload_usable() || !manager_serves_) return plan;
   const auto anywhere = [&](GroupId group, std::uint32_t position) {
     if (on_device(group, position) == BlockSource::kDevice) return BlockSource::kDevice;
-    const bool on_host = client_->presence(group, hashes[position]) == worker::Presence::kHit;
-    return on_host ? BlockSource::kHost : BlockSource::kNowhere;
+    return places_->find(group, position) ? BlockSource::kHost : BlockSource::kNowhere;
   };
   worker::ChosenPlan chosen = worker::choose_loads(
       choice_, options_.geometry,
@@ -249,7 +258,9 @@ void Engine::take_blocks(Attempt& attempt,
     if (held.source == BlockSource::kDevice) continue;
     held.block = allocate(held.group);
     held.announced = index_of(held.group).announce(held.block, held.hash, held.before);
-    if (held.source == BlockSource::kHost) attempt.loading.push_back(i);
+    if (held.source != BlockSource::kHost) continue;
+    set_place(held);
+    attempt.loading.push_back(i);
   }
   for (std::uint32_t g = 0; g < index_.size(); ++g) {
     if (options_.geometry.groups[g].rule != ipc::HitRule::kFull) continue;
@@ -261,6 +272,12 @@ void Engine::take_blocks(Attempt& attempt,
       attempt.outputs.push_back(held);
     }
   }
+}
+
+void Engine::set_place(HeldBlock& held) {
+  const auto place = places_->find(held.group, held.position);
+  KVFERRY_CHECK(place.has_value(), "a planned load from nowhere");
+  held.place = *place;
 }
 
 ipc::Result<ipc::JobId> Engine::send_load(std::span<const worker::LoadItem> items,
@@ -282,7 +299,7 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
   items.reserve(attempt.loading.size());
   for (const std::size_t i : attempt.loading) {
     const HeldBlock& held = attempt.blocks[i];
-    items.push_back(worker::LoadItem{held.group, held.block, held.hash});
+    items.push_back({held.group, held.block, held.place.key, held.place.part});
   }
   const auto job = send_load(items, ipc::Urgency::kOrdinary, std::nullopt);
   if (job) {
@@ -332,8 +349,9 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
   }
   for (std::size_t i = 0; i < attempt.loading.size(); ++i) {
     HeldBlock& held = attempt.blocks[attempt.loading[i]];
-    const bool loaded = i < completion.results.size() && completion.results[i] == 0;
-    if (!loaded) {
+    const std::uint8_t result = result_of(completion, i);
+    if (result != 0) {
+      lacking_.note(held.group, held.place, result);
       held.source = BlockSource::kNowhere;
       ++counters_.recomputed;
       continue;
@@ -341,7 +359,7 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     ++counters_.loads;
     if (held.announced) {
       index_of(held.group).make_valid(held.block, worker_deaths_);
-      index_of(held.group).mark_stored(held.block);
+      index_of(held.group).mark_stored(held.block, held.place.key);
     }
     if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);
   }

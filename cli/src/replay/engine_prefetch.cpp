@@ -64,7 +64,7 @@ void Engine::prefetch(std::size_t request, bool device_full) {
     // What would have to be stored first is not evicted for one that only waits.
     if (!evicts_unstored(plan)) load_ahead(request, plan, hashes);
   } else if (!prefetched_.contains(request)) {
-    lease(request, plan, hashes);
+    lease(request, plan);
   }
 }
 
@@ -117,6 +117,7 @@ std::vector<Engine::HeldBlock> Engine::hold_ahead(const PrefixPlan& plan,
     const auto block = index_of(held.group).allocate();
     KVFERRY_CHECK(block.has_value(), "the room that prefetch_fits() saw is gone");
     held.block = *block;
+    set_place(held);
     held.announced = index_of(held.group).announce(held.block, held.hash, held.before);
   }
   std::stable_sort(blocks.begin(), blocks.end(),
@@ -131,7 +132,8 @@ void Engine::load_ahead(std::size_t request,
   made.blocks = hold_ahead(plan, hashes);
   std::vector<LoadItem> items;
   for (const HeldBlock& held : made.blocks) {
-    if (held.source == BlockSource::kHost) items.push_back({held.group, held.block, held.hash});
+    if (held.source != BlockSource::kHost) continue;
+    items.push_back({held.group, held.block, held.place.key, held.place.part});
   }
   made.id = next_prefetch_++;
   const ipc::TimePoint now = ipc::MonotonicClock::now();
@@ -154,16 +156,19 @@ void Engine::load_ahead(std::size_t request,
   prefetched_.emplace(request, std::move(made));
 }
 
-void Engine::lease(std::size_t request, const PrefixPlan& plan, const std::vector<Digest>& hashes) {
-  const auto prefix = std::span(hashes).first(plan.hit_blocks);
-  const auto pinned = client_->pin(prefix, ipc::Deadline::after(kLeaseTime));
+void Engine::lease(std::size_t request, const PrefixPlan& plan) {
+  std::vector<Digest> keys;  // What chains share is pinned more than once, and given back so.
+  for (const std::vector<Digest>& chain : places_->chains(plan.hit_blocks)) {
+    keys.insert(keys.end(), chain.begin(), chain.end());
+  }
+  const auto pinned = client_->pin(keys, ipc::Deadline::after(kLeaseTime));
   if (!pinned) {
     ipc::log_debug("lease: {}", pinned.error().to_string());
     if (pinned.error().code == ipc::ErrorCode::kTimeout) manager_serves_ = false;
     return;
   }
   ++counters_.leases;
-  prefetched_[request].leased.assign(prefix.begin(), prefix.end());
+  prefetched_[request].leased = std::move(keys);
 }
 
 bool Engine::prefetch_lets_start(std::size_t request) {
@@ -221,7 +226,7 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
     if (of_use) {
       ++counters_.loads;
       group.make_valid(item.block, worker_deaths_);
-      group.mark_stored(item.block);
+      group.mark_stored(item.block, item.key);
     }
     if (prefetched == nullptr) {
       group.release(item.block);

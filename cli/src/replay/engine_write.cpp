@@ -18,39 +18,87 @@ constexpr ipc::Duration kReserveTime = 1s;
 constexpr std::uint64_t kAheadShare = 8;
 constexpr std::size_t kMostWrittenBack = 256;
 
+template <typename Units> std::size_t count_blocks(const Units& units) {
+  std::size_t blocks = 0;
+  for (const auto& unit : units) blocks += unit.blocks.size();
+  return blocks;
+}
+
 }  // namespace
 
 void Engine::store_blocks(const Attempt& attempt) {
   if (attempt.era != era_) return;
-  std::vector<HeldBlock> sources;
-  for (const HeldBlock& held : attempt.blocks) {
-    const GroupIndex& group = index_of(held.group);
-    const bool found = held.source == BlockSource::kDevice;
-    if (!group.is_indexed(held.block) || (!held.announced && !found)) continue;
-    const bool wanted = found ? write_policy_.on_hit(held.group, held.hash)
-                              : write_policy_.on_filled(held.group, held.hash);
-    if (wanted && !group.is_stored(held.block) && !is_storing(held)) sources.push_back(held);
-  }
-  if (sources.empty() || !offload_usable()) return;
-  const std::size_t admitted = gate_.admit(sources.size(), ipc::MonotonicClock::now());
-  if (admitted < sources.size()) {
-    std::stable_sort(sources.begin(), sources.end(), [](const HeldBlock& a, const HeldBlock& b) {
-      return a.position < b.position;
+  std::vector<StoredUnit> units = units_wanted(attempt);
+  if (units.empty() || !offload_usable()) return;
+  const std::size_t wanted = count_blocks(units);
+  const std::size_t admitted = gate_.admit(wanted, ipc::MonotonicClock::now());
+  if (admitted < wanted) {
+    std::stable_sort(units.begin(), units.end(), [](const StoredUnit& a, const StoredUnit& b) {
+      return a.blocks.front().position < b.blocks.front().position;
     });
-    sources.resize(admitted);
   }
-  if (!sources.empty()) store(std::move(sources), false);
+  std::size_t blocks = 0;
+  const auto too_much = std::find_if(units.begin(), units.end(), [&](const StoredUnit& unit) {
+    return (blocks += unit.blocks.size()) > admitted;
+  });
+  units.erase(too_much, units.end());
+  if (!units.empty()) store(std::move(units), false);
+}
+
+std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
+  const std::vector<ipc::Digest>& hashes = hashes_of(attempt.request);
+  // A last block that is not full is nobody else's: as part of a unit it would make that useless.
+  const std::size_t end =
+      units_.blocks() == 1 ? hashes.size() : whole_blocks_of(requests_[attempt.request]);
+  std::vector<worker::PrefixBlock> places;
+  std::vector<HeldBlock> held;
+  std::vector<bool> own;  // Of each: ours to store, not only what a unit needs beside it.
+  for (const HeldBlock& block : attempt.blocks) {
+    const bool found = block.source == BlockSource::kDevice;
+    const bool is_own = index_of(block.group).is_indexed(block.block) && (block.announced || found);
+    HeldBlock source = block;
+    if (!is_own) {
+      // Others had computed it before: theirs is the one that is known to hold it.
+      const auto theirs = index_of(block.group).find(block.hash);
+      if (!theirs || theirs->state != GroupIndex::State::kValid) continue;
+      source.block = theirs->block;
+    }
+    own.push_back(is_own);
+    places.push_back({block.group, block.position});
+    held.push_back(source);
+  }
+  std::vector<StoredUnit> units;
+  for (const worker::UnitStore& made : worker::units_to_store(
+           units_, options_.geometry.groups, std::span(hashes).first(end), places)) {
+    if (std::none_of(made.blocks.begin(), made.blocks.end(),
+                     [&own](std::size_t i) { return own[i]; })) {
+      continue;
+    }
+    const bool found = std::all_of(made.blocks.begin(), made.blocks.end(), [&](std::size_t i) {
+      return held[i].source == BlockSource::kDevice;
+    });
+    const bool wanted = found ? write_policy_.on_hit(made.group, made.key)
+                              : write_policy_.on_filled(made.group, made.key);
+    const HeldBlock& last = held[made.blocks.back()];
+    if (!wanted || index_of(made.group).is_stored(last.block)) continue;
+    if (is_storing(made.group, made.key)) continue;
+    StoredUnit& unit = units.emplace_back();
+    unit.target = {made.group, made.key, made.before};
+    if (units_.blocks() > 1) unit.target.parts = made.parts;
+    for (const std::size_t i : made.blocks) unit.blocks.push_back(held[i]);
+  }
+  return units;
 }
 
 // A reservation would say of it that it is there already, which it is not if that store fails.
-bool Engine::is_storing(const HeldBlock& held) const {
-  return storing_[held.group.value].contains(held.hash);
+bool Engine::is_storing(ipc::GroupId group, const ipc::Digest& key) const {
+  return storing_[group.value].contains(key);
 }
 
-void Engine::store(std::vector<HeldBlock> sources, bool evicting) {
+void Engine::store(std::vector<StoredUnit> units, bool evicting) {
   std::vector<worker::StoreTarget> targets;
-  targets.reserve(sources.size());
-  for (const HeldBlock& held : sources) targets.push_back({held.group, held.hash, held.before});
+  targets.reserve(units.size());
+  for (const StoredUnit& unit : units) targets.push_back(unit.target);
   const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kReserveTime));
   if (!slots || slots->size() != targets.size()) {
     if (!slots) ipc::log_debug("reserve: {}", slots.error().to_string());
@@ -60,19 +108,24 @@ void Engine::store(std::vector<HeldBlock> sources, bool evicting) {
   job.era = era_;
   job.evicting = evicting;
   std::vector<worker::StoreItem> items;
+  std::vector<std::uint64_t> reserved;
   std::size_t full = 0;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    const HeldBlock& held = sources[i];
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    StoredUnit& unit = units[i];
+    const std::uint64_t slot = (*slots)[i].slot;
     switch ((*slots)[i].outcome) {
       case worker::Reservation::kReserved:
-        items.push_back(worker::StoreItem{held.group, held.block, (*slots)[i].slot});
-        job.blocks.push_back(held);
+        for (const HeldBlock& held : unit.blocks) {
+          items.push_back({held.group, held.block, slot, held.position % units_.blocks()});
+        }
+        reserved.push_back(slot);
+        job.units.push_back(std::move(unit));
         break;
       case worker::Reservation::kAlreadyThere:
-        ++counters_.already_stored;
-        index_of(held.group).mark_stored(held.block);
+        counters_.already_stored += unit.blocks.size();
+        index_of(unit.target.group).mark_stored(unit.blocks.back().block);
         break;
-      case worker::Reservation::kFull: ++full; break;
+      case worker::Reservation::kFull: full += unit.blocks.size(); break;
     }
   }
   counters_.host_full += full;
@@ -81,52 +134,61 @@ void Engine::store(std::vector<HeldBlock> sources, bool evicting) {
   const auto submitted = client_->submit_store(items);
   if (!submitted) {
     ipc::log_debug("store not sent: {}", submitted.error().to_string());
-    std::vector<std::uint64_t> reserved;
-    reserved.reserve(items.size());
-    for (const worker::StoreItem& item : items) reserved.push_back(item.slot);
     if (const auto given_up = client_->abandon_store(reserved); !given_up) {
       ipc::log_debug("reservations not given up: {}", given_up.error().to_string());
     }
     return;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const HeldBlock& held : job.blocks) {
-    index_of(held.group).acquire(held.block);
-    storing_[held.group.value].insert(held.hash);
-    if (evicting) ++writing_back_[held.group.value];
+  for (const StoredUnit& unit : job.units) {
+    storing_[unit.target.group.value].insert(unit.target.block);
+    for (const HeldBlock& held : unit.blocks) {
+      index_of(held.group).acquire(held.block);
+      if (evicting) ++writing_back_[held.group.value];
+    }
   }
-  gate_.begin(job.blocks.size());
+  gate_.begin(items.size());
   store_jobs_.emplace(*submitted, std::move(job));
 }
 
 void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
-  gate_.end(job.blocks.size());
+  gate_.end(count_blocks(job.units));
   counters_.bytes_to_host += completion.bytes;
   if (!completion.all_ok()) {
     ++counters_.failed_jobs;
     ipc::log_debug("store: {}", completion.message);
     gate_.on_failed(ipc::MonotonicClock::now());
   }
-  for (const HeldBlock& held : job.blocks) storing_[held.group.value].erase(held.hash);
-  for (std::size_t i = 0; i < job.blocks.size(); ++i) {
-    const bool stored = i < completion.results.size() && completion.results[i] == 0;
-    if (stored) ++counters_.stores;
-    if (stored && job.evicting) ++counters_.written_back;
-    if (job.era != era_) continue;
-    const HeldBlock& held = job.blocks[i];
-    const bool same = index_of(held.group).is_indexed(held.block);
-    if (stored && same) index_of(held.group).mark_stored(held.block);
+  std::size_t item = 0;
+  for (const StoredUnit& unit : job.units) {
+    storing_[unit.target.group.value].erase(unit.target.block);
+    // All of it or nothing: parts that came fail with those that did not.
+    bool stored = true;
+    for (std::size_t i = 0; i < unit.blocks.size(); ++i, ++item) {
+      stored = stored && item < completion.results.size() && completion.results[item] == 0;
+    }
+    if (!stored) continue;
+    lacking_.forget(unit.target.group, unit.target.block);
+    counters_.stores += unit.blocks.size();
+    if (job.evicting) counters_.written_back += unit.blocks.size();
+    const HeldBlock& last = unit.blocks.back();
+    if (job.era == era_ && index_of(last.group).is_indexed(last.block)) {
+      index_of(last.group).mark_stored(last.block);
+    }
   }
   if (job.era == era_) {
     // Deeper blocks go first, so that they are the first to be evicted; those written back keep
     // their order.
-    for (std::size_t i = job.blocks.size(); i-- > 0;) {
-      const HeldBlock& held = job.blocks[i];
-      if (job.evicting) {
-        --writing_back_[held.group.value];
-        index_of(held.group).release_as_oldest(held.block);
-      } else {
-        index_of(held.group).release(held.block);
+    for (std::size_t u = job.units.size(); u-- > 0;) {
+      const std::vector<HeldBlock>& blocks = job.units[u].blocks;
+      for (std::size_t i = blocks.size(); i-- > 0;) {
+        const HeldBlock& held = blocks[i];
+        if (job.evicting) {
+          --writing_back_[held.group.value];
+          index_of(held.group).release_as_oldest(held.block);
+        } else {
+          index_of(held.group).release(held.block);
+        }
       }
     }
   }
@@ -137,17 +199,18 @@ void Engine::write_back(const std::vector<worker::EvictedBlock>& blocks) {
   if (blocks.empty() || !offload_usable()) return;
   const std::size_t most =
       std::min({blocks.size(), kMostWrittenBack, gate_.room(ipc::MonotonicClock::now())});
-  std::vector<HeldBlock> sources;
-  sources.reserve(most);
+  std::vector<StoredUnit> units;  // Of one block each: check_unit_blocks().
+  units.reserve(most);
   for (const worker::EvictedBlock& evicted : std::span(blocks).first(most)) {
     HeldBlock held;
     held.group = evicted.group;
     held.block = evicted.block;
     held.hash = evicted.hash;
     held.before = evicted.before;
-    if (!is_storing(held)) sources.push_back(held);
+    if (is_storing(held.group, held.hash)) continue;
+    units.push_back({{held.group, held.hash, held.before}, {held}});
   }
-  if (!sources.empty()) store(std::move(sources), true);
+  if (!units.empty()) store(std::move(units), true);
 }
 
 bool Engine::make_room(std::size_t request,

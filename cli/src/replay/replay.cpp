@@ -121,6 +121,7 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   report_.geometry = config_.geometry_name;
   report_.ranks = config_.geometry.ranks;
   report_.gpu_blocks = plan_.gpu_blocks;
+  report_.unit_blocks = config_.tier.unit_blocks;
   report_.host_memory_bytes = plan_.host_bytes;
   report_.workload = config_.workload_text;
   report_.cache_owner = ipc::to_string(config_.arena.cache_owner);
@@ -150,8 +151,11 @@ void ReplayRun::print_header(const TraceFacts& facts) const {
       {"device blocks",
        fmt::format("{} ({} on each rank)", with_separators(plan_.gpu_blocks),
                    ipc::format_size(plan_.gpu_blocks * device_bytes_per_block(config_.geometry)))});
-  table.add({"host memory", fmt::format("{} (about {} blocks)", ipc::format_size(plan_.host_bytes),
-                                        with_separators(plan_.host_bytes / host_block))});
+  const std::uint32_t unit = config_.tier.unit_blocks;
+  table.add(
+      {"host memory", fmt::format("{} (about {} blocks{})", ipc::format_size(plan_.host_bytes),
+                                  with_separators(plan_.host_bytes / host_block),
+                                  unit > 1 ? fmt::format(" in units of up to {}", unit) : "")});
   table.add(
       {"processes",
        fmt::format("1 manager, {0} mover{1}, {0} worker{1}; arena {2}, made by "

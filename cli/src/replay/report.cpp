@@ -148,6 +148,7 @@ Json to_json(const ReplayReport& report) {
             {"geometry", report.geometry},
             {"ranks", report.ranks},
             {"gpu_blocks", report.gpu_blocks},
+            {"unit_blocks", report.unit_blocks},
             {"host_memory_bytes", report.host_memory_bytes},
             {"workload", report.workload},
             {"cache_owner", report.cache_owner},
@@ -212,6 +213,10 @@ std::string summarize(const ReplayReport& report) {
   row("  found on the device", count(c.hits_device), share_of(c.hits_device, c.block_references));
   row("  loaded from host memory", count(c.hits_host), share_of(c.hits_host, c.block_references));
   row("hit rate", fmt::format("{:.1f} %", 100.0 * c.hit_rate()), "nothing to compute for these");
+  if (report.unit_blocks > 1) {
+    row("blocks of a store unit", count(report.unit_blocks),
+        "in host memory; all counts here are of single blocks");
+  }
   row("moved to host memory", ipc::format_size(c.bytes_to_host),
       fmt::format("{:.2f} GB/s on average, {} blocks", gb_per_s(c.bytes_to_host, report.duration_s),
                   count(c.stores)));

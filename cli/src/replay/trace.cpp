@@ -144,6 +144,11 @@ Result<Trace> read_trace(std::istream& in, std::string_view name, const TraceOpt
   return trace;
 }
 
+std::uint32_t whole_blocks_of(const TraceRequest& request) {
+  const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
+  return request.input_length / kTraceBlockTokens >= length ? length : length - 1;
+}
+
 TraceFacts count_trace(const std::vector<TraceRequest>& requests) {
   TraceFacts facts;
   std::unordered_set<ipc::Digest> distinct;

@@ -23,6 +23,9 @@ struct TraceRequest {
   std::uint32_t output_length = 0;  ///< Tokens.
   std::vector<std::uint64_t> hash_ids;
 };
+/// Blocks of the prompt that are full of tokens: the last one may not be, and its id then stands
+/// for contents that no other request shares.
+[[nodiscard]] std::uint32_t whole_blocks_of(const TraceRequest& request);
 
 struct Trace {
   std::vector<TraceRequest> requests;

@@ -7,6 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
+
 namespace kvferry::test {
 namespace {
 
@@ -20,6 +22,8 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Ne;
+
+using ipc::HostPolicy;
 
 constexpr GroupId kMain{0};
 constexpr std::uint32_t kUnit = 4;
@@ -66,6 +70,33 @@ class ManagerUnitsTest : public ManagerTest {
   void finish(const std::vector<ipc::MoverJob>& jobs) {
     for (std::size_t rank = 0; rank < jobs.size(); ++rank) movers_[rank]->finish(jobs[rank]);
     EXPECT_THAT(wait_done().results, Each(0));
+  }
+  /// Device blocks go, which the ranks answer at once; `meanwhile` is before that.
+  void clear_device(
+      HostPolicy host, const std::function<void()>& meanwhile = [] {}) {
+    operator_->ask(MessageKind::kClear, ipc::ClearRequest{"chat", host});
+    ASSERT_TRUE(wait_state(ipc::CachePhase::kClearing, false));
+    ASSERT_NO_FATAL_FAILURE(meanwhile());
+    ASSERT_NO_FATAL_FAILURE(answer_clears(1));
+    ASSERT_TRUE(operator_->next_body<ipc::ClearReply>(MessageKind::kClear).has_value());
+    for (const std::uint32_t rank : {0U, 1U}) {
+      workers_[rank]->report_mapped(rank, 2);
+      movers_[rank]->report_mapped(rank, 2);
+    }
+    ASSERT_TRUE(wait_state(ipc::CachePhase::kCleared, false));
+    ASSERT_TRUE(wait_state(ipc::CachePhase::kReady, true));
+  }
+  /// Both parts of unit 1 can be stored and loaded.
+  void expect_storable() {
+    const ipc::ReservedSlot slot = reserve_parts(0b11).value().slots.at(0);
+    ASSERT_EQ(slot.outcome, ipc::ReserveOutcome::kReserved);
+    submit_store(next_job_++,
+                 {{kMain, BlockId{3}, slot.slot, 0}, {kMain, BlockId{4}, slot.slot, 1}});
+    finish(sent());
+    EXPECT_EQ(presence(1), BlockPresence::kHit);
+    submit_load(next_job_++, {{kMain, BlockId{5}, key(1), 0}, {kMain, BlockId{6}, key(1), 1}});
+    finish(sent());
+    EXPECT_EQ(status()["index"]["reserved"], 0);
   }
   [[nodiscard]] ipc::SubmitLoad waiting_load(std::uint64_t job) const {
     ipc::SubmitLoad load;
@@ -169,6 +200,89 @@ TEST_F(ManagerUnitsTest, AUnitIsWholeOrNotThere) {
   EXPECT_EQ(presence(2), BlockPresence::kMiss);
   EXPECT_EQ(status()["pool"]["blocks"], 1);
 }
+
+class ManagerUnitClearTest : public ManagerUnitsTest,
+                             public testing::WithParamInterface<HostPolicy> {
+ protected:
+  [[nodiscard]] static bool keeps() { return GetParam() == HostPolicy::kKeep; }
+};
+
+TEST_P(ManagerUnitClearTest, AUnitThatAClearMeetsWithOnePartStoredIsNotThere) {
+  finish(begin_store(2, 8, {0}));
+  const auto jobs = begin_store(1, 4, {0, 1});
+  movers_[0]->finish(jobs[0]);
+  EXPECT_EQ(presence(1), BlockPresence::kHitPending);
+  ASSERT_NO_FATAL_FAILURE(clear_device(GetParam(), [&] {
+    ipc::MoverJobDone done;
+    done.job = jobs[1].job;
+    done.results = {0, code(ErrorCode::kRevoked)};
+    done.message = "the clear came first";
+    movers_[1]->notify(MessageKind::kMoverJobDone, done);
+    EXPECT_THAT(wait_done().results, Each(code(ErrorCode::kRevoked)));
+    EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  }));
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(presence(2), keeps() ? BlockPresence::kHit : BlockPresence::kMiss);
+  submit_load(next_job_++, {{kMain, BlockId{5}, key(1), 0}});
+  EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound)));
+  EXPECT_EQ(status()["pool"]["blocks"], keeps() ? 1 : 0);
+  expect_storable();
+}
+
+TEST_P(ManagerUnitClearTest, AUnitWhoseLastPartCameBeforeTheClearIsThereIfHostMemoryIsKept) {
+  const auto jobs = begin_store(1, 4, {0, 1});
+  movers_[0]->finish(jobs[0]);
+  ASSERT_NO_FATAL_FAILURE(clear_device(GetParam(), [&] {
+    movers_[1]->finish(jobs[1]);
+    EXPECT_THAT(wait_done().results, Each(0));
+  }));
+  EXPECT_EQ(presence(1), keeps() ? BlockPresence::kHit : BlockPresence::kMiss);
+  if (!keeps()) return expect_storable();
+  submit_load(next_job_++, {{kMain, BlockId{5}, key(1), 0}, {kMain, BlockId{6}, key(1), 1}});
+  finish(sent());
+}
+
+TEST_P(ManagerUnitClearTest, APartThatGaveWayToAUnitThatNeverCameIsGoneWithIt) {
+  finish(begin_store(1, 8, {0}));
+  const ipc::ReservedSlot slot = reserve_parts(0b11).value().slots.at(0);
+  ASSERT_EQ(slot.outcome, ipc::ReserveOutcome::kReserved);
+  submit_store(7, {{kMain, BlockId{1}, slot.slot, 0}, {kMain, BlockId{2}, slot.slot, 1}});
+  const auto jobs = sent();
+  ASSERT_NO_FATAL_FAILURE(clear_device(GetParam(), [&] {
+    for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
+      ipc::MoverJobDone done;
+      done.job = jobs[rank].job;
+      done.results = {code(ErrorCode::kRevoked), code(ErrorCode::kRevoked)};
+      movers_[rank]->notify(MessageKind::kMoverJobDone, done);
+    }
+    EXPECT_THAT(wait_done().results, Each(code(ErrorCode::kRevoked)));
+  }));
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+  expect_storable();
+}
+
+// Its slot is the client's still, and what is written there then comes from the new memory.
+TEST_P(ManagerUnitClearTest, AReservedUnitIsFilledAfterTheClearOrReservedAnew) {
+  const ipc::ReservedSlot slot = reserve_parts(0b11).value().slots.at(0);
+  ASSERT_EQ(slot.outcome, ipc::ReserveOutcome::kReserved);
+  ASSERT_NO_FATAL_FAILURE(clear_device(GetParam()));
+  submit_store(7, {{kMain, BlockId{3}, slot.slot, 0}, {kMain, BlockId{4}, slot.slot, 1}});
+  if (!keeps()) {
+    EXPECT_THAT(wait_done().results, Each(Ne(0)));
+    return expect_storable();
+  }
+  EXPECT_EQ(presence(1), BlockPresence::kHitPending);
+  finish(sent());
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies,
+                         ManagerUnitClearTest,
+                         testing::Values(HostPolicy::kKeep, HostPolicy::kDrop),
+                         [](const auto& host) {
+                           return host.param == HostPolicy::kKeep ? "keep" : "drop";
+                         });
 
 TEST_F(ManagerUnitsTest, PartsThatThereAreNotAndPartsNamedTwiceAreRefused) {
   for (const std::uint32_t second : {kUnit, 1U << 31U, 0U}) {

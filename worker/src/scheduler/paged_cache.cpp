@@ -108,11 +108,15 @@ bool PagedCache::fits(const PrefixPlan& wanted, const Sequence& sequence) const 
 PagedCache::Admission PagedCache::admit(Sequence& sequence,
                                         const SourceOf& in_host,
                                         std::vector<LoadItem>& loads) {
-  return admit(sequence, plan(sequence, in_host), loads);
+  const auto place_of = [&sequence](GroupId, std::uint32_t position) {
+    return UnitPart{sequence.hashes[position], 0};
+  };
+  return admit(sequence, plan(sequence, in_host), place_of, loads);
 }
 
 PagedCache::Admission PagedCache::admit(Sequence& sequence,
                                         const PrefixPlan& wanted,
+                                        const PlaceOf& place_of,
                                         std::vector<LoadItem>& loads) {
   if (!fits(wanted, sequence)) return Admission::kNoRoom;
   sequence.table.assign(index_.size(), {});
@@ -131,7 +135,8 @@ PagedCache::Admission PagedCache::admit(Sequence& sequence,
     KVFERRY_CHECK(block.has_value(), "the room that fits() saw is gone");
     sequence.table[planned.group.value][planned.position] = {*block, false};
     if (planned.source != BlockSource::kHost) continue;
-    loads.push_back(LoadItem{planned.group, *block, sequence.hashes[planned.position]});
+    const UnitPart place = place_of(planned.group, planned.position);
+    loads.push_back(LoadItem{planned.group, *block, place.key, place.part});
   }
   sequence.published = 0;
   sequence.computed = wanted.hit_blocks * geometry_.tokens_per_block;
@@ -197,14 +202,59 @@ void PagedCache::release(Sequence& sequence) {
   sequence.computed = 0;
 }
 
-void PagedCache::judge(Sequence& sequence, WritePolicy& policy) {
+bool PagedCache::may_end(const Sequence& sequence, std::size_t full) const {
+  const std::uint32_t tokens = geometry_.tokens_per_block;
+  const std::uint64_t computed = sequence.prompt_tokens + std::uint64_t{sequence.max_tokens} - 1;
+  return full == sequence.prompt_tokens / tokens || full == computed / tokens;
+}
+
+std::vector<PagedCache::HeldUnit> PagedCache::held_units(const Sequence& sequence) const {
+  std::size_t full =
+      std::min<std::size_t>(sequence.computed / geometry_.tokens_per_block, sequence.hashes.size());
+  // Not at the last token: then blocks that a window or a state needs there are gone.
+  if (!may_end(sequence, full)) full -= full % units_.blocks();
+  std::vector<PrefixBlock> places;
+  std::vector<BlockId> blocks;
+  std::vector<const TableBlock*> held;
   for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
-    for (auto& [position, held] : sequence.table[g]) {
-      if (!held.indexed || std::exchange(held.judged, true)) continue;
-      const ipc::Digest& hash = sequence.hashes[position];
-      held.wanted =
-          held.found ? policy.on_hit(GroupId{g}, hash) : policy.on_filled(GroupId{g}, hash);
+    for (const auto& [position, block] : sequence.table[g]) {
+      if (position >= full) break;
+      BlockId source = block.block;
+      if (!block.indexed) {
+        // Another sequence was faster: what it made completes the unit.
+        const auto others = index_[g].find(sequence.hashes[position]);
+        if (!others || others->state != GroupIndex::State::kValid) continue;
+        source = others->block;
+      }
+      places.push_back({GroupId{g}, position});
+      blocks.push_back(source);
+      held.push_back(&block);
     }
+  }
+  std::vector<HeldUnit> units;
+  for (UnitStore& made :
+       units_to_store(units_, geometry_.groups, std::span(sequence.hashes).first(full), places)) {
+    const auto all = [&](auto is) {
+      return std::all_of(made.blocks.begin(), made.blocks.end(), is);
+    };
+    if (all([&held](std::size_t i) { return !held[i]->indexed; })) continue;
+    HeldUnit& unit = units.emplace_back();
+    unit.first = places[made.blocks.front()].position;
+    unit.last = places[made.blocks.back()].position;
+    unit.found = all([&held](std::size_t i) { return held[i]->found; });
+    for (const std::size_t i : made.blocks) unit.blocks.push_back(blocks[i]);
+    unit.unit = std::move(made);
+  }
+  return units;
+}
+
+void PagedCache::judge(Sequence& sequence, WritePolicy& policy) const {
+  for (const HeldUnit& held : held_units(sequence)) {
+    const GroupId group = held.unit.group;
+    TableBlock& last = sequence.table[group.value].at(held.last);
+    if (std::exchange(last.judged, true)) continue;
+    last.wanted =
+        held.found ? policy.on_hit(group, held.unit.key) : policy.on_filled(group, held.unit.key);
   }
 }
 
@@ -245,14 +295,14 @@ std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
   return blocks;
 }
 
-bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block) {
+bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key) {
   block.loading = false;
   GroupIndex& group = index_of(block.group);
   const ipc::Digest before =
       block.position == 0 ? ipc::Digest{} : sequence.hashes[block.position - 1];
   if (!group.announce(block.block, sequence.hashes[block.position], before)) return false;
   group.make_valid(block.block);
-  group.mark_stored(block.block);
+  group.mark_stored(block.block, key);
   return true;
 }
 
@@ -290,25 +340,40 @@ WriteBackPlan PagedCache::plan_ahead(std::uint32_t share,
 
 std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence) const {
   std::vector<Unstored> found;
-  for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
-    for (const auto& [position, held] : sequence.table[g]) {
-      if (!held.indexed || !held.wanted) continue;
-      if (!index_[g].is_indexed(held.block) || index_[g].is_stored(held.block)) continue;
-      const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
-      found.push_back({{GroupId{g}, sequence.hashes[position], before}, held.block, position});
-    }
+  for (HeldUnit& held : held_units(sequence)) {
+    const GroupIndex& group = index_of(held.unit.group);
+    if (!sequence.table[held.unit.group.value].at(held.last).wanted) continue;
+    if (group.is_stored(held.blocks.back())) continue;
+    const bool known = std::all_of(held.blocks.begin(), held.blocks.end(),
+                                   [&group](BlockId block) { return group.is_indexed(block); });
+    if (!known) continue;
+    StoreTarget target{held.unit.group, held.unit.key, held.unit.before};
+    if (units_.blocks() > 1) target.parts = held.unit.parts;
+    found.push_back({target, std::move(held.blocks), held.first});
   }
   return found;
 }
 
-void PagedCache::keep_first(std::vector<Unstored>& blocks, std::size_t count) {
-  if (blocks.size() <= count) return;
-  std::stable_sort(blocks.begin(), blocks.end(),
-                   [](const Unstored& a, const Unstored& b) { return a.position < b.position; });
-  blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(count), blocks.end());
+std::size_t PagedCache::count_blocks(std::span<const Unstored> units) {
+  std::size_t blocks = 0;
+  for (const Unstored& unit : units) blocks += unit.blocks.size();
+  return blocks;
 }
 
-void PagedCache::mark_stored(GroupId group, BlockId block) { index_of(group).mark_stored(block); }
+void PagedCache::keep_first(std::vector<Unstored>& units, std::size_t blocks) {
+  if (count_blocks(units) <= blocks) return;
+  std::stable_sort(units.begin(), units.end(),
+                   [](const Unstored& a, const Unstored& b) { return a.position < b.position; });
+  std::size_t kept = 0;
+  const auto too_much = std::find_if(units.begin(), units.end(), [&](const Unstored& unit) {
+    return (kept += unit.blocks.size()) > blocks;
+  });
+  units.erase(too_much, units.end());
+}
+
+void PagedCache::mark_stored(GroupId group, BlockId block, const ipc::Digest& key) {
+  index_of(group).mark_stored(block, key);
+}
 void PagedCache::acquire(GroupId group, BlockId block) { index_of(group).acquire(block); }
 void PagedCache::release(GroupId group, BlockId block) { index_of(group).release(block); }
 void PagedCache::release_as_oldest(GroupId group, BlockId block) {

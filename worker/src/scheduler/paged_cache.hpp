@@ -6,6 +6,7 @@
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/device_index.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
+#include "kvferry/worker/prefix_units.hpp"
 #include "kvferry/worker/write_back.hpp"
 #include "scheduler/sequence.hpp"
 
@@ -20,7 +21,9 @@ namespace kvferry::worker {
 /// the prefixes that blocks hold. Pure bookkeeping. @threading one thread.
 class PagedCache {
  public:
-  explicit PagedCache(const ipc::Geometry& geometry) : geometry_(geometry) {}
+  /// unit_blocks: of the store units in host memory.
+  explicit PagedCache(const ipc::Geometry& geometry, std::uint32_t unit_blocks = 1)
+      : geometry_(geometry), units_(unit_blocks) {}
   [[nodiscard]] std::uint32_t tokens_per_block() const noexcept {
     return geometry_.tokens_per_block;
   }
@@ -41,9 +44,12 @@ class PagedCache {
   [[nodiscard]] Admission admit(Sequence& sequence,
                                 const SourceOf& in_host,
                                 std::vector<LoadItem>& loads);
+  /// Where in host memory a planned load finds its block.
+  using PlaceOf = std::function<UnitPart(ipc::GroupId group, std::uint32_t position)>;
   /// The same by a plan of now.
   [[nodiscard]] Admission admit(Sequence& sequence,
                                 const PrefixPlan& wanted,
+                                const PlaceOf& place_of,
                                 std::vector<LoadItem>& loads);
   [[nodiscard]] PrefixPlan plan(const Sequence& sequence, const SourceOf& in_host) const;
   /// Whether admit() would find room.
@@ -60,20 +66,25 @@ class PagedCache {
   bool publish(Sequence& sequence);
   void release(Sequence& sequence);
 
+  /// A store unit.
   struct Unstored {
     StoreTarget target;
-    ipc::BlockId block;
-    std::uint32_t position = 0;  ///< In its sequence.
+    std::vector<ipc::BlockId> blocks;  ///< In a row; the hash of the last one is the unit's key.
+    std::uint32_t position = 0;        ///< Of the first one in its sequence.
   };
-  /// Leaves the first ones by position, so that what is left are beginnings of prefixes in every
-  /// group.
-  static void keep_first(std::vector<Unstored>& blocks, std::size_t count);
-  /// Tells the policy of each use of a block once: what the sequence found, and what it published.
-  static void judge(Sequence& sequence, WritePolicy& policy);
-  /// Published blocks of the sequence that the policy wants in host memory, and that are not known
-  /// to be there.
+  [[nodiscard]] static std::size_t count_blocks(std::span<const Unstored> units);
+  /// Leaves the first ones by position, so many blocks of them at most, so that what is left are
+  /// beginnings of prefixes in every group.
+  static void keep_first(std::vector<Unstored>& units, std::size_t blocks);
+  /// Tells the policy of each use of a unit once: what the sequence found, and what it published.
+  /// A partial unit is one where its prompt ends, and with its last full block.
+  void judge(Sequence& sequence, WritePolicy& policy) const;
+  /// Units of the sequence's published blocks that the policy wants in host memory, and that are
+  /// not known to be there.
   [[nodiscard]] std::vector<Unstored> unstored(const Sequence& sequence) const;
-  void mark_stored(ipc::GroupId group, ipc::BlockId block);
+  /// The unit with this key is in host memory: noted where the block ends it.
+  void mark_stored(ipc::GroupId group, ipc::BlockId block, const ipc::Digest& key);
+  [[nodiscard]] const StoreUnits& units() const noexcept { return units_; }
   void acquire(ipc::GroupId group, ipc::BlockId block);
   void release(ipc::GroupId group, ipc::BlockId block);
   /// For what was written back: it is evicted next.
@@ -95,8 +106,8 @@ class PagedCache {
                                               std::uint32_t share,
                                               std::uint64_t spare);
   /// It was loaded with the contents of that place of the sequence: others find it, and it is held
-  /// on. False when another block has them meanwhile.
-  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block);
+  /// on. key: of the unit that it came from. False when another block has them meanwhile.
+  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key);
 
   /// What is to be stored before a sequence is let in by the plan, so that nothing is lost that the
   /// policy keeps. growth: blocks of each group more, for what is let in already. under_way: see
@@ -119,7 +130,20 @@ class PagedCache {
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
   [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
 
+  struct HeldUnit {
+    UnitStore unit;
+    std::vector<ipc::BlockId> blocks;
+    std::uint32_t first = 0;  ///< Place in the sequence.
+    std::uint32_t last = 0;
+    bool found = false;  ///< All of it.
+  };
+  /// Units that the sequence's blocks make, with what others have of the same contents.
+  [[nodiscard]] std::vector<HeldUnit> held_units(const Sequence& sequence) const;
+  /// Others may go on from so many of its blocks, and from none before up to a whole unit.
+  [[nodiscard]] bool may_end(const Sequence& sequence, std::size_t full) const;
+
   const ipc::Geometry& geometry_;
+  const StoreUnits units_;
   std::vector<GroupIndex> index_;
 };
 

@@ -54,7 +54,8 @@ Scheduler::Scheduler(ipc::EventLoop& loop,
       gate_({.most_blocks = tier.store_queue}),
       choice_(tier.recompute),
       storing_(config_.geometry.groups.size()),
-      cache_(config_.geometry),
+      cache_(config_.geometry, tier.unit_blocks),
+      lacking_(cache_.units(), config_.geometry.groups),
       dead_workers_(config_.geometry.ranks) {
   ipc::ControlServer::Options options;
   options.registry_path = dir_.rank_socket(config_.engine, 0, ipc::RuntimeDir::kGenerate);
@@ -82,6 +83,7 @@ void Scheduler::connect() {
   options.identity.fingerprint = config_.geometry.fingerprint(config_.arena.order);
   // Without weights the model is the same everywhere, and so is what it computes.
   if (!weights_named_) options.identity.weights = ipc::chain_block_hash({}, "none", 4);
+  options.identity.unit_blocks = tier_.unit_blocks;
   options.scheduler = this;
   auto client = Client::connect(std::move(options), ipc::Deadline::after(kConnectTry));
   if (!client) {
@@ -217,6 +219,7 @@ void Scheduler::look_at_state() {
 // What was computed with other weights is found by nobody any more; requests that hold it go on.
 void Scheduler::forget_contents() {
   write_policy_.forget();
+  lacking_.forget_all();
   end_prefetches();
   cache_.forget_contents();
   for (const Number number : admitted_) sequences_.at(number).mixed = true;

@@ -76,7 +76,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   };
   struct StoreJob {
     std::uint64_t era = 0;
-    std::vector<PagedCache::Unstored> blocks;
+    std::vector<PagedCache::Unstored> units;
     bool evicting = false;  ///< They are written back, to be evicted next.
   };
 
@@ -111,6 +111,8 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void prefer_first(bool is_first);
   void ask_whether_manager_serves(const Sequence& sequence);
   void tell_use(const Sequence& sequence);
+  /// Where the latest plan loads a block from. @pre it does
+  [[nodiscard]] UnitPart place_of(ipc::GroupId group, std::uint32_t position);
   /// kStaleEpoch: the device's blocks may be other memory's than the load was planned for.
   [[nodiscard]] ipc::Result<ipc::JobId> send_load(std::span<const LoadItem> items,
                                                   std::uint8_t priority,
@@ -118,6 +120,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void submit_loads(Number number, std::vector<LoadItem> items);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
+  void note_lacking(std::span<const LoadItem> items, const Completion& completion);
   /// The manager does not answer in time: computing goes on without it for a while.
   void do_without_offload();
   /// Where its blocks come from, as far as that is worth it. looks: in host memory, too.
@@ -125,7 +128,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
 
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);
-  void store(std::vector<PagedCache::Unstored> blocks, bool evicting);
+  void store(std::vector<PagedCache::Unstored> units, bool evicting);
   void on_store_done(const StoreJob& job, const Completion& completion);
   /// A store of the same contents is under way.
   [[nodiscard]] bool is_storing(const StoreTarget& target) const;
@@ -180,6 +183,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   StoreGate gate_;
   LoadChoice choice_;
   LoadChoice::Decision decision_;            ///< Of the latest plan.
+  std::optional<PrefixUnits> places_;        ///< Of the latest plan, until its sequence grows.
   std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
   std::uint64_t loading_bytes_ = 0;
   std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
@@ -196,6 +200,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
 
   PagedCache cache_;
+  LackingParts lacking_;
   /// The arena that blocks are handed out of. An era ends when block ids may mean other memory.
   std::uint64_t era_ = 0;
   std::vector<ArenaId> arenas_;

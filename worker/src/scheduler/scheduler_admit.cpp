@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/worker/load_plan.hpp"
 #include "scheduler/scheduler.hpp"
@@ -79,7 +80,10 @@ bool Scheduler::try_admit(Sequence& sequence) {
   const PrefixPlan wanted = plan_for(sequence, looks);
   if (!cache_.fits(wanted, sequence) || !make_room(sequence, wanted)) return false;
   std::vector<LoadItem> loads;
-  const PagedCache::Admission admission = cache_.admit(sequence, wanted, loads);
+  const PagedCache::Admission admission = cache_.admit(
+      sequence, wanted,
+      [this](ipc::GroupId group, std::uint32_t position) { return place_of(group, position); },
+      loads);
   if (admission == PagedCache::Admission::kNoRoom) return false;
   choice_.on_done(decision_, ipc::MonotonicClock::now());
   end_prefetch(sequence.number);
@@ -101,9 +105,13 @@ PrefixPlan Scheduler::plan_for(const Sequence& sequence, bool looks) {
   const auto nowhere = [](ipc::GroupId, std::uint32_t) { return BlockSource::kNowhere; };
   PrefixPlan on_device = cache_.plan(sequence, nowhere);
   if (!looks) return on_device;
+  places_.emplace(cache_.units(), config_.geometry.groups, sequence.hashes,
+                  [this](ipc::GroupId group, const UnitPart& place) {
+                    return client_->presence(group, place.key) == Presence::kHit &&
+                           !lacking_.has(group, place);
+                  });
   PrefixPlan anywhere = cache_.plan(sequence, [&](ipc::GroupId group, std::uint32_t position) {
-    const bool hit = client_->presence(group, sequence.hashes[position]) == Presence::kHit;
-    return hit ? BlockSource::kHost : BlockSource::kNowhere;
+    return places_->find(group, position) ? BlockSource::kHost : BlockSource::kNowhere;
   });
   const std::uint32_t per_block = cache_.tokens_per_block();
   ChosenPlan chosen =
@@ -129,9 +137,17 @@ void Scheduler::ask_whether_manager_serves(const Sequence& sequence) {
 // So that host memory keeps it, whichever memory it was found in.
 void Scheduler::tell_use(const Sequence& sequence) {
   const std::size_t found = sequence.computed / cache_.tokens_per_block();
-  const auto used = client_->use_prefix(
-      std::span(sequence.hashes).first(std::min(found, sequence.hashes.size())));
-  if (!used) ipc::log_debug("scheduler: use of a prefix: {}", used.error().to_string());
+  for (const std::vector<ipc::Digest>& chain :
+       places_->chains(static_cast<std::uint32_t>(std::min(found, sequence.hashes.size())))) {
+    const auto used = client_->use_prefix(chain);
+    if (!used) ipc::log_debug("scheduler: use of a prefix: {}", used.error().to_string());
+  }
+}
+
+UnitPart Scheduler::place_of(ipc::GroupId group, std::uint32_t position) {
+  const auto place = places_->find(group, position);
+  KVFERRY_CHECK(place.has_value(), "a planned load from nowhere");
+  return *place;
 }
 
 ipc::Result<ipc::JobId> Scheduler::send_load(std::span<const LoadItem> items,
@@ -189,7 +205,7 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
   if (completion.all_ok()) {
     if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
       (void)cache_.publish(sequence);
-      for (const LoadItem& item : job.items) cache_.mark_stored(item.group, item.block);
+      for (const LoadItem& item : job.items) cache_.mark_stored(item.group, item.block, item.key);
     }
   } else {
     ipc::log_debug("scheduler: load of request {}: {}", job.number, completion.message);
@@ -198,11 +214,18 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
                                       [busy](std::uint8_t result) { return result == busy; });
     // Full queues are worth another try, all else is computed again.
     if (all_busy && ++sequence.load_tries < kMostLoadTries) return load_again(std::move(job));
+    note_lacking(job.items, completion);
     sequence.device_only = true;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
   sequence.state = Sequence::State::kReady;
   settle(job.number);
+}
+
+void Scheduler::note_lacking(std::span<const LoadItem> items, const Completion& completion) {
+  for (std::size_t i = 0; i < std::min(items.size(), completion.results.size()); ++i) {
+    lacking_.note(items[i].group, {items[i].key, items[i].part}, completion.results[i]);
+  }
 }
 
 void Scheduler::do_without_offload() {

@@ -75,7 +75,9 @@ bool Scheduler::prefetch(Sequence& sequence) {
   if (made.blocks.empty()) return false;
   std::vector<LoadItem> items;
   for (const PagedCache::Ahead& block : made.blocks) {
-    if (block.loading) items.push_back({block.group, block.block, sequence.hashes[block.position]});
+    if (!block.loading) continue;
+    const UnitPart place = place_of(block.group, block.position);
+    items.push_back({block.group, block.block, place.key, place.part});
   }
   const std::size_t loads = items.size();
   made.id = next_prefetch_++;
@@ -144,7 +146,7 @@ void Scheduler::on_landing(const Prefetcher::Landing& landing) {
                                     });
     KVFERRY_CHECK(block != prefetched.blocks.end(), "a block landed that was not prefetched");
     const bool loaded = landing.wanted && landing.loaded[i];
-    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block)) continue;
+    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block, item.key)) continue;
     prefetched.blocks.erase(block);
     cache_.release(item.group, item.block);
   }

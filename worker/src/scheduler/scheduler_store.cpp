@@ -21,12 +21,13 @@ constexpr std::size_t kWrittenAtOnce = 256;
 
 void Scheduler::store_new_blocks(Sequence& sequence) {
   if (sequence.mixed) return;
-  PagedCache::judge(sequence, write_policy_);
+  cache_.judge(sequence, write_policy_);
   std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
   std::erase_if(found,
-                [this](const PagedCache::Unstored& block) { return is_storing(block.target); });
+                [this](const PagedCache::Unstored& unit) { return is_storing(unit.target); });
   if (found.empty() || !offload_usable()) return;
-  PagedCache::keep_first(found, gate_.admit(found.size(), ipc::MonotonicClock::now()));
+  PagedCache::keep_first(found,
+                         gate_.admit(PagedCache::count_blocks(found), ipc::MonotonicClock::now()));
   if (!found.empty()) store(std::move(found), false);
 }
 
@@ -40,10 +41,10 @@ bool Scheduler::is_writing_back() const {
                      [](std::uint64_t blocks) { return blocks > 0; });
 }
 
-void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
+void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
   std::vector<StoreTarget> targets;
-  targets.reserve(blocks.size());
-  for (const PagedCache::Unstored& block : blocks) targets.push_back(block.target);
+  targets.reserve(units.size());
+  for (const PagedCache::Unstored& unit : units) targets.push_back(unit.target);
   const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kRoomTime));
   if (!slots || slots->size() != targets.size()) {
     if (!slots) {
@@ -56,16 +57,24 @@ void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
   job.era = era_;
   job.evicting = evicting;
   std::vector<StoreItem> items;
+  std::vector<std::uint64_t> reserved;
   std::size_t full = 0;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const ipc::GroupId group = blocks[i].target.group;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    PagedCache::Unstored& unit = units[i];
+    const ipc::GroupId group = unit.target.group;
+    std::uint32_t position = unit.position;
     switch ((*slots)[i].outcome) {
       case Reservation::kReserved:
-        items.push_back({group, blocks[i].block, (*slots)[i].slot});
-        job.blocks.push_back(blocks[i]);
+        for (const ipc::BlockId block : unit.blocks) {
+          items.push_back({group, block, (*slots)[i].slot, position++ % cache_.units().blocks()});
+        }
+        reserved.push_back((*slots)[i].slot);
+        job.units.push_back(std::move(unit));
         break;
-      case Reservation::kAlreadyThere: cache_.mark_stored(group, blocks[i].block); break;
-      case Reservation::kFull: ++full; break;
+      case Reservation::kAlreadyThere:
+        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+        break;
+      case Reservation::kFull: full += unit.blocks.size(); break;
     }
   }
   gate_.on_full(full, ipc::MonotonicClock::now());
@@ -73,44 +82,52 @@ void Scheduler::store(std::vector<PagedCache::Unstored> blocks, bool evicting) {
   const auto submitted = client_->submit_store(items);
   if (!submitted) {
     ipc::log_debug("scheduler: store not sent: {}", submitted.error().to_string());
-    std::vector<std::uint64_t> reserved;
-    reserved.reserve(items.size());
-    for (const StoreItem& item : items) reserved.push_back(item.slot);
     if (const auto given_up = client_->abandon_store(reserved); !given_up) {
       ipc::log_debug("scheduler: reservations not given up: {}", given_up.error().to_string());
     }
     return;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const auto& block : job.blocks) {
-    cache_.acquire(block.target.group, block.block);
-    storing_[block.target.group.value].insert(block.target.block);
-    if (evicting) ++writing_back_[block.target.group.value];
+  for (const PagedCache::Unstored& unit : job.units) {
+    const ipc::GroupId group = unit.target.group;
+    storing_[group.value].insert(unit.target.block);
+    for (const ipc::BlockId block : unit.blocks) cache_.acquire(group, block);
+    if (evicting) writing_back_[group.value] += unit.blocks.size();
   }
-  gate_.begin(job.blocks.size());
+  gate_.begin(items.size());
   store_jobs_.emplace(*submitted, std::move(job));
 }
 
 void Scheduler::on_store_done(const StoreJob& job, const Completion& completion) {
-  gate_.end(job.blocks.size());
-  for (const auto& block : job.blocks) {
-    storing_[block.target.group.value].erase(block.target.block);
+  std::size_t item = PagedCache::count_blocks(job.units);
+  gate_.end(item);
+  for (const PagedCache::Unstored& unit : job.units) {
+    storing_[unit.target.group.value].erase(unit.target.block);
   }
   if (!completion.all_ok()) {
     ipc::log_debug("scheduler: store: {}", completion.message);
     gate_.on_failed(ipc::MonotonicClock::now());
   }
   if (job.era == era_) {
-    for (std::size_t i = job.blocks.size(); i-- > 0;) {
-      const PagedCache::Unstored& held = job.blocks[i];
-      if (i < completion.results.size() && completion.results[i] == 0) {
-        cache_.mark_stored(held.target.group, held.block);
+    for (std::size_t u = job.units.size(); u-- > 0;) {
+      const PagedCache::Unstored& unit = job.units[u];
+      const ipc::GroupId group = unit.target.group;
+      bool stored = true;  // All of it or nothing.
+      for (std::size_t i = unit.blocks.size(); i-- > 0;) {
+        --item;
+        stored = stored && item < completion.results.size() && completion.results[item] == 0;
       }
-      if (job.evicting) {
-        --writing_back_[held.target.group.value];
-        cache_.release_as_oldest(held.target.group, held.block);
-      } else {
-        cache_.release(held.target.group, held.block);
+      if (stored) {
+        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+        lacking_.forget(group, unit.target.block);
+      }
+      for (std::size_t i = unit.blocks.size(); i-- > 0;) {
+        if (job.evicting) {
+          --writing_back_[group.value];
+          cache_.release_as_oldest(group, unit.blocks[i]);
+        } else {
+          cache_.release(group, unit.blocks[i]);
+        }
       }
     }
   }
@@ -124,10 +141,10 @@ void Scheduler::write_back(const std::vector<EvictedBlock>& blocks) {
   std::vector<PagedCache::Unstored> found;
   found.reserve(most);
   for (const EvictedBlock& evicted : std::span(blocks).first(most)) {
-    PagedCache::Unstored block;
-    block.target = {evicted.group, evicted.hash, evicted.before};
-    block.block = evicted.block;
-    if (!is_storing(block.target)) found.push_back(block);
+    PagedCache::Unstored unit;  // Of one block: larger ones do not go with write-back.
+    unit.target = {evicted.group, evicted.hash, evicted.before};
+    unit.blocks = {evicted.block};
+    if (!is_storing(unit.target)) found.push_back(std::move(unit));
   }
   if (!found.empty()) store(std::move(found), true);
 }

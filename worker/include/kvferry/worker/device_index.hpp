@@ -69,6 +69,9 @@ class GroupIndex {
 
   /// A note of the owner's, dropped with the index entry: the host tier has it.
   void mark_stored(ipc::BlockId block);
+  /// The store unit with this key has it: noted where it ends with this block, as what the note is
+  /// of is the unit that ends with the block.
+  void mark_stored(ipc::BlockId block, const ipc::Digest& unit);
   [[nodiscard]] bool is_stored(ipc::BlockId block) const;
   [[nodiscard]] bool is_indexed(ipc::BlockId block) const;
   [[nodiscard]] std::uint64_t valid_since(ipc::BlockId block) const;

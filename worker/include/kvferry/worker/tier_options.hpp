@@ -24,6 +24,7 @@ struct TierOptions {
   LoadChoiceOptions recompute;
   std::optional<PrefetchOptions> prefetch;  ///< Nothing: no prefetches.
   std::uint32_t prefetch_requests = 8;      ///< First ones of the queue that have some.
+  std::uint32_t unit_blocks = 1;            ///< ipc::ModelIdentity::unit_blocks.
 };
 
 }  // namespace kvferry::worker
