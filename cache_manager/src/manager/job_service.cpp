@@ -78,9 +78,7 @@ ipc::Status JobService::check(const ClientRecord& client,
   if (context_.stopping) {
     return KVFERRY_ERROR(kNotReady, "the manager is ending: reconnect to its successor");
   }
-  if (client.mismatch) {
-    return *client.mismatch;
-  }
+  if (client.mismatch) return *client.mismatch;
   if (auto targets = engine.targets(generation); !targets) {
     return targets.error();
   }

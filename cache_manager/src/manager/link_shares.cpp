@@ -45,7 +45,7 @@ void LinkShares::regroup() {
   for (auto& [link, engines] : groups) {
     std::uint32_t number = 0;
     for (const Engine* engine : engines) {
-      if (engine->number == 0 || taken.count(engine->number) != 0) continue;
+      if (engine->number == 0 || taken.contains(engine->number)) continue;
       number = number == 0 ? engine->number : std::min(number, engine->number);
     }
     if (number == 0) number = ++last_number_;

@@ -121,7 +121,8 @@ void Calibrator::run() {
 void Calibrator::wait_task(std::unique_lock<std::mutex>& lock) {
   while (!ending_ && !(task_ && ipc::MonotonicClock::now() >= next_try_)) {
     if (task_) {
-      // wait: the next try after one without a result; next_try_, at most kLastRetry = 30 min
+      // wait: the next try after one without a result; next_try_, at most kLastRetry = 30 min;
+      // start(), stop() or the end
       changed_.wait_until(lock, next_try_);
     } else {
       // wait-idle: an arena to calibrate for; start() or the end; thread kvf-calibrate
