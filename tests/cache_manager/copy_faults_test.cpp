@@ -102,7 +102,9 @@ class CopyFaultsTest : public FaultyEngineFixture, public testing::WithParamInte
         made.moves.push_back({blocks[next], places[next]});
         put_source(direction, made.moves.back(), contents(seed(made.moves.back())));
       }
+      // Of what is fetched ahead every eighth turn would be of another size.
       made.job = job(++last_id_, direction, made.moves);
+      made.job.urgency.priority = ipc::Urgency::kOrdinary;
     }
     return jobs;
   }
@@ -120,8 +122,7 @@ class CopyFaultsTest : public FaultyEngineFixture, public testing::WithParamInte
     CopyPlanner planner;
     planner.start(parts, job.items, results, limits);
     const CopyDepth depth(job.direction, {});  // all are of one urgency
-    const CopyDepth::Kind kind{GetParam().strategy, job.urgency.priority <= ipc::Urgency::kAhead};
-    planner.set_chunk_bytes(depth.call_bytes(kind, ipc::MonotonicClock::now()));
+    planner.set_chunk_bytes(depth.call_bytes({GetParam().strategy}, ipc::MonotonicClock::now()));
     std::vector<std::vector<std::size_t>> chunks;
     PlannedChunk chunk;
     while (planner.has_next()) {

@@ -147,6 +147,7 @@ void JobTable::send_all() {
   std::set<LinkShares::Lane> lanes;
   for (const auto& [key, queue] : runnable_) lanes.insert(shares_.lane_of(key.first, key.second));
   for (const LinkShares::Lane& lane : lanes) send_over(lane);
+  settle();
 }
 
 void JobTable::pump(std::uint32_t engine) {

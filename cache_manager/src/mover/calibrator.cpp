@@ -27,11 +27,6 @@ constexpr ipc::Duration kLongestLook = 500ms;
 constexpr ipc::Duration kTurnLook = 20ms;
 constexpr ipc::Duration kTurnPatience = 60s;
 constexpr std::uint64_t kSimulatedBytes = 1ULL << 30;
-/// With memory of the device and the machine's turn, which others wait for: steps are a few
-/// milliseconds each, and end before, but for jobs in between.
-constexpr ipc::Duration kMeasuredWithin = 10s;
-/// Until it is tried again, twice as long each time.
-constexpr ipc::Duration kFirstRetry = 30s;
 constexpr ipc::Duration kLastRetry = 30min;
 
 void log_choices(const Calibration& calibration, const StrategyChooser& chooser) {
@@ -82,6 +77,7 @@ void Calibrator::start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder
   {
     const std::lock_guard lock(mutex_);
     task_ = Task{std::move(chooser), order};
+    is_new_ = true;
     stop_ = false;
   }
   changed_.notify_all();
@@ -105,6 +101,7 @@ bool Calibrator::stopped() {
 void Calibrator::run() {
   while (true) {
     std::optional<Task> task;
+    bool is_due = true;
     {
       std::unique_lock lock(mutex_);
       busy_ = false;
@@ -112,14 +109,20 @@ void Calibrator::run() {
       wait_task(lock);
       if (ending_) return;
       task = std::exchange(task_, std::nullopt);
+      is_new_ = false;
+      is_due = ipc::MonotonicClock::now() >= next_try_;
       busy_ = true;
     }
-    calibrate(*task);
+    if (is_due || found_) {
+      calibrate(*task);
+    } else {
+      look_for_kept(*task);
+    }
   }
 }
 
 void Calibrator::wait_task(std::unique_lock<std::mutex>& lock) {
-  while (!ending_ && !(task_ && ipc::MonotonicClock::now() >= next_try_)) {
+  while (!ending_ && !(task_ && (is_new_ || ipc::MonotonicClock::now() >= next_try_))) {
     if (task_) {
       // wait: the next try after one without a result; next_try_, at most kLastRetry = 30 min;
       // start(), stop() or the end
@@ -173,20 +176,40 @@ void Calibrator::calibrate(const Task& task) {
                     found.error().to_string());
       return;
     }
-    found_ = std::make_shared<const Calibration>(std::move(found).value());
+    return adopt(task, std::move(found).value());
   }
   log_choices(*found_, *task.chooser);
   task.chooser->adopt(found_);
 }
 
 void Calibrator::try_later(const Task& task, const ipc::Error& error) {
-  retry_ = retry_ == ipc::Duration::zero() ? kFirstRetry : std::min(2 * retry_, kLastRetry);
+  retry_ =
+      retry_ == ipc::Duration::zero() ? options_.first_retry : std::min(2 * retry_, kLastRetry);
   ipc::log_info(
       "copies not calibrated yet, strategies are chosen by the size of chunks; again in {} s: {}",
       seconds_of(retry_), error.to_string());
   const std::lock_guard lock(mutex_);
   next_try_ = ipc::MonotonicClock::now() + retry_;
   if (!stop_ && !task_) task_ = task;
+}
+
+// Between tries: another mover may have measured meanwhile.
+void Calibrator::look_for_kept(const Task& task) {
+  const auto key = calibration_key(device_, options_.geometry, task.order);
+  if (key && !options_.cache_dir.empty()) {
+    if (auto kept = load_calibration(calibration_file(options_.cache_dir, *key), *key)) {
+      return adopt(task, std::move(kept).value());
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (!stop_ && !task_) task_ = task;
+}
+
+void Calibrator::adopt(const Task& task, Calibration found) {
+  found_ = std::make_shared<const Calibration>(std::move(found));
+  retry_ = ipc::Duration::zero();
+  log_choices(*found_, *task.chooser);
+  task.chooser->adopt(found_);
 }
 
 Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
@@ -219,7 +242,7 @@ Result<Calibration> Calibrator::find(ipc::ArenaOrder order) {
 
 Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
   std::uint64_t before = 0;
-  const ipc::Deadline limit = ipc::Deadline::after(kMeasuredWithin);
+  const ipc::Deadline limit = ipc::Deadline::after(options_.measured_within);
   CalibrationSteps steps;
   steps.begin = [this, &before, limit] {
     if (!wait_quiet(limit)) return false;
@@ -227,14 +250,18 @@ Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
     return true;
   };
   steps.counts = [this, &before] { return jobs_() == before && quiet_(); };
+  auto measured = measure_with(order, steps);
+  if (!measured && measured.error().code == ErrorCode::kCancelled && !stopped()) {
+    return KVFERRY_ERROR(kBusy, "{} was not without jobs for long enough within {} s",
+                         device_.spec().to_string(), seconds_of(options_.measured_within));
+  }
+  return measured;
+}
+
+Result<Calibration> Calibrator::measure_with(ipc::ArenaOrder order, CalibrationSteps& steps) {
   if (device_.spec().kind != ipc::DeviceKind::kHost) {
     steps.most_spread = kMostCalibrationSpread;
-    auto measured = measure_calibration(device_, options_.geometry, order, steps);
-    if (!measured && measured.error().code == ErrorCode::kCancelled && !stopped()) {
-      return KVFERRY_ERROR(kBusy, "{} was not without jobs for long enough within {} s",
-                           device_.spec().to_string(), seconds_of(kMeasuredWithin));
-    }
-    return measured;
+    return measure_calibration(device_, options_.geometry, order, steps);
   }
   // A simulated device has exactly the memory that its arena needs: another one is measured.
   ipc::DeviceSpec spec = device_.spec();

@@ -10,6 +10,7 @@
 #include "kvferry/ipc/os/own_thread.hpp"
 #include "mover/strategy_chooser.hpp"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -31,6 +32,10 @@ class Calibrator {
   struct Options {
     ipc::Geometry geometry;
     std::filesystem::path cache_dir;  ///< Empty: nothing is kept.
+    /// Then it is given up: it has memory of the device, and the machine's turn, which others wait
+    /// for. Steps are a few milliseconds each, and end before, but for jobs in between.
+    ipc::Duration measured_within = std::chrono::seconds(10);
+    ipc::Duration first_retry = std::chrono::seconds(30);  ///< Doubles with each.
   };
   /// quiet: no job is queued or runs. jobs: how many have come so far.
   Calibrator(ipc::Device& device,
@@ -59,6 +64,10 @@ class Calibrator {
   [[nodiscard]] ipc::Result<Calibration> measure(ipc::ArenaOrder order);
   /// Until there is a task whose turn it is, or the end.
   void wait_task(std::unique_lock<std::mutex>& lock);
+  void look_for_kept(const Task& task);
+  void adopt(const Task& task, Calibration found);
+  [[nodiscard]] ipc::Result<Calibration> measure_with(ipc::ArenaOrder order,
+                                                      CalibrationSteps& steps);
   /// The device or its link had no quiet moment.
   void try_later(const Task& task, const ipc::Error& error);
   /// The right to measure: movers of one machine that do it at the same time would measure each
@@ -78,7 +87,8 @@ class Calibrator {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::optional<Task> task_;
-  ipc::TimePoint next_try_{};
+  bool is_new_ = false;        ///< task_ is of start(), not of try_later().
+  ipc::TimePoint next_try_{};  ///< To measure.
   bool busy_ = false;
   bool stop_ = false;  ///< What runs should end.
   bool ending_ = false;

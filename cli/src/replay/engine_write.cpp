@@ -122,6 +122,8 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
         job.units.push_back(std::move(unit));
         break;
       case worker::Reservation::kAlreadyThere:
+        // What it lacked once, somebody has stored.
+        lacking_.forget(unit.target.group, unit.target.block);
         counters_.already_stored += unit.blocks.size();
         index_of(unit.target.group).mark_stored(unit.blocks.back().block);
         break;

@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <mutex>
 
 namespace kvferry::cache_manager {
@@ -152,16 +153,35 @@ class CalibratorTest : public testing::Test {
   [[nodiscard]] CalibrationKey key() const {
     return calibration_key(*device_, geometry("tiny"), ArenaOrder::kLayerFirst).value();
   }
-  void make() {
+  void make(ipc::Duration measured_within = std::chrono::minutes(1),
+            ipc::Duration first_retry = std::chrono::hours(1)) {
     calibrator_.emplace(
-        *device_, Calibrator::Options{geometry("tiny"), dir_ / "cache"},
+        *device_,
+        Calibrator::Options{geometry("tiny"), dir_ / "cache", measured_within, first_retry},
         [this] {
           const std::lock_guard lock(mutex_);
           ++looks_;
           looked_.notify_all();
-          return quiet_;
+          return quiet_ && looks_ <= quiet_looks_;
         },
         [this] { return jobs_.load(); });
+  }
+  /// It began to measure when jobs came, and has given up.
+  bool wait_given_up() {
+    const ipc::Deadline deadline = test::soon();
+    while (!deadline.expired()) {
+      std::unique_lock lock(mutex_);
+      looked_.wait_for(lock, std::chrono::milliseconds(5));
+      if (looks_ <= quiet_looks_) continue;
+      lock.unlock();
+      const auto turn = ipc::CacheLock::try_take(dir_ / "cache");
+      if (turn && *turn) return true;
+    }
+    return false;
+  }
+  void set_quiet_looks(int count) {
+    const std::lock_guard lock(mutex_);
+    quiet_looks_ = count;
   }
   /// What it would copy a job by, once that is not the rule of thumb any more.
   std::optional<CopyStrategy> wait_choice(StrategyChooser& chooser) {
@@ -198,6 +218,7 @@ class CalibratorTest : public testing::Test {
   std::condition_variable looked_;
   bool quiet_ = true;
   int looks_ = 0;
+  int quiet_looks_ = std::numeric_limits<int>::max();  ///< From the next one on jobs run.
   std::atomic<std::uint64_t> jobs_ = 0;
   std::optional<Calibrator> calibrator_;
 };
@@ -215,6 +236,29 @@ TEST_F(CalibratorTest, MeasuresKeepsAndServesEveryEpochAfterwards) {
   calibrator_->start(next, ArenaOrder::kLayerFirst);
   EXPECT_TRUE(wait_choice(*next).has_value());
   EXPECT_FALSE(std::filesystem::exists(file_)) << "it knew";
+}
+
+TEST_F(CalibratorTest, AMoverThatTurnsBusyGivesItsTurnAndMemoryBackAndMeasuresLater) {
+  set_quiet_looks(2);
+  make(std::chrono::seconds(2), std::chrono::milliseconds(20));
+  const auto waits = chooser();
+  calibrator_->start(waits, ArenaOrder::kLayerFirst);
+  ASSERT_TRUE(wait_given_up());
+  EXPECT_EQ(device_->memory_info()->free_bytes, kDeviceBytes);
+  set_quiet_looks(std::numeric_limits<int>::max());
+  EXPECT_TRUE(wait_choice(*waits).has_value());
+}
+
+TEST_F(CalibratorTest, WhatAnotherMoverKeptIsFoundBetweenTries) {
+  set_quiet_looks(2);
+  make(std::chrono::seconds(2), std::chrono::hours(1));
+  calibrator_->start(chooser(), ArenaOrder::kLayerFirst);
+  ASSERT_TRUE(wait_given_up());
+  ASSERT_TRUE(calibrator_->stop(test::soon()).has_value());
+  keep_strided();
+  const auto next = chooser();
+  calibrator_->start(next, ArenaOrder::kLayerFirst);
+  EXPECT_EQ(wait_choice(*next), CopyStrategy::kStrided);
 }
 
 TEST_F(CalibratorTest, UsesWhatIsKept) {

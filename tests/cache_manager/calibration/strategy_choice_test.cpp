@@ -204,7 +204,7 @@ TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
 TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
   ipc::ArenaOptions options;
   options.gpu_blocks = 16;
-  options.staging_slots = 4;
+  options.staging_slots = 16;
   options.staging_slot_bytes = kSlotBytes;
   const auto layout = ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
   for (const std::uint32_t percent : {0U, 25U, 40U, 100U}) {

@@ -180,12 +180,12 @@ TEST_F(LinkSharesTest, WhatIsMoreUrgentThanAllOfItsEngineDoesNotWaitForRoom) {
   shares_.sent(lane, 2, 4 * kLimit, 1, now_);
   std::vector<LinkShares::Offer> offers{{1, 1}, {2, 1}};
   EXPECT_FALSE(shares_.next(lane, offers, now_).has_value());
-  offers[1].priority = 2;
+  offers[1].priority = 3;
   const auto choice = shares_.next(lane, offers, now_);
   ASSERT_TRUE(choice.has_value());
   EXPECT_EQ(choice->engine, 2U);
   EXPECT_TRUE(choice->urgent);
-  shares_.sent(lane, 2, 1 << 20, 2, now_);
+  shares_.sent(lane, 2, 1 << 20, 3, now_);
   EXPECT_FALSE(shares_.next(lane, offers, now_).has_value())
       << "one of a priority, not all of them";
 }

@@ -72,6 +72,8 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
         job.units.push_back(std::move(unit));
         break;
       case Reservation::kAlreadyThere:
+        // What it lacked once, somebody has stored.
+        lacking_.forget(group, unit.target.block);
         cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
         break;
       case Reservation::kFull: full += unit.blocks.size(); break;
