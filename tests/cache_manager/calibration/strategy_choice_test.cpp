@@ -185,12 +185,16 @@ TEST(StrategyChooserTest, RowsTakeThePlaceOfGathersWhileTheWorkerComputesWhereTh
             CopyStrategy::kBatch);
 }
 
-TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
+ipc::ArenaLayout ringed_layout(std::uint32_t staging_slots) {
   ipc::ArenaOptions options;
   options.gpu_blocks = 16;
-  options.staging_slots = 4;
+  options.staging_slots = staging_slots;
   options.staging_slot_bytes = kSlotBytes;
-  const auto layout = ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
+  return ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
+}
+
+TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
+  const ipc::ArenaLayout layout = ringed_layout(4);
   const StrategyChooser chooser(CopyStrategy::kStaged, layout);
   ipc::MoverJob load = job_of(64);
   load.direction = CopyDirection::kHostToDevice;
@@ -202,11 +206,7 @@ TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
 }
 
 TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
-  ipc::ArenaOptions options;
-  options.gpu_blocks = 16;
-  options.staging_slots = 16;
-  options.staging_slot_bytes = kSlotBytes;
-  const auto layout = ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
+  const ipc::ArenaLayout layout = ringed_layout(16);
   for (const std::uint32_t percent : {0U, 25U, 40U, 100U}) {
     const StrategyChooser chooser(CopyStrategy::kStaged, layout, {.gathered_percent = percent});
     constexpr int kJobs = 2000;

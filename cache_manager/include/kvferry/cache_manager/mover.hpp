@@ -55,8 +55,8 @@ struct MoverConfig {
   ipc::RankConfig rank;
   CopyStrategy strategy = CopyStrategy::kAuto;
   CalibrationMode calibration = CalibrationMode::kGpus;
-  /// With kAuto, a job of at most so many bytes that is alone on its way is copied as by kAgent; 0:
-  /// none, and the worker never sees the host pool.
+  /// With kAuto, a job of at most so many bytes that is alone on its way, and not fetched ahead, is
+  /// copied as by kAgent; 0: none, and the worker never sees the host pool.
   std::uint64_t agent_swap_bytes = 0;
   /// With kAuto, where a worker computes and jobs come one after another: so many of a hundred
   /// bytes are gathered by its agent, the rest goes in rows. A gather fills the link and costs
