@@ -17,6 +17,7 @@
 #include <charconv>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -49,6 +50,18 @@ ipc::Status parse_shares(const std::vector<std::string>& texts,
     }
   }
   return ipc::ok();
+}
+
+void add_numa_nodes(CLI::App& app, std::string& nodes, const char* what) {
+  app.add_option("--numa-nodes", nodes, what)->type_name("auto|any|N,...")->default_str("auto");
+}
+
+/// Nothing for auto.
+ipc::Result<std::optional<std::vector<int>>> parse_placing(std::string_view text) {
+  if (text == "auto") return std::optional<std::vector<int>>();
+  if (text == "any") return std::optional(std::vector<int>());
+  KVFERRY_ASSIGN(auto nodes, ipc::parse_numa_nodes(text));
+  return std::optional(std::move(nodes));
 }
 
 struct QuotaTexts {
@@ -167,11 +180,9 @@ int manager_command(const Arguments& arguments) {
       ->type_name("auto|off")
       ->check(CLI::IsMember({"auto", "off"}))
       ->default_str("auto");
-  app->add_option("--numa-nodes", numa_nodes,
-                  "Where that memory is to be: numbers of NUMA nodes, any, or auto for those that "
-                  "the GPUs are on")
-      ->type_name("auto|any|N,...")
-      ->default_str("auto");
+  add_numa_nodes(*app, numa_nodes,
+                 "Where that memory is to be: numbers of NUMA nodes, any, or auto for those that "
+                 "the GPUs are on");
   add_eviction_policy(*app, config.eviction_policy);
   add_milliseconds(*app, "--queue-deadline", config.queue_deadline,
                    "A copy job that could not be started for so long ends as timeout");
@@ -208,13 +219,9 @@ int manager_command(const Arguments& arguments) {
     return usage_error(*app, status.error());
   }
   config.huge_pages = huge_pages == "auto";
-  if (numa_nodes == "auto") {
-    config.numa_nodes = ipc::gpu_numa_nodes();
-  } else if (numa_nodes != "any") {
-    auto nodes = ipc::parse_numa_nodes(numa_nodes);
-    if (!nodes) return usage_error(*app, nodes.error());
-    config.numa_nodes = std::move(nodes).value();
-  }
+  auto nodes = parse_placing(numa_nodes);
+  if (!nodes) return usage_error(*app, nodes.error());
+  config.numa_nodes = *nodes ? std::move(**nodes) : ipc::gpu_numa_nodes();
   return run_daemon("manager", common.log_level, parent_fd,
                     [&] { cache_manager::run_manager(config); });
 }
@@ -222,6 +229,7 @@ int manager_command(const Arguments& arguments) {
 int mover_command(const Arguments& arguments) {
   RankOptions options;
   cache_manager::MoverConfig config;
+  std::string numa_nodes = "auto";
   auto app = make_app(
       "mover",
       "Runs the mover of one rank: the process that copies KV blocks between the device and the "
@@ -261,6 +269,10 @@ int mover_command(const Arguments& arguments) {
   add_seconds(*app, "--keep-pool-for", config.keep_pool,
               "How long it keeps the host memory of a manager that was killed, and what is in it, "
               "for the next one; 0: not at all");
+  add_numa_nodes(*app, numa_nodes,
+                 "Where the rank's share of that memory is moved to before it is registered with "
+                 "the device: numbers of NUMA nodes, any to leave it where the manager has it, or "
+                 "auto for the node of the rank's GPU");
   std::optional<std::uint64_t> store_rate;
   std::optional<std::uint64_t> load_rate;
   add_size(*app, "--store-rate", store_rate,
@@ -278,6 +290,9 @@ int mover_command(const Arguments& arguments) {
       "one that had to wait; always, at 5 to 10 % of the link");
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   config.agent_swap_bytes = agent_swaps.value_or(0);
+  auto nodes = parse_placing(numa_nodes);
+  if (!nodes) return usage_error(*app, nodes.error());
+  config.numa_nodes = std::move(nodes).value();
   auto rank = make_rank_config(options);
   if (!rank) return usage_error(*app, rank.error());
   config.rank = std::move(rank).value();

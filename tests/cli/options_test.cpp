@@ -230,6 +230,7 @@ INSTANTIATE_TEST_SUITE_P(
                "is no count between"},
         BadUse{"NoHostMemory", manager_command, {"--host-memory=0"}, "'0'"},
         BadUse{"NegativeHostMemory", manager_command, {"--host-memory=-1GiB"}, "-1GiB"},
+        BadUse{"NodeOfNoMachine", manager_command, {"--numa-nodes=999"}, "'999' is none of this"},
         BadUse{"HugeHostMemory", manager_command, {"--host-memory=99999999TiB"}, "99999999TiB"},
         BadUse{"HostMemoryWithoutNumber",
                replay_command,

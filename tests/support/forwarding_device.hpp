@@ -21,6 +21,7 @@ class ForwardingDevice : public ipc::Device {
   [[nodiscard]] ipc::Result<ipc::DeviceIdentity> identity() const override {
     return real_->identity();
   }
+  [[nodiscard]] std::vector<int> numa_nodes() const override { return real_->numa_nodes(); }
   [[nodiscard]] ipc::Result<ipc::MemoryInfo> memory_info() override { return real_->memory_info(); }
   [[nodiscard]] ipc::Result<std::unique_ptr<ipc::AddressRange>> reserve(
       std::uint64_t size_bytes) override {

@@ -34,6 +34,7 @@ class MoverProcess {
         keep_name_(
             dir_.rank_socket(config.rank.engine, config.rank.rank.value, ipc::PoolKeeper::kSocket)),
         keep_pool_(config.keep_pool),
+        numa_nodes_(config.numa_nodes),
         transitions_(ipc::open_transitions(config.rank, ipc::ProcessKind::kMover, dir_)),
         device_(ipc::open_device(config.rank.device)),
         engine_(
@@ -121,7 +122,8 @@ class MoverProcess {
 
   ipc::Result<std::shared_ptr<ipc::PoolMapping>> map_pool(const ipc::PoolMemory& memory) {
     KVFERRY_ASSIGN(ipc::PoolMemory own, memory.duplicate());
-    return ipc::PoolMapping::map(*device_, std::move(own.pool), memory.pool_bytes, &background_);
+    return ipc::PoolMapping::map(*device_, std::move(own.pool), memory.pool_bytes, &background_,
+                                 numa_nodes_.value_or(device_->numa_nodes()));
   }
 
   // Only now: a predecessor of the rank is gone when the manager takes this one.
@@ -232,6 +234,7 @@ class MoverProcess {
   ipc::RuntimeDir dir_;
   const std::filesystem::path keep_name_;
   const std::chrono::milliseconds keep_pool_;
+  const std::optional<std::vector<int>> numa_nodes_;  ///< As configured.
   ipc::TransitionLog transitions_;
   std::unique_ptr<ipc::Device> device_;
   ipc::Background background_{"kvf-pool"};  ///< Registers the pool and gives it back.

@@ -11,6 +11,7 @@
 #include "kvferry/ipc/base/size.hpp"
 #include "kvferry/kernels/block_copy.hpp"
 #include "kvferry/kernels/reference_model_launch.hpp"
+#include "os/numa_nodes.hpp"
 
 #include <mutex>
 #include <utility>
@@ -47,6 +48,10 @@ class CudaDevice final : public Device {
 
   [[nodiscard]] Result<DeviceIdentity> identity() const override {
     return cuda_identity(context_->ordinal());
+  }
+  [[nodiscard]] std::vector<int> numa_nodes() const override {
+    const auto bus_id = cuda_bus_id(context_->ordinal());
+    return bus_id ? near_numa_nodes(*bus_id) : std::vector<int>{};
   }
 
   [[nodiscard]] Result<MemoryInfo> memory_info() override {

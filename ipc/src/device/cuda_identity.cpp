@@ -41,9 +41,7 @@ std::string uuid_text(const cudaUUID_t& uuid) {
 }
 
 // The speed that the slot can do, not what it does now: an idle GPU's link is slow.
-std::string link_text(std::string bus_id) {
-  std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+std::string link_text(const std::string& bus_id) {
   const std::filesystem::path device = std::filesystem::path("/sys/bus/pci/devices") / bus_id;
   return fmt::format("{}, {} x{}", bus_id, first_line(device / "max_link_speed"),
                      first_line(device / "current_link_width"));
@@ -51,11 +49,19 @@ std::string link_text(std::string bus_id) {
 
 }  // namespace
 
+Result<std::string> cuda_bus_id(int ordinal) {
+  std::array<char, 32> text{};
+  KVFERRY_CUDA_TRY(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), ordinal));
+  std::string bus_id = text.data();
+  std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return bus_id;
+}
+
 Result<DeviceIdentity> cuda_identity(int ordinal) {
   cudaDeviceProp properties{};
   KVFERRY_CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal));
-  std::array<char, 32> bus_id{};
-  KVFERRY_CUDA_TRY(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), ordinal));
+  KVFERRY_ASSIGN(const std::string bus_id, cuda_bus_id(ordinal));
   int driver = 0;
   int runtime = 0;
   KVFERRY_CUDA_TRY(cudaDriverGetVersion(&driver));
@@ -63,7 +69,7 @@ Result<DeviceIdentity> cuda_identity(int ordinal) {
   DeviceIdentity identity;
   identity.name = properties.name;
   identity.uuid = uuid_text(properties.uuid);
-  identity.link = link_text(bus_id.data());
+  identity.link = link_text(bus_id);
   identity.driver =
       fmt::format("{}, CUDA {}", first_line("/sys/module/nvidia/version"), version_text(driver));
   identity.runtime = version_text(runtime);

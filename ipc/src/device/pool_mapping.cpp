@@ -6,6 +6,7 @@
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "os/numa_nodes.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -19,19 +20,25 @@ constexpr std::chrono::seconds kRegisterTime{10};
 
 }  // namespace
 
-PoolMapping::Pieces::Pieces(Device& on, SharedMapping memory, std::uint64_t bytes)
+PoolMapping::Pieces::Pieces(Device& on,
+                            SharedMapping memory,
+                            std::uint64_t bytes,
+                            std::vector<int> nodes)
     : device(on),
       mapping(std::move(memory)),
       size_bytes(bytes),
+      numa_nodes(std::move(nodes)),
       states((bytes + kPieceBytes - 1) / kPieceBytes),
       touched(states.size()) {}
 
 Result<std::shared_ptr<PoolMapping>> PoolMapping::map(Device& device,
                                                       UniqueFd fd,
                                                       std::uint64_t size_bytes,
-                                                      Background* background) {
+                                                      Background* background,
+                                                      std::vector<int> numa_nodes) {
   KVFERRY_ASSIGN(SharedMapping mapping, SharedMemory::map_pool(fd, size_bytes));
-  auto pieces = std::make_shared<Pieces>(device, std::move(mapping), size_bytes);
+  auto pieces =
+      std::make_shared<Pieces>(device, std::move(mapping), size_bytes, std::move(numa_nodes));
   std::shared_ptr<PoolMapping> made(new PoolMapping(std::move(pieces), std::move(fd), background));
   return made;
 }
@@ -59,8 +66,10 @@ Status PoolMapping::Pieces::ensure(std::size_t piece) {
     states[piece] = State::kBusy;
   }
   const std::uint64_t start = piece * kPieceBytes;
-  Status registered =
-      device.register_host(mapping.data() + start, std::min(kPieceBytes, size_bytes - start));
+  const std::uint64_t size = std::min(kPieceBytes, size_bytes - start);
+  // Pinned pages cannot be moved any more.
+  move_to_nodes(mapping.data() + start, size, numa_nodes);
+  Status registered = device.register_host(mapping.data() + start, size);
   {
     const std::lock_guard lock(mutex);
     states[piece] = registered ? State::kRegistered : State::kNone;

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/os/pool_filler.hpp"
 
 #include <linux/mempolicy.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -46,7 +47,44 @@ bool is_node(int node) {
          std::filesystem::exists(fmt::format("/sys/devices/system/node/node{}", node));
 }
 
+void set_policy(void* data,
+                std::uint64_t size_bytes,
+                const std::vector<int>& nodes,
+                unsigned flags) {
+  if (nodes.empty()) return;
+  constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
+  std::array<unsigned long, kMostNodes / kWordBits> mask{};
+  for (const int node : nodes) {
+    mask.at(static_cast<std::size_t>(node / kWordBits)) |= 1UL << (node % kWordBits);
+  }
+  const int policy = nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
+  if (::syscall(SYS_mbind, data, size_bytes, policy, mask.data(), kMostNodes + 1UL, flags) == 0) {
+    return;
+  }
+  static std::atomic<bool> was_told = false;
+  if (!was_told.exchange(true)) {
+    log_warn("memory of the host pool cannot be placed on a NUMA node: {}",
+             KVFERRY_ERRNO("mbind").message);
+  }
+}
+
+bool has_several_nodes() {
+  constexpr int kSecondNode = 1;
+  return is_node(kSecondNode);
+}
+
 }  // namespace
+
+std::vector<int> numa_nodes_of(const std::filesystem::path& pci_devices, std::string_view bus_id) {
+  const auto node = to_node(first_word(pci_devices / bus_id / "numa_node"));
+  if (!node || *node < 0 || *node >= kMostNodes) return {};  // -1: it does not tell
+  return {*node};
+}
+
+std::vector<int> near_numa_nodes(std::string_view bus_id) {
+  if (!has_several_nodes()) return {};
+  return numa_nodes_of("/sys/bus/pci/devices", bus_id);
+}
 
 std::vector<int> gpu_numa_nodes_of(const std::filesystem::path& pci_devices) {
   std::set<int> nodes;
@@ -54,15 +92,14 @@ std::vector<int> gpu_numa_nodes_of(const std::filesystem::path& pci_devices) {
   for (const auto& device : std::filesystem::directory_iterator(pci_devices, error)) {
     if (first_word(device.path() / "vendor") != kNvidia) continue;
     if (!first_word(device.path() / "class").starts_with(kDisplayClass)) continue;
-    const auto node = to_node(first_word(device.path() / "numa_node"));
-    if (node && *node >= 0 && *node < kMostNodes) nodes.insert(*node);  // -1: it does not tell
+    const auto its = numa_nodes_of(pci_devices, device.path().filename().string());
+    nodes.insert(its.begin(), its.end());
   }
   return {nodes.begin(), nodes.end()};
 }
 
 std::vector<int> gpu_numa_nodes() {
-  constexpr int kSecondNode = 1;
-  if (!is_node(kSecondNode)) return {};
+  if (!has_several_nodes()) return {};
   return gpu_numa_nodes_of("/sys/bus/pci/devices");
 }
 
@@ -84,21 +121,14 @@ Result<std::vector<int>> parse_numa_nodes(std::string_view text) {
 }
 
 void bind_to_nodes(void* data, std::uint64_t size_bytes, const std::vector<int>& nodes) {
+  set_policy(data, size_bytes, nodes, 0);
+}
+
+void move_to_nodes(void* data, std::uint64_t size_bytes, const std::vector<int>& nodes) {
   if (nodes.empty()) return;
-  constexpr int kWordBits = sizeof(unsigned long) * CHAR_BIT;
-  std::array<unsigned long, kMostNodes / kWordBits> mask{};
-  for (const int node : nodes) {
-    mask.at(static_cast<std::size_t>(node / kWordBits)) |= 1UL << (node % kWordBits);
-  }
-  const int policy = nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
-  if (::syscall(SYS_mbind, data, size_bytes, policy, mask.data(), kMostNodes + 1UL, 0U) == 0) {
-    return;
-  }
-  static std::atomic<bool> was_told = false;
-  if (!was_told.exchange(true)) {
-    log_warn("memory of the host pool cannot be placed on a NUMA node: {}",
-             KVFERRY_ERRNO("mbind").message);
-  }
+  // Only what this process has mapped is moved. Where this fails, so does what is done with them.
+  static_cast<void>(::madvise(data, size_bytes, MADV_POPULATE_WRITE));
+  set_policy(data, size_bytes, nodes, MPOL_MF_MOVE);
 }
 
 }  // namespace kvferry::ipc

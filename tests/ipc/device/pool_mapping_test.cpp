@@ -2,11 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/device/pool_mapping.hpp"
 
+#include "kvferry/ipc/os/pool_filler.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "support/child_process.hpp"
 #include "support/forwarding_device.hpp"
 
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -17,6 +20,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace kvferry::ipc {
 namespace {
@@ -223,6 +227,73 @@ TEST_F(PoolMappingTest, RangesArePinnedInTheBackgroundAndItsFailureIsTold) {
   std::promise<Status> third;
   pool->pin(4 * kPiece, kPiece, [&](Status status) { third.set_value(std::move(status)); });
   EXPECT_TRUE(third.get_future().get().has_value());
+}
+
+class PlacingTest : public PoolMappingTest {
+ protected:
+  struct Policy {
+    int mode = -1;
+    unsigned long nodes = 0;
+  };
+  static Policy policy_of(const void* page) {
+    Policy policy;
+    constexpr unsigned long kBits = 64;
+    EXPECT_EQ(::syscall(SYS_get_mempolicy, &policy.mode, &policy.nodes, kBits + 1, page,
+                        static_cast<unsigned long>(MPOL_F_ADDR)),
+              0);
+    return policy;
+  }
+  static int node_of(void* page) {
+    int status = -1;
+    EXPECT_EQ(::syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &status, 0), 0);
+    return status;
+  }
+  std::shared_ptr<PoolMapping> map_near(std::vector<int> nodes) {
+    bool of_huge_pages = false;
+    return PoolMapping::map(
+               *device_,
+               SharedMemory::create_large_pool("placing-test", 4 * kPiece, false, of_huge_pages)
+                   .value(),
+               4 * kPiece, nullptr, std::move(nodes))
+        .value();
+  }
+};
+
+TEST_F(PlacingTest, OnlyWhatIsRegisteredGoesToTheNode) {
+  const auto pool = map_near({0});
+  void* const page = pool->pinned(kPiece, kPiece).value();
+  EXPECT_EQ(policy_of(page).mode, MPOL_PREFERRED);
+  EXPECT_EQ(policy_of(page).nodes, 1UL);
+  EXPECT_EQ(node_of(page), 0);
+  EXPECT_EQ(policy_of(static_cast<std::byte*>(page) + kPiece - 1).mode, MPOL_PREFERRED);
+  EXPECT_EQ(policy_of(static_cast<std::byte*>(page) - 1).mode, MPOL_DEFAULT);
+  EXPECT_EQ(policy_of(static_cast<std::byte*>(page) + kPiece).mode, MPOL_DEFAULT);
+}
+
+TEST_F(PlacingTest, NothingIsPlacedUnlessItIsAskedFor) {
+  const auto pool = map_near({});
+  EXPECT_EQ(policy_of(pool->pinned(0, kPiece).value()).mode, MPOL_DEFAULT);
+}
+
+TEST_F(PlacingTest, PagesThatExistElsewhereAreMovedAndKeepWhatIsInThem) {
+  if (!parse_numa_nodes("0,1")) GTEST_SKIP() << "this machine has one NUMA node";
+  for (const int node : {1, 0}) {
+    bool of_huge_pages = false;
+    const UniqueFd fd =
+        SharedMemory::create_large_pool("placing-test", kPiece, false, of_huge_pages).value();
+    {
+      PoolFiller filler(
+          fd, {"placing-test", kPiece, 1, {1 - node}}, [](std::uint64_t) {},
+          [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+      ASSERT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+      *SharedMemory::map_pool(fd, kPiece)->data() = std::byte{42};
+    }
+    const auto pool =
+        PoolMapping::map(*device_, UniqueFd(::dup(fd.get())), kPiece, nullptr, {node}).value();
+    void* const page = pool->pinned(0, kPiece).value();
+    EXPECT_EQ(node_of(page), node);
+    EXPECT_EQ(*static_cast<std::byte*>(page), std::byte{42});
+  }
 }
 
 }  // namespace

@@ -126,6 +126,14 @@ TEST_F(NumaNodesTest, GpusAreFoundAndNothingElse) {
   EXPECT_THAT(gpu_numa_nodes_of(temp_.path() / "missing"), IsEmpty());
 }
 
+TEST_F(NumaNodesTest, NodeOfOneDeviceIsTheOneThatItTells) {
+  add("0000:3b:00.0", "0x10de", "0x030200", "1");
+  add("0000:90:00.0", "0x10de", "0x030200", "-1");
+  EXPECT_THAT(numa_nodes_of(temp_.path(), "0000:3b:00.0"), ElementsAre(1));
+  EXPECT_THAT(numa_nodes_of(temp_.path(), "0000:90:00.0"), IsEmpty());
+  EXPECT_THAT(numa_nodes_of(temp_.path(), "0000:3c:00.0"), IsEmpty());
+}
+
 TEST_F(NumaNodesTest, NodesThatThereAreNotAreRefusedByName) {
   EXPECT_THAT(parse_numa_nodes("0").value(), ElementsAre(0));
   EXPECT_THAT(parse_numa_nodes("0,0").value(), ElementsAre(0));

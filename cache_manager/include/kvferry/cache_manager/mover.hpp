@@ -8,8 +8,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvferry::cache_manager {
 
@@ -63,6 +65,9 @@ struct MoverConfig {
   /// compute that lives by device memory 4 to 5 %, rows of 16 KiB reach 70 % of it and cost nothing
   /// (docs/performance.md). At most 100.
   std::uint32_t gathered_percent = 0;
+  /// Where the rank's share of the host pool is moved to before it is registered; nothing: to the
+  /// nodes that the device is on; none: it stays where the manager has it.
+  std::optional<std::vector<int>> numa_nodes;
   /// What it keeps of a pool whose manager was killed, for the next one.
   std::chrono::milliseconds keep_pool{600'000};
   UrgentLoads urgent_loads = UrgentLoads::kAuto;

@@ -304,6 +304,8 @@ class Device {
   [[nodiscard]] virtual std::string name() const = 0;
   /// All simulated devices of a machine have the same: what copies cost depends on the machine.
   [[nodiscard]] virtual Result<DeviceIdentity> identity() const = 0;
+  /// Whose memory is near it; empty where the machine has one node, or does not tell.
+  [[nodiscard]] virtual std::vector<int> numa_nodes() const { return {}; }
   /// The driver's (host backend: the kernel's) own count over all processes, not ours.
   [[nodiscard]] virtual Result<MemoryInfo> memory_info() = 0;
 

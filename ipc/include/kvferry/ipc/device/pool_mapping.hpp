@@ -36,10 +36,12 @@ class PoolMapping {
   static constexpr std::uint64_t kPieceBytes = 64ULL << 20;
   static constexpr std::size_t kAhead = 16;  ///< 1 GiB.
 
+  /// numa_nodes: what is registered is moved there before, in turns; empty: it stays where it is.
   [[nodiscard]] static Result<std::shared_ptr<PoolMapping>> map(Device& device,
                                                                 UniqueFd fd,
                                                                 std::uint64_t size_bytes,
-                                                                Background* background = nullptr);
+                                                                Background* background = nullptr,
+                                                                std::vector<int> numa_nodes = {});
   PoolMapping(const PoolMapping&) = delete;
   PoolMapping& operator=(const PoolMapping&) = delete;
   ~PoolMapping();
@@ -67,10 +69,11 @@ class PoolMapping {
 
   /// What the background works on, also when the mapping itself has ended.
   struct Pieces {
-    Pieces(Device& on, SharedMapping memory, std::uint64_t bytes);
+    Pieces(Device& on, SharedMapping memory, std::uint64_t bytes, std::vector<int> nodes);
     Device& device;
     SharedMapping mapping;
     std::uint64_t size_bytes;
+    std::vector<int> numa_nodes;
     std::vector<std::atomic<State>> states;
     std::vector<std::atomic<bool>> touched;  ///< By a copy.
     std::mutex mutex;  ///< Guards changes of states; held for no call of the driver.
