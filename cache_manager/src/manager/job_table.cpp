@@ -167,9 +167,9 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
     offers_.clear();
     for (const auto& [key, queue] : runnable_) {
       const auto& [engine, to_host] = key;
-      if (shares_.lane_of(engine, to_host) == lane && running_[key] < kWindow) {
-        offers_.push_back({engine, queue.highest_priority()});
-      }
+      if (shares_.lane_of(engine, to_host) != lane) continue;
+      if (!windows_[key].has_room(queue.highest_priority())) continue;
+      offers_.push_back({engine, queue.highest_priority()});
     }
     if (offers_.empty()) {
       return;  // nothing is held back: no look at it is due, whatever one was before
@@ -181,7 +181,11 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
     }
     const Queue key{choice->engine, lane.to_host};
     const auto at = runnable_.find(key);
-    const ipc::JobId id = choice->urgent ? at->second.take_most_urgent() : at->second.take();
+    const ipc::JobId id = choice->urgent
+                              ? at->second.take_most_urgent()
+                              : at->second.take([&window = windows_[key]](auto priority) {
+                                  return window.has_room(priority);
+                                });
     if (at->second.empty()) {
       runnable_.erase(at);
     }
@@ -235,7 +239,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
   entry.state = State::kRunning;
   --counters_[job.engine].queued;
   ++counters_[job.engine].running;
-  ++running_[{job.engine, job.to_host()}];
+  windows_[{job.engine, job.to_host()}].sent(job.urgency.priority);
   entry.sent = ports_.now();
   set_deadline(entry, entry.sent + kPatience * limits_.job_deadline);
   const auto ranks = static_cast<std::uint32_t>(targets.size());
@@ -526,7 +530,7 @@ void JobTable::settle() {
     JobCounters& counters = counters_[engine];
     if (entry.state == State::kRunning) {
       --counters.running;
-      --running_[{engine, job.to_host()}];
+      windows_.at({engine, job.to_host()}).ended(job.urgency.priority);
       shares_.ended(entry.lane, engine, entry.bytes, job.urgency.priority, ports_.now());
       touched.insert(entry.lane);
     } else {

@@ -13,6 +13,7 @@
 #include "manager/job_queue.hpp"
 #include "manager/link_shares.hpp"
 #include "manager/mover_watch.hpp"
+#include "manager/send_window.hpp"
 #include "manager/sequence_store.hpp"
 
 #include <cstdint>
@@ -113,9 +114,6 @@ struct JobCounters {
 /// @threading one thread; ports may not call back into the table.
 class JobTable {
  public:
-  /// A mover gets at most this many jobs of an engine and a direction at once; the others wait here
-  /// (JobQueue). Loads and stores do not wait for each other.
-  static constexpr std::uint32_t kWindow = 64;
   static constexpr int kPatience = 8;
 
   struct Limits {
@@ -270,7 +268,9 @@ class JobTable {
   std::map<ClientKey, ipc::JobId> by_client_;
   std::map<ipc::IncarnationId, FinishedJobs> over_before_;
   std::map<Queue, JobQueue> runnable_;  ///< Never empty ones.
-  std::map<Queue, std::uint32_t> running_;
+  /// A mover gets no more jobs at once; the others wait here. Loads and stores do not wait for each
+  /// other.
+  std::map<Queue, SendWindow> windows_;
   LinkShares shares_;
   std::vector<LinkShares::Offer> offers_;  ///< Of send_over(), kept for its memory.
   std::set<LinkShares::Lane> held_back_;   ///< Something waits there for room, or for its turn.

@@ -19,7 +19,7 @@ TEST_F(JobDeadlinesTest, JobThatCannotBeSentInTimeEndsTyped) {
   table.submit(make_job(1, JobKind::kLoad, {4}));
   now_ += kQueueDeadline / 2;
   table.submit(make_job(2, JobKind::kLoad, {4}));  // Waits for the block.
-  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
+  for (std::uint32_t i = 0; i < SendWindow::kJobs; ++i) {
     table.submit(make_job(100 + i, JobKind::kLoad, {100 + i}));  // The last one waits for room.
   }
   const std::size_t sent = sent_.size();
@@ -35,7 +35,7 @@ TEST_F(JobDeadlinesTest, JobThatCannotBeSentInTimeEndsTyped) {
   now_ += std::chrono::milliseconds(1);
   (void)table.expire();
   EXPECT_TRUE(has_ended(2));
-  EXPECT_TRUE(has_ended(100 + JobTable::kWindow - 1));
+  EXPECT_TRUE(has_ended(100 + SendWindow::kJobs - 1));
   for (const Finished& job : finished_) {
     EXPECT_THAT(job.results, ElementsAre(code(ErrorCode::kTimeout))) << job.client_job;
   }
@@ -51,11 +51,11 @@ TEST_F(JobDeadlinesTest, JobThatIsDueBeforeItIsSentEndsThenAndOneThatWasSentGoes
     table.submit(std::move(job));
   };
   const ipc::TimePoint due = now_ + kQueueDeadline / 4;
-  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) submit(i, due);
+  for (std::uint32_t i = 0; i < SendWindow::kJobs; ++i) submit(i, due);
   submit(500, due);
   submit(501, now_ + 10 * kQueueDeadline);  // not before the table's own limit
   const std::size_t sent = sent_.size();
-  EXPECT_EQ(sent, 2U * JobTable::kWindow);
+  EXPECT_EQ(sent, 2U * SendWindow::kJobs);
   now_ = due - std::chrono::milliseconds(1);
   (void)table.expire();
   EXPECT_THAT(finished_, testing::IsEmpty());
@@ -65,7 +65,7 @@ TEST_F(JobDeadlinesTest, JobThatIsDueBeforeItIsSentEndsThenAndOneThatWasSentGoes
   EXPECT_EQ(finished_[0].client_job, 500U);
   EXPECT_THAT(finished_[0].results, ElementsAre(code(ErrorCode::kTimeout)));
   EXPECT_THAT(finished_[0].message, testing::HasSubstr("deadline"));
-  EXPECT_EQ(table.unfinished(), JobTable::kWindow + 1U);
+  EXPECT_EQ(table.unfinished(), SendWindow::kJobs + 1U);
   submit(502, now_ - std::chrono::seconds(1));
   (void)table.expire();
   EXPECT_EQ(finished_.back().client_job, 502U) << "due before it came";

@@ -100,6 +100,14 @@ class JobTableTest : public testing::Test {
     }
     return job;
   }
+  /// Urgent loads: nothing has room any more.
+  void fill_window(JobTable& table) {
+    for (std::uint32_t i = 0; i < SendWindow::kMostJobs; ++i) {
+      Job job = make_job(i, JobKind::kLoad, {i});
+      job.urgency.priority = 9;
+      table.submit(std::move(job));
+    }
+  }
   static void answer(JobTable& table,
                      const Sent& sent,
                      std::uint8_t result = 0,

@@ -395,21 +395,70 @@ TEST_F(JobTableTest, JobWithNothingToMoveEndsAtOnce) {
 
 TEST_F(JobTableTest, LoadsAndStoresDoNotWaitForEachOther) {
   JobTable table = make_table(1000);
-  for (std::uint32_t i = 0; i <= JobTable::kWindow; ++i) {
+  for (std::uint32_t i = 0; i <= SendWindow::kJobs; ++i) {
     table.submit(make_job(i, JobKind::kLoad, {i}));
   }
-  EXPECT_EQ(sent_.size(), 2U * JobTable::kWindow) << "one load waits for room";
-  for (std::uint32_t i = 100; i <= 100 + JobTable::kWindow; ++i) {
+  EXPECT_EQ(sent_.size(), 2U * SendWindow::kJobs) << "one load waits for room";
+  for (std::uint32_t i = 100; i <= 100 + SendWindow::kJobs; ++i) {
     table.submit(make_job(i, JobKind::kStore, {i}));
   }
-  EXPECT_EQ(sent_.size(), 4U * JobTable::kWindow) << "one store waits for room";
+  EXPECT_EQ(sent_.size(), 4U * SendWindow::kJobs) << "one store waits for room";
+}
+
+TEST_F(JobTableTest, WhatIsWaitedForDoesNotWaitForWhatIsFetchedAhead) {
+  JobTable table = make_table(1000);
+  const auto submit = [&](std::uint32_t block, std::uint8_t priority) {
+    Job job = make_job(block, JobKind::kLoad, {block});
+    job.urgency.priority = priority;
+    const std::size_t before = sent_.size();
+    table.submit(std::move(job));
+    return sent_.size() > before;
+  };
+  std::uint32_t next = 0;
+  for (const std::uint8_t priority : {ipc::Urgency::kAhead, ipc::Urgency::kOrdinary,
+                                      static_cast<std::uint8_t>(ipc::Urgency::kOrdinary + 1)}) {
+    const std::uint32_t places =
+        priority == ipc::Urgency::kAhead ? SendWindow::kJobs : SendWindow::kKept;
+    for (std::uint32_t i = 0; i < places; ++i) EXPECT_TRUE(submit(next++, priority)) << i;
+    EXPECT_FALSE(submit(next++, priority)) << "each has its places";
+  }
+  // Of the places of what is fetched ahead the first goes to the oldest, whose turn it was long
+  // ago, and the next to what goes before it.
+  const std::size_t before = sent_.size();
+  for (std::size_t i = 0; i < 4; ++i) answer(table, sent_[i]);
+  ASSERT_EQ(sent_.size(), before + 4);
+  EXPECT_EQ(sent_[before].job.urgency.priority, ipc::Urgency::kAhead);
+  EXPECT_EQ(sent_[before + 2].job.urgency.priority, ipc::Urgency::kOrdinary + 1);
+}
+
+// The turn of the oldest comes when there is room for it.
+TEST_F(JobTableTest, OldestLoadsTurnDoesNotTakeWhatIsKeptForBetterOnes) {
+  JobTable table = make_table(1000);
+  for (std::uint32_t i = 0; i <= SendWindow::kJobs; ++i) {
+    Job ahead = make_job(i, JobKind::kLoad, {i});
+    ahead.urgency.priority = ipc::Urgency::kAhead;
+    table.submit(std::move(ahead));
+  }
+  for (std::uint32_t i = 0; i < 3 * JobQueue::kFairShare; ++i) {
+    Job better = make_job(500 + i, JobKind::kLoad, {500 + i});
+    better.urgency.priority = ipc::Urgency::kOrdinary;
+    const std::size_t before = sent_.size();
+    table.submit(std::move(better));
+    ASSERT_EQ(sent_.size(), before + 2);
+    EXPECT_EQ(sent_.back().job.items.at(0).block.value, 500 + i);
+    answer(table, sent_[before]);
+    answer(table, sent_[before + 1]);
+  }
+  const std::size_t before = sent_.size();
+  answer(table, sent_[0]);
+  answer(table, sent_[1]);
+  ASSERT_EQ(sent_.size(), before + 2);
+  EXPECT_EQ(sent_.back().job.items.at(0).block.value, std::uint32_t{SendWindow::kJobs});
 }
 
 TEST_F(JobTableTest, OfLoadsOfOnePriorityWhatIsDueFirstGoesFirst) {
   JobTable table = make_table(1000);
-  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
-    table.submit(make_job(i, JobKind::kLoad, {i}));
-  }
+  fill_window(table);
   const std::size_t before = sent_.size();
   const auto submit = [&](std::uint32_t block, std::uint8_t priority,
                           std::optional<std::chrono::seconds> due) {
@@ -439,9 +488,7 @@ TEST_F(JobTableTest, OfLoadsOfOnePriorityWhatIsDueFirstGoesFirst) {
 // However many better loads keep coming, the worst one is sent.
 TEST_F(JobTableTest, EveryEighthLoadIsTheOldestWhateverItsPriority) {
   JobTable table = make_table(1000);
-  for (std::uint32_t i = 0; i < JobTable::kWindow; ++i) {
-    table.submit(make_job(i, JobKind::kLoad, {i}));
-  }
+  fill_window(table);
   table.submit(make_job(500, JobKind::kLoad, {200}));
   std::uint32_t answered = 0;
   std::vector<std::uint32_t> later;
