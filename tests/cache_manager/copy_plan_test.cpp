@@ -104,6 +104,38 @@ TEST(CopyPlanTest, CutsRunsAtPoolPieces) {
   EXPECT_EQ(chunks[0].runs[1].size_bytes, 3096U);
 }
 
+TEST(CopyPlanTest, BlockThatIsLargerThanAChunkGoesInSeveral) {
+  constexpr std::uint64_t kBytes = 1000;
+  const BlockParts parts(two_region_layout(0, kBytes, true));
+  PlanLimits cut = limits();
+  cut.chunk_bytes = 400;
+  const auto chunks = plan(parts, {item(5, 0, 0), item(9, 0, 5000)}, cut);
+  ASSERT_EQ(chunks.size(), 5U);
+  EXPECT_EQ(chunks[0].runs, (std::vector<CopyRun>{{0, 5 * kBytes, 0, 400}}));
+  EXPECT_EQ(chunks[1].runs, (std::vector<CopyRun>{{0, 5 * kBytes + 400, 400, 400}}));
+  EXPECT_EQ(chunks[2].runs,
+            (std::vector<CopyRun>{{0, 5 * kBytes + 800, 800, 200}, {0, 9 * kBytes, 5000, 200}}));
+  EXPECT_EQ(chunks[2].items, (std::vector<std::size_t>{0, 1})) << "both fail with it";
+  EXPECT_EQ(chunks[4].runs, (std::vector<CopyRun>{{0, 9 * kBytes + 600, 5600, 400}}));
+}
+
+TEST(CopyPlanTest, WhatIsBegunIsGivenUpWithTheRest) {
+  const BlockParts parts(two_region_layout(0, 1000, true));
+  PlanLimits cut = limits();
+  cut.chunk_bytes = 400;
+  const std::vector<MoverItem> items = {item(5, 0, 0), item(9, 0, 5000)};
+  const std::vector<std::uint8_t> results(2, 0);
+  CopyPlanner planner;
+  PlannedChunk chunk;
+  planner.start(parts, items, results, cut);
+  planner.plan_next(chunk);
+  planner.plan_next(chunk);
+  planner.plan_next(chunk);
+  std::vector<std::size_t> dropped;
+  planner.drop_rest([&dropped](std::size_t i) { dropped.push_back(i); });
+  EXPECT_EQ(dropped, (std::vector<std::size_t>{1}));
+}
+
 TEST(CopyPlanTest, StagedItemsWithNothingToMoveAreInNoChunk) {
   const BlockParts parts(two_region_layout(512, 0, false));
   const std::vector<MoverItem> items = {item(0, 0, 0, false), item(1, 0, 0, true)};
@@ -192,9 +224,11 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
   }
 
   std::map<std::uint64_t, std::uint64_t> direct;
-  std::multiset<std::size_t> direct_items;
+  std::set<std::size_t> direct_items;
   for (const PlannedChunk& chunk : plan(parts, items, small)) {
     direct_items.insert(chunk.items.begin(), chunk.items.end());
+    EXPECT_EQ(std::set(chunk.items.begin(), chunk.items.end()).size(), chunk.items.size());
+    EXPECT_LT(chunk.size_bytes, 2 * small.chunk_bytes) << "larger blocks go in several";
     for (const CopyRun& run : chunk.runs) {
       EXPECT_EQ(run.pool_offset / 512, (run.pool_offset + run.size_bytes - 1) / 512);
       for (std::uint64_t byte = 0; byte < run.size_bytes; ++byte) {
@@ -206,7 +240,7 @@ TEST_P(CopyPlanPropertyTest, MovesEveryByteOnce) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (sharded > 0 || (replicated > 0 && items[i].with_replicated)) with_bytes.insert(i);
   }
-  EXPECT_EQ(direct_items, with_bytes);
+  EXPECT_EQ(direct_items, std::set(with_bytes.begin(), with_bytes.end()));
   EXPECT_EQ(direct, expected);
 
   // Staged: follow each byte through the slot, where packed blocks lie one after another.

@@ -211,6 +211,7 @@ void CopyPlanner::start(const BlockParts& parts,
   order_.clear();
   step_ = 0;
   next_ = 0;
+  progress_ = {};
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (results[i] != 0) continue;
     const MoverItem& item = items[i];
@@ -291,17 +292,30 @@ void CopyPlanner::plan_next(PlannedChunk& chunk) {
 }
 
 void CopyPlanner::plan_direct(PlannedChunk& chunk) {
-  for (; has_next() && chunk.size_bytes < limits_.chunk_bytes &&
-         chunk.runs.size() + chunk.rows.size() < limits_.chunk_runs;
-       ++next_) {
+  while (has_next() && chunk.size_bytes < limits_.chunk_bytes &&
+         chunk.runs.size() + chunk.rows.size() < limits_.chunk_runs) {
     const MoverItem& item = items_[order_[next_].item];
-    if (limits_.strided && !limits_.layered) {
-      plan_rows(item, chunk);
-    } else {
-      plan_slices(item, chunk);
-    }
+    if (!progress_.has_begun) progress_ = {true, goes_in_rows(item), 0, 0};
     chunk.items.push_back(order_[next_].item);
+    if (!(progress_.in_rows ? plan_rows(item, chunk) : plan_slices(item, chunk))) return;
+    progress_ = {};
+    ++next_;
   }
+}
+
+bool CopyPlanner::is_cut(const MoverItem& item) const {
+  const std::uint64_t bytes = parts_->sharded_bytes(item.group) +
+                              (item.with_replicated ? parts_->replicated_bytes(item.group) : 0);
+  return bytes > limits_.chunk_bytes;
+}
+
+// Rows are not cut themselves.
+bool CopyPlanner::goes_in_rows(const MoverItem& item) const {
+  if (!limits_.strided || limits_.layered) return false;
+  const std::span<const BlockParts::SliceRows> all = parts_->slice_rows(item.group);
+  return std::none_of(all.begin(), all.end(), [this](const BlockParts::SliceRows& rows) {
+    return rows.first.size_bytes > limits_.chunk_bytes;
+  });
 }
 
 void CopyPlanner::plan_kernel(PlannedChunk& chunk) {
@@ -326,28 +340,55 @@ void CopyPlanner::plan_kernel(PlannedChunk& chunk) {
   }
 }
 
-void CopyPlanner::plan_slices(const MoverItem& item, PlannedChunk& chunk) const {
-  for (const BlockParts::Slice& slice : parts_->slices(item.group)) {
+// What is no larger than a chunk goes whole, whatever is in the chunk: it is one copy then.
+bool CopyPlanner::plan_slices(const MoverItem& item, PlannedChunk& chunk) {
+  const bool cut = is_cut(item);
+  const std::span<const BlockParts::Slice> slices = parts_->slices(item.group);
+  for (; progress_.whole < slices.size(); ++progress_.whole, progress_.part = 0) {
+    const BlockParts::Slice& slice = slices[progress_.whole];
     if (slice.replicated && !item.with_replicated) continue;
     if (!steps_[step_].contains(slice.layer)) continue;
-    append_run(
-        chunk.runs,
-        {slice.segment, device_offset(slice, item), pool_offset(slice, item), slice.size_bytes},
-        limits_.pool_piece_bytes);
-    chunk.size_bytes += slice.size_bytes;
+    if (cut && chunk.size_bytes >= limits_.chunk_bytes) return false;
+    const std::uint64_t left = slice.size_bytes - progress_.part;
+    const std::uint64_t size = cut ? std::min(left, limits_.chunk_bytes - chunk.size_bytes) : left;
+    append_run(chunk.runs,
+               {slice.segment, device_offset(slice, item) + progress_.part,
+                pool_offset(slice, item) + progress_.part, size},
+               limits_.pool_piece_bytes);
+    chunk.size_bytes += size;
+    if (size < left) {
+      progress_.part += size;
+      return false;
+    }
   }
+  return true;
 }
 
-void CopyPlanner::plan_rows(const MoverItem& item, PlannedChunk& chunk) const {
-  for (const BlockParts::SliceRows& rows : parts_->slice_rows(item.group)) {
+bool CopyPlanner::plan_rows(const MoverItem& item, PlannedChunk& chunk) {
+  const bool cut = is_cut(item);
+  const std::span<const BlockParts::SliceRows> all = parts_->slice_rows(item.group);
+  for (; progress_.whole < all.size(); ++progress_.whole, progress_.part = 0) {
+    const BlockParts::SliceRows& rows = all[progress_.whole];
     const BlockParts::Slice& first = rows.first;
     if (first.replicated && !item.with_replicated) continue;
+    if (cut && chunk.size_bytes >= limits_.chunk_bytes) return false;
+    const std::uint64_t left = rows.rows - progress_.part;
+    const std::uint64_t room =
+        limits_.chunk_bytes - std::min(limits_.chunk_bytes, chunk.size_bytes);
+    const std::uint64_t fit = std::max<std::uint64_t>(1, room / first.size_bytes);
+    const std::uint64_t taken = cut ? std::min(left, fit) : left;
     append_rows(chunk,
-                {first.segment, device_offset(first, item), rows.device_pitch,
-                 pool_offset(first, item), rows.part_pitch, first.size_bytes, rows.rows},
+                {first.segment, device_offset(first, item) + progress_.part * rows.device_pitch,
+                 rows.device_pitch, pool_offset(first, item) + progress_.part * rows.part_pitch,
+                 rows.part_pitch, first.size_bytes, taken},
                 limits_.pool_piece_bytes);
-    chunk.size_bytes += rows.rows * first.size_bytes;
+    chunk.size_bytes += taken * first.size_bytes;
+    if (taken < left) {
+      progress_.part += taken;
+      return false;
+    }
   }
+  return true;
 }
 
 void CopyPlanner::find_pieces(std::uint32_t group, RegionSet set) {

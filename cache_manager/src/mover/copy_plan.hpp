@@ -81,9 +81,11 @@ struct PlanLimits {
   /// step_bytes.
   bool layered = false;
   std::uint64_t step_bytes = 2ULL << 20;
-  std::uint64_t chunk_bytes = 8ULL << 20;  ///< Ends a chunk that is not staged.
-  std::size_t chunk_runs = 1024;           ///< Likewise, with its rows' copies.
-  std::size_t chunk_blocks = 4096;         ///< Ends one that a request may name.
+  /// Ends a chunk that is not staged; blocks that are larger go in several, but for those of
+  /// kernels.
+  std::uint64_t chunk_bytes = 8ULL << 20;
+  std::size_t chunk_runs = 1024;    ///< Likewise, with its rows' copies.
+  std::size_t chunk_blocks = 4096;  ///< Ends one that a request may name.
   /// No run crosses a multiple of this pool offset: each piece is registered on its own.
   std::uint64_t pool_piece_bytes = 64ULL << 20;
 };
@@ -185,8 +187,12 @@ class CopyPlanner {
   void find_pieces(std::uint32_t group, ipc::RegionSet set);
   void plan_direct(PlannedChunk& chunk);
   void plan_kernel(PlannedChunk& chunk);
-  void plan_slices(const ipc::MoverItem& item, PlannedChunk& chunk) const;
-  void plan_rows(const ipc::MoverItem& item, PlannedChunk& chunk) const;
+  /// Of the next item as much as there is room for in a chunk. True: all that was left of it.
+  [[nodiscard]] bool plan_slices(const ipc::MoverItem& item, PlannedChunk& chunk);
+  [[nodiscard]] bool plan_rows(const ipc::MoverItem& item, PlannedChunk& chunk);
+  /// It is larger than a chunk.
+  [[nodiscard]] bool is_cut(const ipc::MoverItem& item) const;
+  [[nodiscard]] bool goes_in_rows(const ipc::MoverItem& item) const;
 
   const BlockParts* parts_ = nullptr;
   std::span<const ipc::MoverItem> items_;
@@ -195,6 +201,14 @@ class CopyPlanner {
   std::vector<ipc::LayerRange> steps_;  ///< Without `layered`: one, of all layers.
   std::size_t step_ = 0;
   std::size_t next_ = 0;  ///< In order_, of this step.
+  /// How far the next item is, which may go in several chunks.
+  struct Progress {
+    bool has_begun = false;
+    bool in_rows = false;
+    std::size_t whole = 0;   ///< So many slices, or rows of them,
+    std::uint64_t part = 0;  ///< and of the one after them so many bytes, or rows.
+  };
+  Progress progress_;
   std::vector<Piece> pieces_;
   std::uint64_t pieces_bytes_ = 0;
   std::vector<std::pair<std::uint32_t, std::uint64_t>> layer_bytes_;  ///< Kept for its memory.
