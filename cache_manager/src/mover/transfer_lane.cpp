@@ -72,6 +72,7 @@ TransferLane::~TransferLane() {
 }
 
 void TransferLane::submit(LaneJob job) {
+  expect(job);
   {
     const std::lock_guard lock(mutex_);
     const auto place = std::find_if(queue_.begin(), queue_.end(), [&job](const LaneJob& queued) {
@@ -81,6 +82,18 @@ void TransferLane::submit(LaneJob job) {
   }
   changed_.notify_all();
   wanted_.signal();
+}
+
+// What comes after a restart is all over the pool, nothing of which is registered: while others are
+// copied before it.
+void TransferLane::expect(const LaneJob& job) {
+  std::vector<std::uint64_t> offsets;
+  offsets.reserve(2 * job.job.items.size());
+  for (const ipc::MoverItem& item : job.job.items) {
+    offsets.push_back(item.shard_offset);
+    if (item.with_replicated) offsets.push_back(item.replicated_offset);
+  }
+  job.pool->expect(offsets);
 }
 
 void TransferLane::cancel(ipc::JobId job) {

@@ -80,6 +80,7 @@ class TransferLane {
   [[nodiscard]] bool idle();
 
  private:
+  static void expect(const LaneJob& job);
   void run();
   /// False: the lane ends.
   [[nodiscard]] bool wait_for_work();

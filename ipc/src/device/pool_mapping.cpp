@@ -148,6 +148,24 @@ Result<void*> PoolMapping::pinned_across(std::uint64_t offset, std::uint64_t siz
   return static_cast<void*>(pieces_->mapping.data() + offset);
 }
 
+void PoolMapping::expect(std::span<const std::uint64_t> offsets) {
+  if (background_ == nullptr) return;
+  std::vector<std::size_t> missing;
+  for (const std::uint64_t offset : offsets) {
+    const std::size_t piece = offset / kPieceBytes;
+    if (piece >= pieces_->states.size() || pieces_->states[piece] != State::kNone) continue;
+    if (std::find(missing.begin(), missing.end(), piece) == missing.end()) missing.push_back(piece);
+  }
+  // Each a task of its own: others come in between, and what has ended by then need not be done.
+  for (const std::size_t piece : missing) {
+    background_->post([pieces = pieces_, piece] {
+      if (pieces->ending || pieces->states[piece] != State::kNone) return;
+      // Whoever copies there is told of it.
+      static_cast<void>(pieces->ensure(piece));
+    });
+  }
+}
+
 void PoolMapping::on_first_touch(std::size_t piece) {
   std::size_t distance = 0;
   {

@@ -130,6 +130,23 @@ TEST_F(PoolMappingTest, NeighboursAreFollowedByThoseAfterThemBeforeTheyAreTouche
       [](std::size_t registered, int) { return registered == 3 + PoolMapping::kAhead; }));
 }
 
+TEST_F(PoolMappingTest, ExpectedPlacesAreRegisteredBeforeTheyAreTouchedAndNoOthers) {
+  Background background("test-pool");
+  const auto pool = map(&background);
+  touch(*pool, 7);
+  pool->expect(std::vector<std::uint64_t>{40 * kPiece + 5, 7 * kPiece, 40 * kPiece + 900,
+                                          3 * kPiece, kPieces * kPiece, ~std::uint64_t{0}});
+  EXPECT_TRUE(device_->wait([](std::size_t registered, int) { return registered == 3; }));
+  EXPECT_TRUE(pool->is_pinned(40 * kPiece, kPiece));
+  EXPECT_TRUE(pool->is_pinned(3 * kPiece, kPiece));
+  // One that cannot be had is the affair of the copy that comes.
+  device_->fail_next();
+  pool->expect(std::vector<std::uint64_t>{9 * kPiece});
+  EXPECT_TRUE(device_->wait([](std::size_t, int calls) { return calls == 4; }));
+  touch(*pool, 9);
+  EXPECT_EQ(device_->registered(), 4U);
+}
+
 TEST_F(PoolMappingTest, RankWithPagesOfItsOwnGetsThoseAndNoOthers) {
   Background background("test-pool");
   const auto pool = map(&background);

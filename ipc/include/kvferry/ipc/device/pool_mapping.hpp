@@ -61,6 +61,10 @@ class PoolMapping {
   /// Registers a range in the background, and calls back from there, also when this has ended.
   /// @pre there is a background; the range lies in the pool
   void pin(std::uint64_t offset, std::uint64_t size_bytes, std::function<void(Status)> done);
+  /// Soon copies will come at these places: the pieces that they are in are registered in the
+  /// background, each by itself, so that a copy waits for its own at most. Takes no time where they
+  /// are; nothing without a background. Places outside the pool are left out.
+  void expect(std::span<const std::uint64_t> offsets);
   /// So many pieces are registered now.
   [[nodiscard]] std::uint64_t registered() const noexcept;
 
