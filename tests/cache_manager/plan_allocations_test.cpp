@@ -4,9 +4,13 @@
 // it.
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
 #include "mover/copy_plan.hpp"
+#include "mover/running_job.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,9 +18,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -134,6 +140,47 @@ TEST_P(PlanAllocationsTest, WarmPlannersTakeNoMemory) {
   const std::uint64_t then = allocations.load();
   const std::vector<int> counted(100);
   EXPECT_EQ(allocations.load() - then, 1U) << counted.size();
+}
+
+// As a lane runs them, one after another.
+TEST_P(PlanAllocationsTest, AJobInTheMemoryOfAnotherTakesNoneToBePlanned) {
+  const BlockParts parts(layout_);
+  const std::vector<ipc::MoverItem> items = job(parts);
+  const ipc::GroupId group{0};
+  const std::uint64_t bytes =
+      kBlocks * (parts.replicated_bytes(group) + parts.sharded_bytes(group));
+  const auto device = ipc::open_device(
+      *ipc::DeviceSpec::parse(fmt::format("host:plan-allocations-{}:1GiB", ::getpid())));
+  auto arena =
+      ipc::Arena::allocate(*device, ipc::Epoch{3}, layout_, ipc::HandleKind::kVmm, nullptr);
+  ASSERT_TRUE(arena.has_value()) << arena.error().to_string();
+  const auto mapped = std::make_shared<MappedArena>(*arena);
+  auto fd = ipc::SharedMemory::create_pool("plan-allocations", bytes, false);
+  ASSERT_TRUE(fd.has_value());
+  const auto pool = ipc::PoolMapping::map(*device, std::move(fd).value(), bytes).value();
+  const PlanLimits& limits = GetParam().limits;
+  PlanMemory memory;
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    LaneJob next{{}, mapped, pool, ipc::MonotonicClock::now()};
+    next.job.job = ipc::JobId{round};
+    next.job.items = items;
+    next.strategy = limits.slot_bytes > 0 ? CopyStrategy::kStaged
+                    : limits.kernel       ? CopyStrategy::kKernel
+                    : limits.strided      ? CopyStrategy::kStrided
+                                          : CopyStrategy::kBatch;
+    if (limits.layered) next.job.layers.emplace();
+    const std::uint64_t before = allocations.load();
+    RunningJob running(std::move(next), std::move(memory));
+    while (running.has_next()) running.end(running.start_next(8ULL << 20));
+    const std::uint64_t taken = allocations.load() - before;
+    if (round == 0) {
+      EXPECT_GT(taken, 1U) << "it counts";
+    } else {
+      EXPECT_EQ(taken, 1U) << "what is answered of each block";
+    }
+    memory = running.take_memory();
+    EXPECT_EQ(running.take_result().bytes, bytes);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways,

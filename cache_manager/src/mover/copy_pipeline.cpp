@@ -27,6 +27,8 @@ constexpr std::size_t kMostAsked = 4;
 /// Copies that are enqueued one by one: a full queue of the driver would hold the lane up.
 constexpr std::size_t kMostCalls = 512;
 constexpr std::uint32_t kLanes = 2;
+/// Of jobs that have ended; more are seldom under way at once.
+constexpr std::size_t kSparePlans = 8;
 /// Chunks of layer-wise stores that wait for the worker's compute.
 constexpr std::ptrdiff_t kMostWaiting = 4;
 /// A copy or hand-over of so many bytes, alone under way, is looked at for so long before it is
@@ -78,7 +80,12 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
       job.strategy == CopyStrategy::kKernel || job.strategy == CopyStrategy::kAgent;
   if (job.job.layers && in_parts) job.strategy = CopyStrategy::kBatch;
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
-  return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job)));
+  PlanMemory memory;
+  if (!spare_.empty()) {
+    memory = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job), std::move(memory)));
 }
 
 CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
@@ -469,6 +476,7 @@ std::unique_ptr<RunningJob> CopyPipeline::take_over() {
   if (over == jobs_.end()) return nullptr;
   std::unique_ptr<RunningJob> job = std::move(*over);
   jobs_.erase(over);
+  if (spare_.size() < kSparePlans) spare_.push_back(job->take_memory());
   if (jobs_.empty()) arena_.reset();  // a detach may unmap it as soon as the lane is idle
   return job;
 }

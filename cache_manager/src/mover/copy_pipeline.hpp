@@ -136,6 +136,7 @@ class CopyPipeline {
 
   Context context_;
   std::list<std::unique_ptr<RunningJob>> jobs_;  ///< In the order of their beginning.
+  std::vector<PlanMemory> spare_;
   /// Whose ring the slots are of; another one's jobs wait until nothing is under way.
   std::shared_ptr<const MappedArena> arena_;
   std::vector<std::uint32_t> free_slots_;

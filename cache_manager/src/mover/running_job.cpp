@@ -10,7 +10,8 @@ namespace kvferry::cache_manager {
 using std::chrono::duration_cast;
 using std::chrono::microseconds;
 
-RunningJob::RunningJob(LaneJob job) : job_(std::move(job)), began_(ipc::MonotonicClock::now()) {
+RunningJob::RunningJob(LaneJob job, PlanMemory memory)
+    : job_(std::move(job)), began_(ipc::MonotonicClock::now()), memory_(std::move(memory)) {
   result_.job = id();
   result_.results.assign(job_.job.items.size(), 0);
   result_.queued = duration_cast<microseconds>(began_ - job_.submitted);
@@ -37,7 +38,7 @@ void RunningJob::plan() {
   limits.strided = strategy() == CopyStrategy::kStrided;
   limits.kernel = strategy() == CopyStrategy::kKernel || is_agents();
   limits.layered = is_layered();
-  planner_.start(job_.arena->parts, job_.job.items, result_.results, limits);
+  memory_.planner.start(job_.arena->parts, job_.job.items, result_.results, limits);
 }
 
 void RunningJob::begin_anew(CopyStrategy strategy) {
@@ -47,19 +48,19 @@ void RunningJob::begin_anew(CopyStrategy strategy) {
 }
 
 Chunk& RunningJob::start_next(std::uint64_t bytes) {
-  if (spare_.empty()) {
-    spare_.push_back(chunks_.emplace_back(std::make_unique<Chunk>()).get());
+  if (memory_.spare.empty()) {
+    memory_.spare.push_back(memory_.chunks.emplace_back(std::make_unique<Chunk>()).get());
   }
-  Chunk& chunk = *spare_.back();
-  spare_.pop_back();
+  Chunk& chunk = *memory_.spare.back();
+  memory_.spare.pop_back();
   chunk.job = this;
   chunk.number = ++started_;
   chunk.slot = 0;
   chunk.asked_alone.reset();
   chunk.is_marked = false;
   chunk.failed = false;
-  planner_.set_chunk_bytes(bytes);
-  planner_.plan_next(chunk.plan);
+  memory_.planner.set_chunk_bytes(bytes);
+  memory_.planner.plan_next(chunk.plan);
   ++under_way_;
   return chunk;
 }
@@ -67,7 +68,7 @@ Chunk& RunningJob::start_next(std::uint64_t bytes) {
 void RunningJob::end(Chunk& chunk) {
   if (!chunk.failed) result_.bytes += chunk.plan.size_bytes;
   --under_way_;
-  spare_.push_back(&chunk);
+  memory_.spare.push_back(&chunk);
 }
 
 void RunningJob::fail(Chunk& chunk, ipc::ErrorCode code, std::string_view message) {
@@ -81,7 +82,7 @@ void RunningJob::fail(Chunk& chunk, ipc::ErrorCode code, std::string_view messag
 
 void RunningJob::fail_rest(ipc::ErrorCode code, std::string_view message) {
   if (has_next() && result_.message.empty()) result_.message = message;
-  planner_.drop_rest(
+  memory_.planner.drop_rest(
       [this, code](std::size_t item) { result_.results[item] = static_cast<std::uint8_t>(code); });
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -25,12 +26,19 @@ struct Chunk {
   bool failed = false;
 };
 
+/// What planning a job takes: of one that is over it serves the next, which then takes none.
+struct PlanMemory {
+  CopyPlanner planner;
+  std::vector<std::unique_ptr<Chunk>> chunks;
+  std::vector<Chunk*> spare;  ///< Of these, those that are not under way.
+};
+
 /// A job that has begun: which of its chunks are under way, and what became of its items.
 /// @threading the lane's thread. @lifetime its chunks are used no longer than it.
 class RunningJob {
  public:
   /// Checks the items: those that cannot be copied fail here.
-  explicit RunningJob(LaneJob job);
+  explicit RunningJob(LaneJob job, PlanMemory memory = {});
 
   [[nodiscard]] ipc::JobId id() const noexcept { return job_.job.job; }
   [[nodiscard]] const ipc::Urgency& urgency() const noexcept { return job_.job.urgency; }
@@ -47,7 +55,7 @@ class RunningJob {
   }
 
   /// Some of it has not been started.
-  [[nodiscard]] bool has_next() const noexcept { return planner_.has_next(); }
+  [[nodiscard]] bool has_next() const noexcept { return memory_.planner.has_next(); }
   /// bytes: that end it, where it is not staged. @pre has_next().
   [[nodiscard]] Chunk& start_next(std::uint64_t bytes);
   /// Nothing touches the chunk's blocks any more, or its hand-over was abandoned.
@@ -75,6 +83,8 @@ class RunningJob {
 
   /// The answer. @pre is_over().
   [[nodiscard]] ipc::MoverJobDone take_result();
+  /// For another job, at this one's end.
+  [[nodiscard]] PlanMemory take_memory() noexcept { return std::move(memory_); }
 
  private:
   void plan();
@@ -82,9 +92,7 @@ class RunningJob {
   LaneJob job_;
   ipc::TimePoint began_;
   ipc::MoverJobDone result_;
-  CopyPlanner planner_;
-  std::vector<std::unique_ptr<Chunk>> chunks_;
-  std::vector<Chunk*> spare_;  ///< Have ended: their memory serves the next ones.
+  PlanMemory memory_;
   std::uint64_t started_ = 0;
   std::size_t under_way_ = 0;
   std::optional<ipc::ErrorCode> abandoned_;
