@@ -57,8 +57,8 @@ bool CopyPipeline::has_room() const noexcept {
   return has_room_for({arena_ != nullptr ? arena_->strategy : CopyStrategy::kBatch});
 }
 
-CopyDepth::Kind CopyPipeline::kind_of(const RunningJob& job, bool fair) noexcept {
-  return {job.strategy(), !fair && job.urgency().priority <= ipc::Urgency::kAhead};
+CopyDepth::Kind CopyPipeline::kind_of(const RunningJob& job) noexcept {
+  return {job.strategy(), job.urgency().priority <= ipc::Urgency::kAhead};
 }
 
 bool CopyPipeline::has_room_for(CopyDepth::Kind kind) const noexcept {
@@ -140,9 +140,11 @@ bool CopyPipeline::adopt_ring(const LaneJob& job) {
   return true;
 }
 
-bool CopyPipeline::start_chunk(RunningJob& job, bool fair) {
-  const CopyDepth::Kind kind = kind_of(job, fair);
-  if (!adopt_ring(job.job()) || !has_room_for(kind)) return false;
+bool CopyPipeline::start_chunk(RunningJob& job, bool before_better) {
+  const CopyDepth::Kind kind = kind_of(job);
+  CopyDepth::Kind room = kind;
+  if (before_better) room.ahead = false;
+  if (!adopt_ring(job.job()) || !has_room_for(room)) return false;
   if (!job.hands_over()) {
     copy(start_next(job, kind));
     return true;

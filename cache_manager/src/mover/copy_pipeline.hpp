@@ -65,9 +65,10 @@ class CopyPipeline {
   [[nodiscard]] RunningJob* oldest() noexcept;
   /// Of a job that has begun: it has more to start, and need not wait with that for compute.
   [[nodiscard]] bool may_start(const RunningJob& job) const noexcept;
-  /// False: not now; await_progress() first. fair: whose turn it is in any case, as deep as others.
+  /// False: not now; await_progress() first. before_better: it is its turn though others wait that
+  /// are not fetched ahead, of which more may be enqueued than of such: it finds that.
   /// @pre has_room() and may_start().
-  [[nodiscard]] bool start_chunk(RunningJob& job, bool fair);
+  [[nodiscard]] bool start_chunk(RunningJob& job, bool before_better);
 
   /// With kRevoked all hand-overs are abandoned; else what has started goes on to its end.
   void stop(ipc::JobId stopped, ipc::ErrorCode code);
@@ -87,7 +88,7 @@ class CopyPipeline {
   [[nodiscard]] bool stores() const noexcept {
     return context_.direction == ipc::CopyDirection::kDeviceToHost;
   }
-  [[nodiscard]] static CopyDepth::Kind kind_of(const RunningJob& job, bool fair = false) noexcept;
+  [[nodiscard]] static CopyDepth::Kind kind_of(const RunningJob& job) noexcept;
   [[nodiscard]] bool has_room_for(CopyDepth::Kind kind) const noexcept;
   [[nodiscard]] bool adopt_ring(const LaneJob& job);
   Chunk& start_next(RunningJob& job, CopyDepth::Kind kind);

@@ -224,30 +224,52 @@ std::optional<ipc::TimePoint> TransferLane::paced_until(const RunningJob& job) {
 void TransferLane::start_chunks() {
   paced_.reset();
   while (pipeline_->has_room()) {
-    bool fair = (started_ + 1) % kFairShare == 0;
-    RunningJob* next = choose(fair);
-    if (next != nullptr && paced_until(*next)) {
-      fair = false;
-      next = choose(fair);
-    }
-    if (next == nullptr) return;
-    paced_ = paced_until(*next);
-    const bool is_urgent = next->urgency().priority > ipc::Urgency::kAhead;
-    const std::uint64_t before = pipeline_->started_bytes();
-    if (paced_ || !pipeline_->start_chunk(*next, fair)) return;
-    const std::uint64_t started = pipeline_->started_bytes() - before;
-    if (is_urgent) {
-      budget_.spend_unasked(started, ipc::MonotonicClock::now());
+    // A stream of better jobs must not hold one back for ever. Nor does one that cannot be started
+    // hold them up: its turn stays.
+    const bool is_oldests_turn = started_ + 1 >= kFairShare;
+    if (is_oldests_turn && start_chunk(true)) {
+      started_ = 0;
+    } else if (start_chunk(false)) {
+      ++started_;
     } else {
-      budget_.spend(started, ipc::MonotonicClock::now());
+      return;
     }
-    ++started_;
     pipeline_->look();
     answer_ended();  // one whose connection failed: the next may wait for the same greeting
   }
 }
 
-// A stream of better jobs must not hold one back for ever.
+bool TransferLane::start_chunk(bool fair) {
+  RunningJob* const next = choose(fair);
+  if (next == nullptr) return false;
+  const auto paced = paced_until(*next);
+  if (paced) {
+    if (!fair) paced_ = paced;
+    return false;
+  }
+  const bool is_urgent = next->urgency().priority > ipc::Urgency::kAhead;
+  const std::uint64_t before = pipeline_->started_bytes();
+  if (!pipeline_->start_chunk(*next, fair && !is_urgent && is_waited_for())) return false;
+  const std::uint64_t started = pipeline_->started_bytes() - before;
+  if (is_urgent) {
+    budget_.spend_unasked(started, ipc::MonotonicClock::now());
+  } else {
+    budget_.spend(started, ipc::MonotonicClock::now());
+  }
+  return true;
+}
+
+bool TransferLane::is_waited_for() {
+  const auto is_urgent = [](const ipc::Urgency& urgency) {
+    return urgency.priority > ipc::Urgency::kAhead;
+  };
+  if (const RunningJob* best = pipeline_->best(); best != nullptr && is_urgent(best->urgency())) {
+    return true;
+  }
+  const std::lock_guard lock(mutex_);
+  return !queue_.empty() && is_urgent(queue_.front().job.urgency);
+}
+
 RunningJob* TransferLane::choose(bool fair) {
   for (;;) {
     RunningJob* running = fair ? pipeline_->oldest() : pipeline_->best();

@@ -87,6 +87,10 @@ class TransferLane {
   void apply_stops();
   [[nodiscard]] bool is_to_take_back();
   void start_chunks();
+  /// Of the job whose turn it is; false: not now.
+  [[nodiscard]] bool start_chunk(bool fair);
+  /// Some job is more than fetched ahead, and not all of it has started.
+  [[nodiscard]] bool is_waited_for();
   /// Until when this job's next chunk waits for the budget; nothing: it need not.
   [[nodiscard]] std::optional<ipc::TimePoint> paced_until(const RunningJob& job);
   /// The job whose chunk is next, begun if need be; null when there is none. fair: the oldest.
@@ -113,7 +117,7 @@ class TransferLane {
   StagingClient staging_;  // lane thread only, with the next three
   HeldAnswers held_;
   std::optional<CopyPipeline> pipeline_;
-  std::uint32_t started_ = 0;            ///< Chunks.
+  std::uint32_t started_ = 0;            ///< Chunks since the oldest job's turn.
   std::optional<ipc::TimePoint> paced_;  ///< More may be started then.
   RateBudget budget_;                    // lane thread only
 
