@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a lane enqueues, and asks, and when.
 #include "cache_manager/faulty_engine_fixture.hpp"
+#include "kvferry/ipc/rank/compute_activity.hpp"
+#include "mover/transfer_lane.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <thread>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -74,6 +78,30 @@ TEST_F(LaneOrderTest, ALoadThatIsFetchedAheadHasItsTurnsBesideOnesThatAreWaitedF
   EXPECT_THAT(wait_answer(1).results, Each(0)) << "the eighth was of it";
   plan_.let_all_go();
   for (std::uint64_t id = 2; id < 12; ++id) EXPECT_THAT(wait_answer(id).results, Each(0)) << id;
+}
+
+TEST_F(LaneOrderTest, WhetherTheWorkerComputesIsKnownBeforeTheFirstJob) {
+  TransferLane::Options options;
+  options.direction = CopyDirection::kHostToDevice;
+  options.lane = 1;
+  options.staging.agent_path = dir_ / "agent";
+  options.staging.engine = "chat";
+  options.staging.mover = ipc::IncarnationId::random();
+  options.staging.lane = 1;
+  TransferLane lane(
+      *device_, options, [](const ipc::MoverJobDone&) {},
+      [](const ipc::Error& error) { ADD_FAILURE() << error.to_string(); });
+  EXPECT_EQ(lane.is_computing(), std::nullopt);
+  lane.greet();
+  ipc::PacketSocket agent = next_hello();
+  ipc::ComputeActivity activity;
+  activity.begin();
+  const int fd = activity.fd().get();
+  ASSERT_TRUE(agent.send(ipc::encode(ipc::StageReply{}), std::array{fd}).has_value());
+  const ipc::Deadline deadline = test::soon();
+  while (!lane.is_computing() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_EQ(lane.is_computing(), true);
+  EXPECT_TRUE(lane.idle()) << "nothing of it is a job";
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ ipc::Status StagingClient::wait_greeting(ipc::Deadline deadline, int wake_fd) {
                              "staging agent (pid {}) greeted with {} descriptors, expected 1",
                              agent_.pid(), packet->fds.size());
       }
-      KVFERRY_ASSIGN(activity_, ipc::ComputeActivityView::map(packet->fds.front()));
+      KVFERRY_ASSIGN(auto activity, ipc::ComputeActivityView::map(packet->fds.front()));
+      set_activity(std::move(activity));
       greeted_ = true;
       if (std::exchange(in_debt_, false)) {
         options_.transitions.record(ipc::Transition::kMoverProof, {.detail = options_.lane});
@@ -103,7 +104,7 @@ void StagingClient::disconnect() noexcept {
   in_debt_ = in_debt_ || !unanswered_.empty();
   unanswered_.clear();
   greeted_ = false;
-  activity_.reset();
+  set_activity(std::nullopt);
   lent_.reset();
   has_lent_ = false;
   refuses_pools_ = false;
@@ -112,7 +113,18 @@ void StagingClient::disconnect() noexcept {
 
 std::optional<bool> StagingClient::is_computing() {
   if (!is_connected()) return std::nullopt;
+  return was_computing();
+}
+
+std::optional<bool> StagingClient::was_computing() const {
+  const std::lock_guard lock(activity_mutex_);
+  if (!activity_) return std::nullopt;
   return activity_->is_computing(ipc::MonotonicClock::now());
+}
+
+void StagingClient::set_activity(std::optional<ipc::ComputeActivityView> activity) noexcept {
+  const std::lock_guard lock(activity_mutex_);
+  activity_ = std::move(activity);
 }
 
 bool StagingClient::in_debt() noexcept {

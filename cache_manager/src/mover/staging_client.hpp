@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -55,6 +56,8 @@ class StagingClient {
   /// What the agent's worker says of its compute; nothing while it is not connected, or says
   /// nothing.
   [[nodiscard]] std::optional<bool> is_computing();
+  /// The same, of the connection that there was last. @threading any
+  [[nodiscard]] std::optional<bool> was_computing() const;
 
   /// Kernels asked over an ended connection may still run.
   [[nodiscard]] bool in_debt() noexcept;
@@ -77,6 +80,7 @@ class StagingClient {
   static constexpr std::uint64_t kLanes = 2;
 
   void drop_if_ended();
+  void set_activity(std::optional<ipc::ComputeActivityView> activity) noexcept;
   [[nodiscard]] ipc::Result<std::uint64_t> send(ipc::StageRequest request,
                                                 std::span<const int> fds);
   [[nodiscard]] ipc::Status connect(ipc::Deadline deadline);
@@ -87,6 +91,7 @@ class StagingClient {
   bool greeted_ = false;
   ipc::ProcessRef agent_;
   std::set<std::uint64_t> unanswered_;  ///< Requests of this connection.
+  mutable std::mutex activity_mutex_;   ///< Guards the next one.
   std::optional<ipc::ComputeActivityView> activity_;
   std::weak_ptr<const ipc::PoolMapping> lent_;  ///< Over this connection.
   bool has_lent_ = false;

@@ -90,7 +90,7 @@ TransferEngine::TransferEngine(ipc::Device& device,
           device_failed) {
   if (!options_.calibration || options_.strategy != CopyStrategy::kAuto) return;
   calibrator_.emplace(
-      device_, *options_.calibration, [this] { return idle(); },
+      device_, *options_.calibration, [this] { return is_quiet(); },
       [this] { return submitted_.load(std::memory_order_relaxed); });
 }
 
@@ -204,6 +204,9 @@ void TransferEngine::drop_pool() {
   }
 }
 
+// What is measured beside compute would be taken for an idle device's.
+bool TransferEngine::is_quiet() { return idle() && !loads_.is_computing().value_or(false); }
+
 bool TransferEngine::idle() { return stores_.idle() && loads_.idle() && checks_.idle(); }
 
 Status TransferEngine::on_mapped(ipc::SessionId session,
@@ -220,7 +223,10 @@ Status TransferEngine::on_mapped(ipc::SessionId session,
     mapped->chooser = std::make_shared<StrategyChooser>(
         strategy, arena.layout(),
         StrategyChooser::Options{options_.agent_swap_bytes, options_.gathered_percent});
-    if (calibrator_) calibrator_->start(mapped->chooser, measured_order(arena.layout()));
+    if (calibrator_) {
+      if (arena.layout().staging.slots > 0) loads_.greet();
+      calibrator_->start(mapped->chooser, measured_order(arena.layout()));
+    }
   }
   if (strategy == CopyStrategy::kKernel) KVFERRY_TRY(mapped->make_tables(device_));
   const std::lock_guard lock(mutex_);

@@ -60,6 +60,8 @@ class TransferEngine final : public ipc::ArenaUser {
   void on_unmapped(ipc::Epoch epoch) override;
 
  private:
+  /// No job of ours uses the device, and the worker does not compute, as far as is known.
+  [[nodiscard]] bool is_quiet();
   void admit(ipc::MoverJob job);  ///< @pre mutex_ is held.
   /// Of a load by layers: compute reads what is there, and may not be told later.
   void check_first(ipc::MoverJob job);  ///< @pre mutex_ is held.

@@ -17,6 +17,8 @@ using ipc::MoverJobDone;
 using ipc::Status;
 using ipc::Transition;
 
+constexpr std::chrono::milliseconds kGreetWithin{500};
+
 }  // namespace
 
 TransferLane::TransferLane(ipc::Device& device,
@@ -130,6 +132,31 @@ void TransferLane::revoke(ErrorCode code) {
   changed_.notify_all();
 }
 
+void TransferLane::greet() {
+  {
+    const std::lock_guard lock(mutex_);
+    greets_ = true;
+  }
+  changed_.notify_all();
+  wanted_.signal();
+}
+
+void TransferLane::greet_if_idle() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!greets_ || !running_.empty() || !queue_.empty()) return;
+    greets_ = false;
+  }
+  // New jobs and stops come first; whether there is an agent shows when something is handed over.
+  const ipc::Status greeted =
+      staging_.ensure_connected(ipc::Deadline::after(kGreetWithin), wanted_.fd());
+  if (greeted) return;
+  ipc::log_debug("the worker was not greeted: {}", greeted.error().to_string());
+  if (greeted.error().code != ErrorCode::kCancelled) return;
+  const std::lock_guard lock(mutex_);
+  greets_ = true;  // after what came
+}
+
 void TransferLane::take_pool_back() {
   {
     const std::lock_guard lock(mutex_);
@@ -169,6 +196,7 @@ void TransferLane::run() {
     if (!wait_for_work()) return;
     const bool takes_back = is_to_take_back();  // before the stops that it came after
     apply_stops();
+    greet_if_idle();
     if (takes_back) {
       if (const Status given = staging_.lend(nullptr); !given) {
         ipc::log_warn("the worker keeps a pool for as long as it is connected: {}",
@@ -197,7 +225,7 @@ bool TransferLane::wait_for_work() {
   if (!running_.empty()) return true;
   // wait-idle: jobs; submit() or the end of the lane; thread kvf-store, kvf-load
   if (!holding_) {
-    changed_.wait(lock, [this] { return stopping_ || takes_back_ || !queue_.empty(); });
+    changed_.wait(lock, [this] { return stopping_ || takes_back_ || greets_ || !queue_.empty(); });
   }
   return !stopping_;
 }

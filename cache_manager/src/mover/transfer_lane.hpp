@@ -72,6 +72,11 @@ class TransferLane {
   void revoke(ipc::ErrorCode code);
   /// The worker lets go of a pool that was lent to it. After revoke(): no job of it goes on.
   void take_pool_back();
+  /// Connects to the worker's agent while there is nothing else to do, so that it is known whether
+  /// the worker computes.
+  void greet();
+  /// What the worker says of its compute; nothing: it has not been greeted, or says nothing.
+  [[nodiscard]] std::optional<bool> is_computing() const { return staging_.was_computing(); }
   /// Ok when nothing is queued or runs before the deadline: this process touches neither arena nor
   /// pool any more. Answers may still be held for the worker's sake. kTimeout; the device's own
   /// error, at once, when the stream has failed: it cannot be shown to be idle.
@@ -86,6 +91,7 @@ class TransferLane {
   [[nodiscard]] bool wait_for_work();
   void apply_stops();
   [[nodiscard]] bool is_to_take_back();
+  void greet_if_idle();
   void start_chunks();
   /// Of the job whose turn it is; false: not now.
   [[nodiscard]] bool start_chunk(bool fair);
@@ -128,6 +134,7 @@ class TransferLane {
   bool stopping_ = false;
   bool holding_ = false;  ///< held_ is not empty.
   bool takes_back_ = false;
+  bool greets_ = false;
   std::optional<ipc::Error> stream_failure_;
 
   std::optional<ipc::OwnThread> thread_;  // last: starts when all above exists
