@@ -11,6 +11,7 @@ usage() {
 usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devices cuda:0[,1]] [--ranks R] [--only REGEX] [--without-sanitizer]
 
   --bin DIR       holds kvferry, device_cuda_{conformance,borrow,model}_test, kvferry_device_peer,
+                  cache_manager_data_order_cuda_test,
                   multiproc_{layers,engine_shares,hand_over,store_units}_cuda_test and kvferry_layers_engine_child
   --out DIR       logs and reports (default: a new folder under /tmp)
   --trace FILE    what to replay (default: the generated workload)
@@ -61,6 +62,7 @@ export KVFERRY_REQUIRE_GPU=1
 run conformance "$bin/device_cuda_conformance_test"
 run borrowed "$bin/device_cuda_borrow_test"
 run model "$bin/device_cuda_model_test"
+run data_order "$bin/cache_manager_data_order_cuda_test"
 export KVFERRY_PROGRAM=$bin/kvferry
 for test in layers engine_shares hand_over store_units; do
   run "$test" "$bin/multiproc_${test}_cuda_test"

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench.hpp"
+#include "bench/own_strategies.hpp"
 #include "command.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "options.hpp"
@@ -186,12 +187,13 @@ ipc::Status check_ablation(const BenchConfig& config) {
   }
   const bool any =
       std::any_of(config.strategies.begin(), config.strategies.end(), [](CopyStrategy strategy) {
-        return strategy != CopyStrategy::kAuto && strategy != CopyStrategy::kDirect;
+        return std::any_of(kOwnStrategies.begin(), kOwnStrategies.end(),
+                           [strategy](OwnStrategy own) { return mover_strategy(own) == strategy; });
       });
   if (any || config.strategies.empty()) return ipc::ok();
   return KVFERRY_ERROR(kInvalidArgument,
-                       "ablation compares staged, strided, batch and memcpy; --strategy names none "
-                       "of them");
+                       "ablation compares direct, staged, strided, batch and memcpy; --strategy "
+                       "names none of them");
 }
 
 template <typename T> void set_default(std::vector<T>& list, std::vector<T> value) {

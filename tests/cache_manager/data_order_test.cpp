@@ -3,13 +3,13 @@
 // What the data path orders without any event between processes: whoever is late at a point, what
 // comes after that point does not come before it, and the bytes are right. The late one is held by
 // the test; that something has not come is looked at once the lane's thread has been around again.
+// One source, one binary per backend.
 #include "cache_manager/faulty_engine_fixture.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -28,16 +28,22 @@ class DataOrderTest : public FaultyEngineFixture {
  protected:
   void adjust_arena(ipc::ArenaOptions& options) override { options.gpu_blocks = 32; }
 
-  [[nodiscard]] unsigned char* slot(const StageRequest& request) const {
-    return static_cast<unsigned char*>(arena_->staging_slot(request.slot).raw());
+  void SetUp() override {
+    FaultyEngineFixture::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    // Kernels are loaded when they are first launched, which may wait for all streams, held ones
+    // too.
+    access_->gather(0, arena_->staging_slot(0));
+    access_->scatter(0, arena_->staging_slot(0));
+  }
+
+  [[nodiscard]] ipc::DevicePtr slot(const StageRequest& request) const {
+    return arena_->staging_slot(request.slot);
   }
   /// As the worker does. @pre slots hold one block.
-  void gather(const StageRequest& request) {
-    const Bytes bytes = block(request.blocks.at(0));
-    std::memcpy(slot(request), bytes.data(), bytes.size());
-  }
+  void gather(const StageRequest& request) { access_->gather(request.blocks.at(0), slot(request)); }
   void scatter(const StageRequest& request) {
-    put_block(request.blocks.at(0), Bytes(slot(request), slot(request) + kBlockBytes));
+    access_->scatter(request.blocks.at(0), slot(request));
   }
   /// A job that moves `count` blocks from `first` on, to or from the places of the same numbers.
   /// What it reads is contents(number).
@@ -59,9 +65,37 @@ class DataOrderTest : public FaultyEngineFixture {
     const ipc::MoverJobDone done = wait_answer(id);
     ASSERT_EQ(done.results.size(), count);
     EXPECT_THAT(done.results, Each(0)) << done.message;
+    // Once it is answered, others may write what it was copied from.
+    for (std::uint32_t i = first; i < first + count; ++i) overwrite_source(direction, {i, i});
     for (std::uint32_t i = first; i < first + count; ++i) {
       EXPECT_TRUE(target(direction, {i, i}) == contents(i)) << "block " << i;
     }
+  }
+  void overwrite_source(CopyDirection direction, const Move& move) {
+    if (direction == CopyDirection::kDeviceToHost) {
+      put_block(move.block, contents(kOld));
+    } else {
+      put_place(move.place, contents(kOld));
+    }
+  }
+  /// The drain does not wait for the agent, whose kernels its worker waits for before it gives the
+  /// arena up. The blocks are the kernel's until the agent says that it runs nothing.
+  void abandoned_waits_for_its_kernel(CopyDirection direction) {
+    submit_blocks(1, direction, 0);
+    PacketSocket agent = connect();
+    const StageRequest request = next_request(agent);
+    if (direction == CopyDirection::kDeviceToHost) {
+      access_->begin_gather(request.blocks.at(0), slot(request));
+    } else {
+      access_->begin_scatter(request.blocks.at(0), slot(request));
+    }
+    ASSERT_TRUE(engine_->quiesce(ipc::Epoch{1}, test::soon()).has_value());
+    EXPECT_FALSE(is_answered(1));
+    (void)next_hello();  // As if the agent were too busy to greet.
+    EXPECT_FALSE(is_answered(1));
+    access_->end();
+    PacketSocket again = connect();
+    EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ipc::ErrorCode::kRevoked)));
   }
   PacketSocket connect() {
     PacketSocket agent = next_hello();
@@ -175,9 +209,10 @@ TEST_F(DataOrderTest, StagedStoreCopiesASlotOnlyAfterItsGatherWasAnswered) {
   submit_blocks(1, CopyDirection::kDeviceToHost, 0);
   PacketSocket agent = connect();
   const StageRequest first = next_request(agent);
-  // What is there from an earlier job.
-  const Bytes old = contents(kOld);
-  std::memcpy(slot(first), old.data(), old.size());
+  // What is there from an earlier job, and the gather is under way all the time.
+  access_->put_packed(slot(first), contents(kOld));
+  const auto late = make_access();
+  late->begin_gather(first.blocks.at(0), slot(first));
   submit_blocks(2, CopyDirection::kDeviceToHost, 1);
   const StageRequest second = next_request(agent);
   gather(second);
@@ -186,7 +221,7 @@ TEST_F(DataOrderTest, StagedStoreCopiesASlotOnlyAfterItsGatherWasAnswered) {
   wait_around(CopyDirection::kDeviceToHost);
   EXPECT_EQ(plan_.calls(DeviceCall::kCopy), 1U);
   EXPECT_TRUE(place(0) == Bytes(kBlockBytes, 0xEE));
-  gather(first);
+  late->end();
   reply(agent, first);
   expect_moved(1, CopyDirection::kDeviceToHost, 0);
 }
@@ -219,7 +254,9 @@ TEST_F(DataOrderTest, StagedLoadIsAnsweredOnlyAfterItsScatterWasAnswered) {
   submit_blocks(1, CopyDirection::kHostToDevice, 0);
   PacketSocket agent = connect();
   const StageRequest first = next_request(agent);
-  EXPECT_TRUE(Bytes(slot(first), slot(first) + kBlockBytes) == contents(0));
+  EXPECT_TRUE(access_->get_packed(slot(first)) == contents(0));
+  const auto late = make_access();
+  late->begin_scatter(first.blocks.at(0), slot(first));
   submit_blocks(2, CopyDirection::kHostToDevice, 1);
   const StageRequest second = next_request(agent);
   scatter(second);
@@ -228,9 +265,17 @@ TEST_F(DataOrderTest, StagedLoadIsAnsweredOnlyAfterItsScatterWasAnswered) {
   wait_around(CopyDirection::kHostToDevice);
   EXPECT_FALSE(is_answered(1));
   EXPECT_TRUE(block(0) == Bytes(kBlockBytes, 0xEE));
-  scatter(first);
+  late->end();
   reply(agent, first);
   expect_moved(1, CopyDirection::kHostToDevice, 0);
+}
+
+TEST_F(DataOrderTest, StoreThatADrainAbandonsIsAnsweredOnlyAfterItsGatherHasEnded) {
+  abandoned_waits_for_its_kernel(CopyDirection::kDeviceToHost);
+}
+
+TEST_F(DataOrderTest, LoadThatADrainAbandonsIsAnsweredOnlyAfterItsScatterHasEnded) {
+  abandoned_waits_for_its_kernel(CopyDirection::kHostToDevice);
 }
 
 // The agent writes each slot as soon as it is asked to: one that is given on early holds the next

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cache_manager/block_access.hpp"
 #include "cache_manager/staged_fixture.hpp"
 #include "support/faulty_device.hpp"
 
@@ -17,7 +18,7 @@ namespace kvferry::cache_manager {
 /// contents the test knows: block by block, in the order in which they lie in the pool.
 class FaultyEngineFixture : public StagedFixture {
  protected:
-  using Bytes = std::vector<unsigned char>;
+  using Bytes = BlockAccess::Bytes;
   static constexpr std::uint64_t kBlockBytes = kSlotBytes;
   static constexpr std::uint32_t kPlaces = kPoolBytes / kBlockBytes;
 
@@ -29,6 +30,10 @@ class FaultyEngineFixture : public StagedFixture {
 
   void SetUp() override {
     StagedFixture::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    gate_ = device_->make_pinned_buffer(sizeof(std::uint32_t)).value();
+    plan_.use_gate(reinterpret_cast<std::uint32_t*>(gate_->data()));
+    access_ = make_access();
     auto fd = ipc::SharedMemory::create_pool("kvferry-test-pool", kPoolBytes, false);
     ASSERT_TRUE(fd.has_value());
     pool_fd_ = std::move(fd).value();
@@ -42,7 +47,17 @@ class FaultyEngineFixture : public StagedFixture {
     StagedFixture::TearDown();
   }
   std::unique_ptr<ipc::Device> wrap(std::unique_ptr<ipc::Device> device) override {
-    return std::make_unique<test::FaultyDevice>(std::move(device), plan_);
+    auto faulty = std::make_unique<test::FaultyDevice>(std::move(device), plan_);
+    faulty_ = faulty.get();
+    return faulty;
+  }
+  /// By a stream of its own, with which nothing goes wrong.
+  [[nodiscard]] std::unique_ptr<BlockAccess> make_access() const {
+    auto stream = faulty_->ForwardingDevice::make_stream(ipc::StreamPriority::kNormal);
+    EXPECT_TRUE(stream.has_value()) << stream.error().to_string();
+    return std::make_unique<BlockAccess>(
+        *device_, std::move(stream).value(),
+        arena_->strided(ipc::GroupId{0}, ipc::RegionSet::kAll, ipc::Rank{0}), kBlockBytes);
   }
 
   /// The same memory, and none of it registered.
@@ -63,20 +78,8 @@ class FaultyEngineFixture : public StagedFixture {
     }
     return bytes;
   }
-  void put_block(std::uint32_t block, const Bytes& bytes) {
-    for (const auto& region : regions()) {
-      std::memcpy(region.base + block * region.block_stride, &bytes[region.packed_offset],
-                  region.block_bytes);
-    }
-  }
-  Bytes block(std::uint32_t block) {
-    Bytes bytes(kBlockBytes);
-    for (const auto& region : regions()) {
-      std::memcpy(&bytes[region.packed_offset], region.base + block * region.block_stride,
-                  region.block_bytes);
-    }
-    return bytes;
-  }
+  void put_block(std::uint32_t block, const Bytes& bytes) { access_->put(block, bytes); }
+  Bytes block(std::uint32_t block) { return access_->get(block); }
   void put_place(std::uint32_t place, const Bytes& bytes) {
     std::memcpy(pool_view_.data() + place * kBlockBytes, bytes.data(), kBlockBytes);
   }
@@ -115,11 +118,11 @@ class FaultyEngineFixture : public StagedFixture {
   ipc::UniqueFd pool_fd_;
   ipc::SharedMapping pool_view_;
   std::shared_ptr<ipc::PoolMapping> pool_;
+  std::unique_ptr<BlockAccess> access_;
 
  private:
-  [[nodiscard]] std::vector<kernels::StridedRegion> regions() const {
-    return arena_->strided(ipc::GroupId{0}, ipc::RegionSet::kAll, ipc::Rank{0});
-  }
+  test::FaultyDevice* faulty_ = nullptr;     ///< device_.
+  std::unique_ptr<ipc::PinnedBuffer> gate_;  ///< Of the plan.
 };
 
 }  // namespace kvferry::cache_manager

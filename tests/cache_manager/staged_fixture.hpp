@@ -5,6 +5,7 @@
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/os/process.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "kvferry/ipc/rank/compute_activity.hpp"
 #include "mover/transfer_engine.hpp"
@@ -22,7 +23,20 @@
 #include <string>
 #include <utility>
 
+#ifndef KVFERRY_TEST_DEVICE
+#define KVFERRY_TEST_DEVICE "host"
+#endif
+
 namespace kvferry::cache_manager {
+
+/// A simulated device of this process's own, unless the binary is built for another one.
+inline ipc::DeviceSpec staged_device() {
+  const std::string device = KVFERRY_TEST_DEVICE;
+  return ipc::DeviceSpec::parse(device == "host"
+                                    ? "host:staged-loss-" + std::to_string(::getpid()) + ":256MiB"
+                                    : device)
+      .value();
+}
 
 /// A transfer engine with one mapped arena, whose worker's agent is the test: a scripted one on the
 /// real socket.
@@ -33,6 +47,12 @@ class StagedFixture : public testing::Test {
   static constexpr std::uint64_t kPoolBytes = 64ULL << 20;
 
   void SetUp() override {
+    if (spec_.kind == ipc::DeviceKind::kCuda && ipc::cuda_device_count() == 0) {
+      if (ipc::environment("KVFERRY_REQUIRE_GPU") == "1") {
+        FAIL() << "KVFERRY_REQUIRE_GPU=1, but no CUDA device is usable here";
+      }
+      GTEST_SKIP() << "no CUDA device";
+    }
     device_ = wrap(ipc::open_device(spec_));
     auto geometry = ipc::load_geometry("llama-3-8b", 8);
     ASSERT_TRUE(geometry.has_value()) << geometry.error().to_string();
@@ -155,8 +175,7 @@ class StagedFixture : public testing::Test {
   void submit_load(std::uint64_t id = 1) { submit(id, ipc::CopyDirection::kHostToDevice); }
 
   test::ShortTempDir dir_;
-  const ipc::DeviceSpec spec_ =
-      ipc::DeviceSpec::parse("host:staged-loss-" + std::to_string(::getpid()) + ":256MiB").value();
+  const ipc::DeviceSpec spec_ = staged_device();
   std::unique_ptr<ipc::Device> device_;
   std::optional<ipc::Arena> arena_;
   const ipc::SessionId session_ = ipc::SessionId::random();

@@ -3,6 +3,7 @@
 // What a worker that copies by itself takes from its engine, and what it does with what it does
 // not: its messages, their bounds, and a real process that this test is the engine of.
 #include "bench/copier/messages.hpp"
+#include "bench/copier/piece_copies.hpp"
 #include "bench/copier/pool_places.hpp"
 #include "cli/replay_fixture.hpp"
 #include "ipc/wire/message_filler.hpp"
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -59,7 +61,7 @@ CopyItem item_of(std::uint32_t group, std::uint32_t block, std::uint64_t offset)
   return {ipc::GroupId{group}, ipc::BlockId{block}, offset};
 }
 
-TEST(CopyRequestTest, WhatLeavesArenaPoolOrPieceIsRefused) {
+TEST(CopyRequestTest, WhatLeavesArenaOrPoolIsRefused) {
   constexpr std::uint64_t kPacked = 4096;
   const CopyBounds bounds{{{10, kPacked}, {4, 2 * kPacked}}, 2 * kCopyPieceBytes};
   const auto code = [&](const CopyRequest& request, std::uint64_t last = 0) {
@@ -68,13 +70,13 @@ TEST(CopyRequestTest, WhatLeavesArenaPoolOrPieceIsRefused) {
   };
   EXPECT_EQ(code(request_of(1, {item_of(0, 9, 0), item_of(1, 3, kPacked)})), "ok");
   EXPECT_EQ(code(request_of(1, {item_of(0, 0, 2 * kCopyPieceBytes - kPacked)})), "ok");
+  EXPECT_EQ(code(request_of(1, {item_of(0, 0, kCopyPieceBytes - 1)})), "ok") << "it is cut there";
   EXPECT_EQ(code(request_of(5, {item_of(0, 0, 0)}), 5), "protocol");
   EXPECT_EQ(code(request_of(4, {item_of(0, 0, 0)}), 5), "protocol");
   for (const CopyItem& wrong :
        {item_of(2, 0, 0), item_of(~0U, 0, 0), item_of(0, 10, 0), item_of(1, 4, 0),
-        item_of(0, 0, kCopyPieceBytes - 1), item_of(0, 0, 2 * kCopyPieceBytes - kPacked + 1),
-        item_of(0, 0, 2 * kCopyPieceBytes), item_of(0, 0, ~std::uint64_t{0}),
-        item_of(0, 0, ~std::uint64_t{0} - kPacked + 1)}) {
+        item_of(0, 0, 2 * kCopyPieceBytes - kPacked + 1), item_of(0, 0, 2 * kCopyPieceBytes),
+        item_of(0, 0, ~std::uint64_t{0}), item_of(0, 0, ~std::uint64_t{0} - kPacked + 1)}) {
     EXPECT_EQ(code(request_of(1, {item_of(0, 0, 0), wrong})), "invalid_argument")
         << wrong.group.value << " " << wrong.block.value << " " << wrong.pool_offset;
   }
@@ -106,6 +108,98 @@ TEST(PoolPlacesTest, BlocksLieInOnePieceEachAndKeepTheirPlacesUntilAllAreDropped
   EXPECT_EQ(places.of(2, blocks).error().code, ipc::ErrorCode::kNoHostMemory);
   places.drop(1);
   EXPECT_THAT(of(2), ElementsAre(0, 24ULL << 20, kCopyPieceBytes));
+}
+
+TEST(PoolPlacesTest, BlocksThatFitNoPieceLieOneBehindTheOther) {
+  constexpr std::uint64_t kLarge = kCopyPieceBytes + 4096;
+  ipc::ArenaLayout layout;
+  layout.groups.resize(1);
+  layout.regions.resize(1);
+  layout.regions[0].block_bytes = kLarge;
+  PoolPlaces places(layout, 3 * kLarge);
+  const auto found = places.of(1, std::vector<worker::SequenceItem>(3));
+  ASSERT_TRUE(found.has_value()) << found.error().to_string();
+  EXPECT_THAT(**found, ElementsAre(0, kLarge, 2 * kLarge));
+  EXPECT_EQ(places.of(2, std::vector<worker::SequenceItem>(1)).error().code,
+            ipc::ErrorCode::kNoHostMemory);
+}
+
+/// Copies between a pool at address 0 and a device far from it.
+class PieceCopiesTest : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kDevice = 1ULL << 40;
+  using Op = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  ///< Pool, device, bytes.
+
+  void copy(std::uint64_t pool, std::uint64_t device, std::uint64_t size_bytes) {
+    append_copy(ops_, {at(pool), {kDevice + device}, size_bytes}, pool);
+  }
+  void copy_rows(std::uint64_t pool,
+                 std::uint64_t device,
+                 std::uint64_t device_pitch,
+                 std::uint64_t row_bytes,
+                 std::uint64_t rows) {
+    append_rows(rows_, ops_,
+                {at(pool), row_bytes, {kDevice + device}, device_pitch, row_bytes, rows}, pool);
+  }
+  [[nodiscard]] std::vector<Op> ops() const {
+    std::vector<Op> all;
+    for (const ipc::CopyOp& op : ops_) {
+      all.emplace_back(offset(op.host), op.device.address - kDevice, op.size_bytes);
+    }
+    return all;
+  }
+  /// Of each, its first row, and how many there are.
+  [[nodiscard]] std::vector<Op> rows() const {
+    std::vector<Op> all;
+    for (const ipc::RowCopyOp& op : rows_) {
+      all.emplace_back(offset(op.host), op.device.address - kDevice, op.rows);
+    }
+    return all;
+  }
+
+ private:
+  static constexpr std::uintptr_t kPool = 1ULL << 32;
+  static void* at(std::uint64_t pool) { return reinterpret_cast<void*>(kPool + pool); }
+  static std::uint64_t offset(const void* host) {
+    return reinterpret_cast<std::uintptr_t>(host) - kPool;
+  }
+  std::vector<ipc::CopyOp> ops_;
+  std::vector<ipc::RowCopyOp> rows_;
+};
+
+TEST_F(PieceCopiesTest, NeighboursOnBothSidesAreOneCopy) {
+  copy(0, 100, 10);
+  copy(10, 110, 10);
+  copy(20, 130, 10);  // Not on the device.
+  copy(40, 140, 10);  // Not in the pool.
+  EXPECT_THAT(ops(), ElementsAre(Op(0, 100, 20), Op(20, 130, 10), Op(40, 140, 10)));
+}
+
+TEST_F(PieceCopiesTest, CopiesAreCutWhereAPieceEndsAndNeverJoinedAcross) {
+  copy(kCopyPieceBytes - 10, 0, 30 + kCopyPieceBytes);
+  copy(2 * kCopyPieceBytes + 20, kCopyPieceBytes + 30, 5);
+  EXPECT_THAT(ops(),
+              ElementsAre(Op(kCopyPieceBytes - 10, 0, 10), Op(kCopyPieceBytes, 10, kCopyPieceBytes),
+                          Op(2 * kCopyPieceBytes, kCopyPieceBytes + 10, 25)));
+}
+
+TEST_F(PieceCopiesTest, OfRowsOnlyTheOneThatCrossesAPieceIsCut) {
+  copy_rows(kCopyPieceBytes - 25, 0, 100, 10, 6);
+  EXPECT_THAT(rows(), ElementsAre(Op(kCopyPieceBytes - 25, 0, 2), Op(kCopyPieceBytes + 5, 300, 3)));
+  EXPECT_THAT(ops(), ElementsAre(Op(kCopyPieceBytes - 5, 200, 5), Op(kCopyPieceBytes, 205, 5)));
+}
+
+TEST_F(PieceCopiesTest, RowsThatEndWithAPieceAreNotCut) {
+  copy_rows(kCopyPieceBytes - 20, 0, 100, 10, 4);
+  EXPECT_THAT(rows(), ElementsAre(Op(kCopyPieceBytes - 20, 0, 2), Op(kCopyPieceBytes, 200, 2)));
+  EXPECT_THAT(ops(), testing::IsEmpty());
+}
+
+TEST_F(PieceCopiesTest, RowsLargerThanAPieceGoAsCopies) {
+  copy_rows(0, 0, 3 * kCopyPieceBytes, kCopyPieceBytes + 1, 1);
+  EXPECT_THAT(rows(), testing::IsEmpty());
+  EXPECT_THAT(ops(),
+              ElementsAre(Op(0, 0, kCopyPieceBytes), Op(kCopyPieceBytes, kCopyPieceBytes, 1)));
 }
 
 class CopierProcessTest : public test::ReplayTest {

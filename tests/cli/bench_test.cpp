@@ -219,6 +219,38 @@ TEST_F(BenchTest, ComparesAMoverWithAWorkerThatCopiesByItselfAndKillsBoth) {
                           std::tuple("own", "batch", false), std::tuple("own", "memcpy", false)));
 }
 
+TEST_F(BenchTest, AnAblationOfABlockFirstArenaComparesDirectCopies) {
+  const json report =
+      bench({"ablation", "--geometry=tiny", "--arena=block-first", "--direction=d2h"});
+  using Line = std::tuple<std::string, std::string, int>;
+  std::set<Line> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["path"], result["strategy"], result["blocks"].get<int>());
+    EXPECT_GT(result["gbps"], 0.0) << result;
+  }
+  std::set<Line> expected;
+  for (const char* path : {"mover", "own"}) {
+    for (const char* strategy : {"direct", "strided", "batch", "memcpy"}) {
+      for (const int blocks : {1, 4}) expected.emplace(path, strategy, blocks);
+    }
+  }
+  EXPECT_EQ(seen, expected);
+}
+
+// The benchmark itself fails when a block that was written does not come back as it went.
+TEST_F(BenchTest, AnAblationHasBlocksThatFitNoPieceOfThePool) {
+  const Finished finished = run_kvferry(
+      {"bench", "ablation", "--device=host", "--runtime-dir=" + path("run"), "--chunk-size=33MiB",
+       "--regions=2", "--blocks=1", "--direction=d2h", "--strategy=staged,strided", "--repeats=1",
+       "--samples=1", "--bytes=1MiB", "--json"});
+  ASSERT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  const json report = json::parse(finished.output, nullptr, false);
+  EXPECT_THAT(report["errors"], IsEmpty());
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const json& result : report["results"]) seen.emplace(result["path"], result["strategy"]);
+  EXPECT_EQ(seen.size(), 2U * 2U) << report["results"];
+}
+
 TEST_F(BenchTest, AnAblationOfOneStrategyOfAModelIsATableForAWay) {
   const Finished finished = run_kvferry(bench_arguments(
       {"ablation", "--geometry=tiny", "--strategy=auto,strided", "--direction=h2d"}));
@@ -331,7 +363,8 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
   EXPECT_THAT(complaint({"--geometry=tiny", "--regions=4"}), HasSubstr("--regions"));
   EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));
   EXPECT_THAT(complaint({"ablation", "--ranks=2"}), HasSubstr("--ranks"));
-  EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("staged, strided, batch"));
+  EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("direct, staged, strided"));
+  EXPECT_THAT(complaint({"ablation", "--strategy=kernel"}), HasSubstr("names none of them"));
 }
 
 }  // namespace

@@ -85,6 +85,13 @@ class FaultPlan {
                                [&] { return calls_.at(static_cast<std::size_t>(call)) >= number; });
   }
 
+  /// What copies that are held wait for, in the place of a word of this object: a CUDA device's
+  /// streams wait for pinned memory only. Before the first is held; outlives all that are.
+  void use_gate(std::uint32_t* pinned) {
+    const std::lock_guard lock(mutex_);
+    gate_ = pinned;
+    ipc::StreamWord(gate_).store(let_go_);
+  }
   /// Copies from now on stand in their streams until they are let go, in the order in which they
   /// were enqueued.
   void hold_copies() {
@@ -103,14 +110,14 @@ class FaultPlan {
   void let_go(std::uint32_t count = 1) {
     const std::lock_guard lock(mutex_);
     let_go_ += count;
-    ipc::StreamWord(&gate_).store(let_go_);
+    ipc::StreamWord(gate_).store(let_go_);
   }
   /// Those that are held and all that come.
   void let_all_go() {
     const std::lock_guard lock(mutex_);
     holding_ = false;
     let_go_ = gated_;
-    ipc::StreamWord(&gate_).store(let_go_);
+    ipc::StreamWord(gate_).store(let_go_);
   }
 
  private:
@@ -165,10 +172,11 @@ class FaultPlan {
   std::uint32_t gated_ = 0;  ///< Have been given a place before the gate,
   std::uint32_t held_ = 0;   ///< and have been enqueued there.
   std::uint32_t let_go_ = 0;
-  alignas(std::uint32_t) std::uint32_t gate_ = 0;
+  std::uint32_t own_gate_ = 0;
+  std::uint32_t* gate_ = &own_gate_;
 };
 
-/// A stream of the host backend, whose waits for a word may be of any memory.
+/// Of a CUDA device only with FaultPlan::use_gate().
 class FaultyStream final : public ForwardingStream {
  public:
   FaultyStream(std::unique_ptr<Stream> real, FaultPlan& plan)
@@ -247,7 +255,7 @@ class FaultyStream final : public ForwardingStream {
     switch (verdict.outcome) {
       case FaultPlan::Outcome::kAsPlanned:
         if (!verdict.held) return whole();
-        KVFERRY_TRY(real().wait_word(ipc::StreamWord(&plan_.gate_), *verdict.held));
+        KVFERRY_TRY(real().wait_word(ipc::StreamWord(plan_.gate_), *verdict.held));
         KVFERRY_TRY(whole());
         plan_.note_held();
         return ipc::ok();
@@ -263,7 +271,6 @@ class FaultyStream final : public ForwardingStream {
 
 class FaultyDevice final : public ForwardingDevice {
  public:
-  /// @pre real is a host device.
   FaultyDevice(std::unique_ptr<Device> real, FaultPlan& plan)
       : ForwardingDevice(std::move(real)), plan_(plan) {}
 

@@ -136,6 +136,11 @@ void JobTable::set_share(std::uint32_t engine, ipc::Rank rank, const LinkShares:
   send_all();
 }
 
+void JobTable::drop_share(std::uint32_t engine, ipc::Rank rank) {
+  shares_.leave(engine, rank);
+  send_all();
+}
+
 void JobTable::forget_engine(std::uint32_t engine) {
   counters_.erase(engine);
   shares_.forget(engine);

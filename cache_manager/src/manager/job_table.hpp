@@ -202,6 +202,8 @@ class JobTable {
   void forget_engine(std::uint32_t engine);
   /// What a rank's copies go over, and its engine's share where others' do, too.
   void set_share(std::uint32_t engine, ipc::Rank rank, const LinkShares::Member& member);
+  /// The rank has no mover any more: its link is none of its engine's.
+  void drop_share(std::uint32_t engine, ipc::Rank rank);
   [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
   [[nodiscard]] bool is_unfinished(ipc::JobId job) const { return entries_.contains(job); }

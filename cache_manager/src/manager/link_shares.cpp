@@ -20,6 +20,13 @@ void LinkShares::set(std::uint32_t engine, ipc::Rank rank, const Member& member)
   regroup();
 }
 
+void LinkShares::leave(std::uint32_t engine, ipc::Rank rank) {
+  const auto at = engines_.find(engine);
+  if (at == engines_.end() || at->second.ranks.erase(rank) == 0) return;
+  if (at->second.ranks.empty()) engines_.erase(at);
+  regroup();
+}
+
 void LinkShares::regroup() {
   // Links that some engine's jobs take together have one root.
   std::map<std::string, std::string> above;
@@ -122,6 +129,8 @@ std::optional<LinkShares::Choice> LinkShares::next(const Lane& lane,
   bool alone = true;
   for (const auto& entry : state.uses) {
     const std::uint32_t engine = entry.first;
+    // What it has under way was sent when it had ranks there: it goes over this link no more.
+    if (lane_of(engine, lane.to_host) != lane) continue;
     const bool offers_one = std::any_of(offers.begin(), offers.end(),
                                         [&](const Offer& offer) { return offer.engine == engine; });
     if (!entry.second.jobs.empty() || offers_one) {

@@ -70,6 +70,9 @@ class LinkShares {
   /// From now on. A job goes over the links of all ranks of its engine at once: engines that have
   /// one of them in common share all of theirs, and so do those that share with one of these.
   void set(std::uint32_t engine, ipc::Rank rank, const Member& member);
+  /// Nothing is copied over the rank's link any more: it is shared as if the engine had no such
+  /// rank. Jobs may be under way: they end where they were sent, and are in nobody's way there.
+  void leave(std::uint32_t engine, ipc::Rank rank);
   /// Without jobs under way.
   void forget(std::uint32_t engine);
 
@@ -94,7 +97,7 @@ class LinkShares {
 
  private:
   struct Engine {
-    std::map<ipc::Rank, Member> ranks{};
+    std::map<ipc::Rank, Member> ranks{};  ///< Never none.
     std::uint32_t weight = 1;
     std::uint32_t number = 0;  ///< Of the links that it shares.
   };

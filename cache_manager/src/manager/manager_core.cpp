@@ -193,8 +193,13 @@ void ManagerCore::on_peer_died(const ipc::Peer& peer) {
   if (engine != nullptr) {
     ipc::log_warn("engine {}: {} {} (pid {}) is dead", engine->name(), ipc::to_string(peer.kind),
                   peer.name, peer.pid);
+    const std::uint32_t engine_id = engine->id();
+    // None when a successor has the rank already: the link is that one's.
+    const std::optional<std::uint32_t> rank = engine->rank_of_mover(peer.id);
     engine->remove(peer.id);
     engine_changed(*engine);
+    // Its engine's jobs have been told before: none of them goes to the others' links.
+    if (rank) jobs_.drop_share(engine_id, ipc::Rank{*rank});
   }
   context_.catalogue.forget_user(peer.id);
   jobs_.mover_died(peer.id);

@@ -14,6 +14,7 @@ CopyStrategy mover_strategy(OwnStrategy strategy) noexcept {
     case OwnStrategy::kStrided: return CopyStrategy::kStrided;
     case OwnStrategy::kBatch: return CopyStrategy::kBatch;
     case OwnStrategy::kMemcpy: return CopyStrategy::kMemcpy;
+    case OwnStrategy::kDirect: return CopyStrategy::kDirect;
   }
   return CopyStrategy::kMemcpy;
 }

@@ -79,6 +79,7 @@ struct EventLoop::State {
   std::map<std::pair<TimePoint, TimerId>, Callback> timers;
   std::unordered_map<TimerId, TimePoint> timer_times;
 
+  const bool has_processors = processors() >= kProcessorsToSpare;
   TimePoint awake_until{};
   std::atomic<std::thread::id> runner{};  ///< Whose rounds these are.
 
@@ -210,8 +211,7 @@ bool EventLoop::run() {
 }
 
 void EventLoop::stay_awake(Duration time) noexcept {
-  static const bool kHasProcessors = processors() >= kProcessorsToSpare;
-  if (!kHasProcessors) return;
+  if (!state_->has_processors) return;
   state_->awake_until = MonotonicClock::now() + time;
 }
 

@@ -288,6 +288,65 @@ TEST_F(LinkSharesTest, WhatGoesOnSharedKeepsItsPlace) {
   EXPECT_EQ(lane(2), shared);
 }
 
+TEST_F(LinkSharesTest, LinkOfARankThatHasLeftIsItsEnginesNoMore) {
+  open(1, 1, "one");
+  shares_.set(1, ipc::Rank{1}, {.link = "two"});
+  open(2, 1, "one");
+  open(3, 1, "two");
+  ASSERT_EQ(lane(2), lane(3)) << "by way of the first";
+  const auto shared = lane(2);
+  shares_.leave(1, ipc::Rank{1});
+  EXPECT_EQ(lane(1), shared) << "what is still shared keeps its place";
+  EXPECT_EQ(lane(2), shared);
+  EXPECT_NE(lane(3), shared) << "nobody else copies over its link";
+  shares_.leave(1, ipc::Rank{1});
+  shares_.leave(4, ipc::Rank{0});
+  EXPECT_EQ(lane(2), shared) << "who is not there changes nothing";
+  shares_.set(1, ipc::Rank{1}, {.link = "two"});
+  EXPECT_EQ(lane(2), lane(3)) << "its successor's";
+}
+
+// As it comes back after all of them have ended.
+TEST_F(LinkSharesTest, EngineOfFewerRanksThanBeforeSharesOnlyWhatThoseCopyOver) {
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    shares_.set(1, ipc::Rank{rank}, {.link = "link " + std::to_string(rank)});
+  }
+  open(2, 1, "link 0");
+  open(3, 1, "link 3");
+  for (std::uint32_t rank = 0; rank < 4; ++rank) shares_.leave(1, ipc::Rank{rank});
+  EXPECT_NE(lane(1), lane(2));
+  EXPECT_NE(lane(1), lane(3));
+  EXPECT_NE(lane(2), lane(3));
+  open(1, 1, "link 0");
+  EXPECT_EQ(lane(1), lane(2));
+  EXPECT_NE(lane(1), lane(3)) << "a rank that it has no more does not bind it";
+}
+
+// Its movers have died, and it may take long until that is proven to the last of their jobs.
+TEST_F(LinkSharesTest, JobsOfAnEngineWhoseRanksHaveLeftEndWhereTheyWereSentAndHoldUpNobody) {
+  open(1, 3);
+  open(2, 1);
+  const auto before = lane(1);
+  shares_.sent(before, 1, 4 * kLimit, 1, now_);
+  shares_.sent(before, 2, kLimit / 4, 1, now_);
+  const std::vector<LinkShares::Offer> offers{{2, 1}};
+  ASSERT_FALSE(shares_.next(before, offers, now_).has_value()) << "its quarter is under way";
+  shares_.leave(1, ipc::Rank{0});
+  ASSERT_EQ(lane(2), before);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(shares_.next(before, offers, now_).has_value()) << "it is alone";
+    shares_.sent(before, 2, kLimit, 1, now_);
+  }
+  shares_.ended(before, 1, 4 * kLimit, 1, now_);
+  shares_.forget(1);
+  open(1, 3);
+  EXPECT_EQ(lane(1), before);
+  const std::vector<LinkShares::Offer> both{{1, 1}, {2, 1}};
+  const auto choice = shares_.next(before, both, now_);
+  ASSERT_TRUE(choice.has_value());
+  EXPECT_EQ(choice->engine, 1U) << "it is back, and its turn";
+}
+
 TEST_F(LinkSharesTest, UrgentJobOfAnEngineWithNothingUnderWayWaitsForNobodysTurn) {
   open(1, 1);
   open(2, 1);

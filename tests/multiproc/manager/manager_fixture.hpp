@@ -69,7 +69,9 @@ class ManagerTest : public testing::Test {
   std::unique_ptr<ScriptedPeer> operator_;
   ipc::EngineState state_;
   std::uint64_t next_job_ = 1000;
-  std::uint32_t max_jobs_ = 1024;  ///< Of an engine, in the next manager.
+  // In the next manager.
+  std::uint32_t max_jobs_ = 1024;  ///< Of an engine.
+  std::uint64_t pool_bytes_ = 4ULL << 20U;
 };
 
 }  // namespace kvferry::test

@@ -57,7 +57,8 @@ ScriptedPeer::ScriptedPeer(const std::string& runtime_dir,
 ipc::Result<ipc::Empty> ScriptedPeer::rank_hello(std::uint32_t rank,
                                                  const ipc::Geometry& geometry,
                                                  ipc::CacheOwner owner,
-                                                 const std::string& engine) {
+                                                 const std::string& engine,
+                                                 const std::string& link) {
   ipc::RankHello hello;
   hello.engine = engine;
   hello.rank = ipc::Rank{rank};
@@ -65,6 +66,7 @@ ipc::Result<ipc::Empty> ScriptedPeer::rank_hello(std::uint32_t rank,
   hello.cache_owner = owner;
   hello.geometry = geometry;
   hello.device = "host";
+  hello.link = link;
   return call<ipc::Empty>(ipc::MessageKind::kRankHello, hello);
 }
 

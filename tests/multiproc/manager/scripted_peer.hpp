@@ -37,7 +37,8 @@ class ScriptedPeer {
   [[nodiscard]] ipc::Result<ipc::Empty> rank_hello(std::uint32_t rank,
                                                    const ipc::Geometry& geometry,
                                                    ipc::CacheOwner owner = ipc::CacheOwner::kWorker,
-                                                   const std::string& engine = "chat");
+                                                   const std::string& engine = "chat",
+                                                   const std::string& link = "");
   /// What a rank with that epoch mapped reports.
   [[nodiscard]] static ipc::RankState mapped_state(std::uint32_t rank, std::uint64_t epoch = 1);
   /// Reports the arena (session of the rank, epoch) as mapped and ready.

@@ -112,15 +112,13 @@ std::vector<ipc::DevicePtr> Copier::slots_of(std::uint32_t lane) const {
 
 void Copier::make_lanes(OwnStrategy strategy) {
   for (const CopyBounds::Group& group : bounds_.groups) {
-    const bool too_large =
-        group.packed_bytes > kCopyPieceBytes ||
-        (strategy == OwnStrategy::kStaged && group.packed_bytes > layout_.staging.slot_bytes);
-    if (!too_large) continue;
-    throw ipc::Exception(
-        KVFERRY_ERROR(kInvalidArgument,
-                      "a block of {} bytes fits no piece of the pool of {} bytes, or no slot of "
-                      "{}; measure smaller blocks",
-                      group.packed_bytes, kCopyPieceBytes, layout_.staging.slot_bytes));
+    if (strategy != OwnStrategy::kStaged || group.packed_bytes <= layout_.staging.slot_bytes) {
+      continue;
+    }
+    throw ipc::Exception(KVFERRY_ERROR(kInvalidArgument,
+                                       "a block of {} bytes fits no staging slot of {}; give more "
+                                       "--staging-slot-bytes",
+                                       group.packed_bytes, layout_.staging.slot_bytes));
   }
   for (std::uint32_t lane = 0; lane < kLanesOfTheRing; ++lane) {
     lanes_.at(lane) = std::make_unique<CopyLane>(CopyLane::Context{

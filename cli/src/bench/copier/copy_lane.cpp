@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/copier/copy_lane.hpp"
 
+#include "bench/copier/piece_copies.hpp"
 #include "kvferry/ipc/base/look.hpp"
 #include "must.hpp"
 
@@ -121,14 +122,9 @@ ipc::Status CopyLane::enqueue_staged(Job& job, Track& track, Chunk& chunk) {
   for (; job.next < items.size() && items[job.next].group == group &&
          chunk.size_bytes + packed <= context_.slot_bytes;
        ++job.next) {
-    KVFERRY_ASSIGN(std::byte * host, context_.pool.pinned(items[job.next].pool_offset));
-    const bool joins = !ops_.empty() && items[job.next].pool_offset % kCopyPieceBytes != 0 &&
-                       static_cast<std::byte*>(ops_.back().host) + ops_.back().size_bytes == host;
-    if (joins) {
-      ops_.back().size_bytes += packed;
-    } else {
-      ops_.push_back({host, track.slot + chunk.size_bytes, packed});
-    }
+    const std::uint64_t offset = items[job.next].pool_offset;
+    KVFERRY_ASSIGN(std::byte * host, context_.pool.pinned(offset, packed));
+    append_copy(ops_, {host, track.slot + chunk.size_bytes, packed}, offset);
     ids_.push_back(items[job.next].block.value);
     chunk.size_bytes += packed;
   }
@@ -149,20 +145,27 @@ ipc::Status CopyLane::enqueue_direct(Job& job, Track& track, Chunk& chunk) {
          ops_.size() + rows_.size() < kMostLaneCalls;
        ++job.next) {
     const CopyItem& item = items[job.next];
-    KVFERRY_ASSIGN(std::byte * host, context_.pool.pinned(item.pool_offset));
+    const std::uint64_t packed = context_.arena.packed_bytes(item.group);
+    KVFERRY_ASSIGN(std::byte * host, context_.pool.pinned(item.pool_offset, packed));
+    const auto offset_of = [&](const void* part) {
+      return item.pool_offset +
+             static_cast<std::uint64_t>(static_cast<const std::byte*>(part) - host);
+    };
+    block_ops_.clear();
+    block_rows_.clear();
     if (strided) {
-      context_.arena.add_rows(item.group, item.block.value, host, rows_);
+      context_.arena.add_rows(item.group, item.block.value, host, block_rows_);
     } else {
-      context_.arena.add_slices(item.group, item.block.value, host, ops_);
+      context_.arena.add_slices(item.group, item.block.value, host, block_ops_);
     }
-    chunk.size_bytes += context_.arena.packed_bytes(item.group);
-  }
-  if (strided) {
-    chunk.calls = rows_.size();
-    return track.stream->copy_rows(context_.direction, rows_);
+    for (const auto& rows : block_rows_) append_rows(rows_, ops_, rows, offset_of(rows.host));
+    for (const auto& op : block_ops_) append_copy(ops_, op, offset_of(op.host));
+    chunk.size_bytes += packed;
   }
   const bool each = context_.strategy == OwnStrategy::kMemcpy;
-  chunk.calls = each ? ops_.size() : 1;
+  chunk.calls = rows_.size() + (each ? ops_.size() : std::min<std::size_t>(1, ops_.size()));
+  if (!rows_.empty()) KVFERRY_TRY(track.stream->copy_rows(context_.direction, rows_));
+  if (ops_.empty()) return ipc::ok();
   return track.stream->copy(context_.direction, ops_,
                             each ? ipc::CopyMode::kEach : ipc::CopyMode::kBatch);
 }

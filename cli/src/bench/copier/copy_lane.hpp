@@ -23,7 +23,8 @@ namespace kvferry::cli {
 /// All copies of one way in a worker that copies by itself. Requests go in chunks, in their order,
 /// as many under way as the link needs. Staged ones take turns on a few tracks, each a slot of the
 /// ring with a stream of its own: kernel and copy of a chunk follow each other there without
-/// anybody in between, beside those of the other slots. All others share one stream.
+/// anybody in between, beside those of the other slots. All others share one stream. Copies are
+/// joined, and cut at the pool's pieces, as a mover's.
 /// @threading the loop's thread. @lifetime all that it is given outlives it.
 class CopyLane {
  public:
@@ -104,6 +105,8 @@ class CopyLane {
   ipc::TimePoint progress_{};
   std::vector<ipc::CopyOp> ops_;  ///< Kept for its memory.
   std::vector<ipc::RowCopyOp> rows_;
+  std::vector<ipc::CopyOp> block_ops_;  ///< Of one block, before they are cut and joined; likewise.
+  std::vector<ipc::RowCopyOp> block_rows_;
   std::vector<std::uint32_t> ids_;
 };
 

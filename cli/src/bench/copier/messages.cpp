@@ -10,6 +10,7 @@ std::string_view to_string(OwnStrategy strategy) noexcept {
     case OwnStrategy::kStrided: return "strided";
     case OwnStrategy::kBatch: return "batch";
     case OwnStrategy::kMemcpy: return "memcpy";
+    case OwnStrategy::kDirect: return "direct";
   }
   return "invalid";
 }
@@ -38,10 +39,10 @@ ipc::Status check_copy_request(const CopyRequest& request,
     }
     const bool in_pool = item.pool_offset < bounds.pool_bytes &&
                          group.packed_bytes <= bounds.pool_bytes - item.pool_offset;
-    if (!in_pool || item.pool_offset % kCopyPieceBytes + group.packed_bytes > kCopyPieceBytes) {
+    if (!in_pool) {
       return KVFERRY_ERROR(kInvalidArgument,
-                           "block {} of group {}: {} bytes at {} are not inside one piece of the "
-                           "pool of {} bytes",
+                           "block {} of group {}: {} bytes at {} are not inside the pool of {} "
+                           "bytes",
                            item.block.value, item.group.value, group.packed_bytes, item.pool_offset,
                            bounds.pool_bytes);
     }

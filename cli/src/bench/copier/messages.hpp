@@ -24,20 +24,22 @@ enum class OwnStrategy : std::uint8_t {
   kStaged = 1,  ///< Gather and scatter kernels, and one copy for each slot of a ring.
   kStrided,     ///< A block's slices as the rows of strided copies.
   kBatch,       ///< All slices of a chunk in one batched call.
-  kMemcpy       ///< One copy for each slice.
+  kMemcpy,      ///< One copy for each slice.
+  kDirect       ///< Whole blocks, and neighbours as one, of a block-first arena.
 };
-inline constexpr std::array kOwnStrategies = {OwnStrategy::kStaged, OwnStrategy::kStrided,
-                                              OwnStrategy::kBatch, OwnStrategy::kMemcpy};
+inline constexpr std::array kOwnStrategies = {OwnStrategy::kDirect, OwnStrategy::kStaged,
+                                              OwnStrategy::kStrided, OwnStrategy::kBatch,
+                                              OwnStrategy::kMemcpy};
 [[nodiscard]] std::string_view to_string(OwnStrategy strategy) noexcept;
 constexpr std::uint64_t wire_max(OwnStrategy) {
-  return static_cast<std::uint64_t>(OwnStrategy::kMemcpy);
+  return static_cast<std::uint64_t>(OwnStrategy::kDirect);
 }
 
 /// A request of so many fits a packet; a larger job goes in several.
 inline constexpr std::size_t kMostCopyItems = 4096;
 /// Requests without a reply: the replies to so many fit a socket whose other end does not read.
 inline constexpr std::size_t kMostCopyRequests = 64;
-/// The pool is registered in pieces of so many bytes, and no block crosses from one into the next.
+/// The pool is registered in pieces of so many bytes, and no copy crosses from one into the next.
 inline constexpr std::uint64_t kCopyPieceBytes = 64ULL << 20;
 
 struct CopierSetUp {
@@ -84,7 +86,7 @@ struct CopyBounds {
   std::uint64_t pool_bytes = 0;
 };
 /// kProtocol for an id that is not greater than the last one, kInvalidArgument for a request that
-/// is empty, too large, or leaves arena, pool or piece.
+/// is empty, too large, or leaves arena or pool.
 [[nodiscard]] ipc::Status check_copy_request(const CopyRequest& request,
                                              std::uint64_t last_id,
                                              const CopyBounds& bounds);

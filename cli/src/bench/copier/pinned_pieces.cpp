@@ -25,9 +25,10 @@ PinnedPieces::~PinnedPieces() {
   }
 }
 
-ipc::Result<std::byte*> PinnedPieces::pinned(std::uint64_t offset) {
-  const std::uint64_t piece = offset / kCopyPieceBytes;
-  if (!registered_.at(piece)) {
+ipc::Result<std::byte*> PinnedPieces::pinned(std::uint64_t offset, std::uint64_t size_bytes) {
+  const std::uint64_t last = (offset + size_bytes - 1) / kCopyPieceBytes;
+  for (std::uint64_t piece = offset / kCopyPieceBytes; piece <= last; ++piece) {
+    if (registered_.at(piece)) continue;
     const std::uint64_t start = piece * kCopyPieceBytes;
     KVFERRY_TRY(device_.register_host(mapping_.data() + start,
                                       std::min(kCopyPieceBytes, mapping_.size_bytes() - start)));

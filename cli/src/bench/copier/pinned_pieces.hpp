@@ -21,8 +21,9 @@ class PinnedPieces {
   ~PinnedPieces();
 
   [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_.size_bytes(); }
-  /// The address of what lies there, registered from now on. @pre inside one piece of the pool.
-  [[nodiscard]] ipc::Result<std::byte*> pinned(std::uint64_t offset);
+  /// The address of what lies there, registered from now on: all pieces of it. @pre inside the
+  /// pool, and not empty.
+  [[nodiscard]] ipc::Result<std::byte*> pinned(std::uint64_t offset, std::uint64_t size_bytes);
 
  private:
   ipc::Device& device_;

@@ -23,7 +23,8 @@ ipc::Result<const std::vector<std::uint64_t>*> PoolPlaces::of(
   std::uint64_t next = next_;
   for (const worker::SequenceItem& item : blocks) {
     const std::uint64_t size_bytes = packed_bytes(item.group);
-    if (next % kCopyPieceBytes + size_bytes > kCopyPieceBytes) {
+    // A larger one is copied in several pieces wherever it begins.
+    if (size_bytes <= kCopyPieceBytes && next % kCopyPieceBytes + size_bytes > kCopyPieceBytes) {
       next = ipc::align_up(next, kCopyPieceBytes);
     }
     if (next + size_bytes > pool_bytes_) {

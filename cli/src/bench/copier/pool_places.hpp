@@ -12,8 +12,9 @@
 
 namespace kvferry::cli {
 
-/// Where jobs have their packed blocks in the engine's pool: one after the other, none across two
-/// pieces. The room comes back when all of them are dropped, as between two measurements.
+/// Where jobs have their packed blocks in the engine's pool: one after the other, and what fits a
+/// piece across none. The room comes back when all of them are dropped, as between two
+/// measurements.
 class PoolPlaces {
  public:
   PoolPlaces(const ipc::ArenaLayout& layout, std::uint64_t pool_bytes);

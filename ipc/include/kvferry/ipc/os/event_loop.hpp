@@ -53,8 +53,8 @@ class EventLoop {
 
   /// For so long from now the loop looks for events again and again before it sleeps: what comes
   /// then is seen within a microsecond or two instead of ten. For who expects an answer soon: it
-  /// takes a processor meanwhile, though others may run on it. Nothing where this process has fewer
-  /// than 8 of them.
+  /// takes a processor meanwhile, though others may run on it. Nothing where this process had fewer
+  /// than 8 of them when the loop was made.
   void stay_awake(Duration time) noexcept;
 
   /// Until stop(), which also counts when it was called before. False when a callback's exception
