@@ -287,6 +287,36 @@ TEST_P(CopyFaultsTest, NoticeThatFailsEndsTheJobsOfOneLaneAndTheEngineServesOn) 
   }
 }
 
+/// Of chunks whose ends are marked: of loads that go through the ring alone.
+class MarkFaultsTest : public CopyFaultsTest {};
+
+// As a notice that fails, but for one chunk's end: what was enqueued with it must be awaited.
+TEST_P(MarkFaultsTest, MarkThatFailsFailsItsJobAndTheEngineServesOn) {
+  constexpr std::uint64_t kRounds = 4;
+  for (std::uint64_t round = 0; round < kRounds && !HasFailure(); ++round) {
+    ++round_;
+    std::vector<RandomJob> jobs = make_jobs(CopyDirection::kHostToDevice);
+    DeviceFault fault;
+    fault.call = DeviceCall::kWriteWord;
+    fault.number = 1 + round;
+    fault.text = fmt::format("fault of round {}", round);
+    plan_.fail(fault);
+    std::size_t failed = 0;
+    for (const RandomJob& job : jobs) {
+      // Alone, so that its chunks are marked.
+      engine_->submit(job.job);
+      const ipc::MoverJobDone done = wait_answer(job.job.job.value);
+      ASSERT_NO_FATAL_FAILURE(check_bytes(job, done));
+      failed += failed_chunks(job, done, fault.text).empty() ? 0U : 1U;
+    }
+    EXPECT_TRUE(plan_.fired());
+    EXPECT_EQ(failed, 1U);
+    for (const auto way : {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
+      ASSERT_NO_FATAL_FAILURE(check_that_all_serves(way));
+    }
+  }
+}
+
 class BrokenDeviceTest : public CopyFaultsTest {
  protected:
   void break_in(CopyDirection direction, DeviceCall call, std::uint64_t number) {
@@ -368,6 +398,11 @@ const auto kWays =
 std::string name_of(const testing::TestParamInfo<Way>& instance) { return instance.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Ways, CopyFaultsTest, kWays, name_of);
+INSTANTIATE_TEST_SUITE_P(Ways,
+                         MarkFaultsTest,
+                         testing::Values(Way{"Staged", CopyStrategy::kStaged,
+                                             ipc::ArenaOrder::kLayerFirst}),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(OfTheWorker,
                          CopyFaultsTest,
                          testing::Values(Way{"Agent", CopyStrategy::kAgent,

@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real worker process whose gathers and scatters a test can hold up:
-// gated_worker_child RUNTIME_DIR DEVICE OWNER HANDLES. The linker puts the gate between the host
+// A real worker process whose gathers and scatters, and whose compute, a test can hold up:
+// gated_worker_child RUNTIME_DIR DEVICE OWNER HANDLES. The linker puts gates between the host
 // backend's streams and its kernels, so that everything else is what runs in production.
 //
-// Commands, one per line: "hold" closes the gate, "open" opens it, "sever" shuts every staging
-// connection down while both processes live on. A kernel that waits at the gate says "held".
+// Commands, one per line: "hold" closes the gate of gathers and scatters, "open" opens it; "hold
+// compute" and "open compute" likewise for kernels that fill blocks, of which "pass compute" lets
+// one through; "sever" shuts every staging connection down while both processes live on. A kernel
+// that waits at a gate says "held", or "compute held".
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/kernels/host_twins.hpp"
 #include "kvferry/worker/worker.hpp"
@@ -18,6 +20,7 @@
 
 #include <condition_variable>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -30,9 +33,12 @@ namespace {
 
 using kvferry::kernels::BlockIds;
 using kvferry::kernels::PackedBlocks;
+using kvferry::kernels::SeededBlocks;
+using kvferry::kernels::StridedRegion;
 
 class Gate {
  public:
+  explicit Gate(std::string_view held_text) : held_text_(held_text) {}
   void hold() {
     const std::lock_guard lock(mutex_);
     held_ = true;
@@ -44,20 +50,34 @@ class Gate {
     }
     changed_.notify_all();
   }
+  void let_one_pass() {
+    {
+      const std::lock_guard lock(mutex_);
+      ++passes_;
+    }
+    changed_.notify_all();
+  }
   void pass() {
     std::unique_lock lock(mutex_);
-    if (held_) kvferry::test::say("held");
-    changed_.wait(lock, [this] { return !held_; });
+    if (held_ && passes_ == 0) kvferry::test::say(held_text_);
+    changed_.wait(lock, [this] { return !held_ || passes_ > 0; });
+    if (held_) --passes_;
   }
 
  private:
+  const std::string_view held_text_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool held_ = false;
+  int passes_ = 0;  ///< While it is held, which are let through.
 };
 
 Gate& gate() {
-  static Gate gate;
+  static Gate gate("held");
+  return gate;
+}
+Gate& compute_gate() {
+  static Gate gate("compute held");
   return gate;
 }
 
@@ -88,11 +108,19 @@ void obey() {
       kvferry::test::say("holding");
     } else if (*command == "open") {
       gate().open();
+    } else if (*command == "hold compute") {
+      compute_gate().hold();
+      kvferry::test::say("holding compute");
+    } else if (*command == "pass compute") {
+      compute_gate().let_one_pass();
+    } else if (*command == "open compute") {
+      compute_gate().open();
     } else if (*command == "sever") {
       sever();
     }
   }
   gate().open();
+  compute_gate().open();
 }
 
 }  // namespace
@@ -102,8 +130,14 @@ extern "C" {
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
 void KVFERRY_REAL_GATHER(const PackedBlocks& layout, const BlockIds& ids);
 void KVFERRY_REAL_SCATTER(const PackedBlocks& layout, const BlockIds& ids);
+void KVFERRY_REAL_FILL(const StridedRegion* regions,
+                       std::uint32_t region_count,
+                       const SeededBlocks& blocks);
 void KVFERRY_WRAP_GATHER(const PackedBlocks& layout, const BlockIds& ids);
 void KVFERRY_WRAP_SCATTER(const PackedBlocks& layout, const BlockIds& ids);
+void KVFERRY_WRAP_FILL(const StridedRegion* regions,
+                       std::uint32_t region_count,
+                       const SeededBlocks& blocks);
 
 void KVFERRY_WRAP_GATHER(const PackedBlocks& layout, const BlockIds& ids) {
   gate().pass();
@@ -112,6 +146,12 @@ void KVFERRY_WRAP_GATHER(const PackedBlocks& layout, const BlockIds& ids) {
 void KVFERRY_WRAP_SCATTER(const PackedBlocks& layout, const BlockIds& ids) {
   gate().pass();
   KVFERRY_REAL_SCATTER(layout, ids);
+}
+void KVFERRY_WRAP_FILL(const StridedRegion* regions,
+                       std::uint32_t region_count,
+                       const SeededBlocks& blocks) {
+  compute_gate().pass();
+  KVFERRY_REAL_FILL(regions, region_count, blocks);
 }
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
 }

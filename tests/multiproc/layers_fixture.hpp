@@ -13,6 +13,7 @@
 #include "support/child_process.hpp"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -251,6 +252,13 @@ class LayersTest : public testing::TestWithParam<LayersCase> {
     for (const std::uint8_t result : done.results) {
       EXPECT_EQ(result, static_cast<std::uint8_t>(code)) << done.message;
     }
+  }
+  /// Whole, though its parts may tell different codes: those behind the first one are cancelled.
+  void expect_job_refused(ipc::JobId job, const std::string& text) {
+    ASSERT_TRUE(run_until([&] { return completion(job).has_value(); }));
+    const Completion done = *completion(job);
+    EXPECT_THAT(done.results, testing::Each(testing::Ne(0)));
+    EXPECT_THAT(done.message, testing::HasSubstr(text));
   }
   /// The host tier has blocks [0, count), from the device blocks that begin at 0.
   void fill_host(std::uint32_t count) {

@@ -109,6 +109,55 @@ TEST_P(LayersTest, StepWhoseLoadNeverComesEndsAtItsDeadline) {
   expect_clean(answer);
 }
 
+TEST_P(LayersTest, LaterUseOfASlotIsBusyAndLeavesTheStepThatRunsAlone) {
+  constexpr std::uint32_t kCount = 4;
+  fill_host(kCount);
+  ipc::Step wipe = step();
+  wipe.fills = seeded(20, kCount, 1);
+  expect_clean(send(wipe));
+  const auto answer = send(awaiting({33, 1}, 20, kCount));
+  const auto later = send(awaiting({33, 2}, 20, kCount));
+  // It would say that all layers of these blocks are there.
+  expect_job_refused(submit_load(40, kCount, LayerTicket{33, 3}), "begin use 3 in another slot");
+  EXPECT_FALSE(answer->reply.has_value());
+  expect_done(submit_load(20, kCount, LayerTicket{33, 1}));
+  expect_clean(answer);
+  expect_failed(later, ErrorCode::kBusy);
+  const auto next = send(awaiting({33, 4}, 40, kCount));
+  expect_done(submit_load(40, kCount, LayerTicket{33, 4}));
+  expect_clean(next);
+}
+
+// What is told of a use before its slot is free for it is kept for its step.
+TEST_P(LayersTest, StepOfAUseThatWasRefusedWhileItsSlotWasBusyFailsAtOnce) {
+  constexpr std::uint32_t kCount = 4;
+  fill_host(kCount);
+  const auto answer = send(awaiting({34, 1}, 20, kCount));
+  expect_job_refused(submit_load(40, kCount, LayerTicket{34, 2}), "begin use 2 in another slot");
+  expect_done(submit_load(20, kCount, LayerTicket{34, 1}));
+  expect_clean(answer);
+  ipc::Step next = awaiting({34, 2}, 40, kCount);
+  next.patience = kForEver;
+  const auto refused = send(next);
+  ASSERT_TRUE(run_until([&] { return refused->reply.has_value(); }));
+  ASSERT_FALSE(refused->reply->has_value());
+  EXPECT_THAT(refused->reply->error().message, testing::HasSubstr("begin use 2 in another slot"));
+}
+
+TEST_P(LayersTest, StoreOfAStepThatIsNotLaunchedFailsWithIt) {
+  fill_host(2);
+  const auto runs = send(awaiting({35, 1}, 20, 2));
+  ipc::Step computes = awaiting({35, 2}, 20, 2);
+  computes.fills = seeded(40, 2, 800);
+  computes.computes = LayerTicket{36, 1};
+  const auto refused = send(computes);
+  const ipc::JobId store = submit_store(40, 2, computes.computes, 4);
+  expect_done(submit_load(20, 2, LayerTicket{35, 1}));
+  expect_clean(runs);
+  expect_failed(refused, ErrorCode::kBusy);
+  expect_job_failed(store, ErrorCode::kBusy);
+}
+
 TEST_P(LayersTest, KilledMoverFailsTheStepThatWaitsAndTheNextOneServes) {
   constexpr std::uint32_t kCount = 8;
   fill_host(kCount);

@@ -47,8 +47,9 @@ struct DeviceFault {
   std::string text = "it failed";
 };
 
-/// What the FaultyDevices of a test do wrong, and when. One fault at a time; beside it copies may
-/// be held where they are in their stream. @threading any. @lifetime outlives the devices' streams.
+/// What the FaultyDevices of a test do wrong, and when. One fault at a time; beside it copies, or
+/// kernels that pack, may be held where they are in their stream. @threading any. @lifetime
+/// outlives the devices' streams.
 class FaultPlan {
  public:
   FaultPlan() = default;
@@ -98,7 +99,12 @@ class FaultPlan {
     const std::lock_guard lock(mutex_);
     holding_ = true;
   }
-  /// So many copies have been enqueued and held, those that were let go included.
+  /// Likewise gathers and scatters.
+  void hold_kernels() {
+    const std::lock_guard lock(mutex_);
+    holding_kernels_ = true;
+  }
+  /// So many of those have been enqueued and held, those that were let go included.
   [[nodiscard]] bool wait_held(std::uint32_t count, ipc::Deadline deadline) {
     std::unique_lock lock(mutex_);
     return changed_.wait_until(lock, deadline.when(), [this, count] { return held_ >= count; });
@@ -116,6 +122,7 @@ class FaultPlan {
   void let_all_go() {
     const std::lock_guard lock(mutex_);
     holding_ = false;
+    holding_kernels_ = false;
     let_go_ = gated_;
     ipc::StreamWord(gate_).store(let_go_);
   }
@@ -142,10 +149,19 @@ class FaultPlan {
       verdict = {outcome_of(fault_->kind), fault_->text, std::nullopt};
     } else if (fault_ && fired_ && fault_->kind >= FaultKind::kBreaks) {
       verdict = {outcome_of(fault_->kind), fault_->text, std::nullopt};
-    } else if (holding_ && (call == DeviceCall::kCopy || call == DeviceCall::kCopyRows)) {
+    } else if (is_held(call)) {
       verdict.held = ++gated_;
     }
     return verdict;
+  }
+  [[nodiscard]] bool is_held(DeviceCall call) const {
+    switch (call) {
+      case DeviceCall::kCopy:
+      case DeviceCall::kCopyRows: return holding_;
+      case DeviceCall::kGather:
+      case DeviceCall::kScatter: return holding_kernels_;
+      default: return false;
+    }
   }
   void note_held() {
     const std::lock_guard lock(mutex_);
@@ -168,9 +184,10 @@ class FaultPlan {
   std::optional<DeviceFault> fault_;
   bool fired_ = false;
   const void* where_ = nullptr;
-  bool holding_ = false;
-  std::uint32_t gated_ = 0;  ///< Have been given a place before the gate,
-  std::uint32_t held_ = 0;   ///< and have been enqueued there.
+  bool holding_ = false;          ///< Copies,
+  bool holding_kernels_ = false;  ///< gathers and scatters.
+  std::uint32_t gated_ = 0;       ///< Have been given a place before the gate,
+  std::uint32_t held_ = 0;        ///< and have been enqueued there.
   std::uint32_t let_go_ = 0;
   std::uint32_t own_gate_ = 0;
   std::uint32_t* gate_ = &own_gate_;

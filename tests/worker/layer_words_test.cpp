@@ -115,6 +115,63 @@ TEST_F(LayerWordsTest, SlotIsNotUsedAgainWhileATransferOfItRuns) {
   EXPECT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
 }
 
+TEST_F(LayerWordsTest, SlotIsNotUsedAgainWhileAStepOfItRuns) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  words_.word(0).store(2);
+  const auto look = words_.next_look();
+  EXPECT_EQ(words_.begin({0, 2}, Deadline::after(1s)).error().code, ErrorCode::kBusy);
+  EXPECT_EQ(words_.enter({0, 2}).error().code, ErrorCode::kBusy);
+  EXPECT_EQ(words_.end({0, 2}).error().code, ErrorCode::kBusy);
+  EXPECT_EQ(words_.word(0).load(), 2U) << "its waiters stand where they stood";
+  EXPECT_EQ(words_.next_look(), look) << "its deadline is another use's";
+  EXPECT_TRUE(words_.end({0, 1}).has_value());
+  EXPECT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), 0U);
+}
+
+// What is left of it in its stream would mark layers of the next use.
+TEST_F(LayerWordsTest, SlotOfAFailedUseIsFreeWhenItsStepHasEnded) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  words_.expire(*words_.next_look());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.begin({0, 2}, Deadline::after(60s)).error().code, ErrorCode::kBusy);
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kTimeout);
+  EXPECT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+}
+
+TEST_F(LayerWordsTest, UseThatNoStepHasBegunGivesItsSlotOn) {
+  ASSERT_TRUE(words_.enter({0, 1}).has_value());
+  EXPECT_EQ(words_.begin({0, 2}, Deadline::after(60s)).error().code, ErrorCode::kBusy);
+  ASSERT_TRUE(words_.leave({0, 1}, true).has_value());
+  EXPECT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.begin({0, 1}, Deadline::after(60s)).error().code, ErrorCode::kStaleEpoch);
+  EXPECT_EQ(words_.enter({0, 1}).error().code, ErrorCode::kStaleEpoch);
+}
+
+TEST_F(LayerWordsTest, FailureThatComesWhileTheSlotIsBusyIsKeptForItsStep) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  words_.fail({0, 2}, error());
+  words_.fail({0, 1}, KVFERRY_ERROR(kNotFound, "gone"));
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kNotFound);
+  ASSERT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.end({0, 2}).error().code, ErrorCode::kPeerDied);
+  ASSERT_TRUE(words_.begin({0, 3}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), 0U) << "it was another use's";
+}
+
+TEST_F(LayerWordsTest, FailureOfALaterUseStaysUntilThatOneBegins) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  words_.fail({0, 3}, error());
+  words_.fail({0, 2}, KVFERRY_ERROR(kNotFound, "an earlier one, which is told of late"));
+  ASSERT_TRUE(words_.end({0, 1}).has_value());
+  ASSERT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), 0U);
+  ASSERT_TRUE(words_.end({0, 2}).has_value());
+  EXPECT_EQ(words_.enter({0, 3}).error().code, ErrorCode::kPeerDied);
+}
+
 TEST_F(LayerWordsTest, UsesThatAreOverAndSlotsThatThereAreNotAreRefused) {
   ASSERT_TRUE(words_.begin({0, 5}, Deadline::after(60s)).has_value());
   EXPECT_EQ(words_.begin({0, 4}, Deadline::after(60s)).error().code, ErrorCode::kStaleEpoch);

@@ -7,6 +7,7 @@
 #include "unit_match.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 /// The calls of a client that are one message each, and its submits.
@@ -208,6 +209,14 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
   KVFERRY_TRY(
       link.submit(MessageKind::kSubmitStore, message.job, ipc::encode(message), blocks_of(items)));
   return message.job;
+}
+
+// Of every process of a machine that clock is the same, and a worker does not outlive it.
+LayerTicket Client::layer_ticket(std::uint32_t slot) {
+  const auto now = ipc::MonotonicClock::now().time_since_epoch();
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  impl_->last_use = std::max(impl_->last_use + 1, static_cast<std::uint64_t>(ns));
+  return {slot, impl_->last_use};
 }
 
 Result<JobId> Client::submit_load(std::span<const LoadItem> items,

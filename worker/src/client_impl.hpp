@@ -5,6 +5,7 @@
 #include "client_link.hpp"
 #include "kvferry/worker/client.hpp"
 
+#include <cstdint>
 #include <utility>
 
 namespace kvferry::worker {
@@ -13,6 +14,7 @@ class Client::Impl {
  public:
   Impl(ClientOptions options, ipc::RuntimeDir dir) : link(std::move(options), std::move(dir)) {}
   ClientLink link;
+  std::uint64_t last_use = 0;  ///< Of a layer slot, that it has handed out.
 };
 
 }  // namespace kvferry::worker

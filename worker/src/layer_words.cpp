@@ -27,8 +27,11 @@ Status check_slot(std::uint32_t slot) {
 }
 
 ipc::Error is_over(const LayerTicket& ticket, std::uint64_t last) {
-  return KVFERRY_ERROR(kStaleEpoch, "use {} of layer slot {} is over; its last one was {}",
-                       ticket.use, ticket.slot, last);
+  return KVFERRY_ERROR(
+      kStaleEpoch,
+      "use {} of layer slot {} is over; its last one was {}: tickets grow over all "
+      "engines, see Client::layer_ticket",
+      ticket.use, ticket.slot, last);
 }
 
 }  // namespace
@@ -47,17 +50,26 @@ Status LayerWords::open(const LayerTicket& ticket) {
   Slot& slot = slots_[ticket.slot];
   if (ticket.use < slot.use) return is_over(ticket, slot.use);
   if (ticket.use == slot.use) return ipc::ok();
-  if (slot.transfers > 0) {
-    return KVFERRY_ERROR(kBusy,
-                         "layer slot {}: {} transfers of use {} still run; begin use {} in another "
-                         "slot",
-                         ticket.slot, slot.transfers, slot.use, ticket.use);
+  // A step whose waits and marks are in a stream, or will be: the next use's layers would let it
+  // go, and what it marks would count as theirs.
+  const bool step_runs = slot.begun && !slot.over;
+  if (step_runs || slot.transfers > 0) {
+    return KVFERRY_ERROR(
+        kBusy,
+        "layer slot {}: {} and {} transfers of use {} have not ended; begin use {} "
+        "in another slot, or retry",
+        ticket.slot, step_runs ? "the step" : "no step", slot.transfers, slot.use, ticket.use);
   }
-  slot = {};
+  std::optional<EarlyFailure> early = std::exchange(slot, {}).early;
   slot.use = ticket.use;
   slot.over = false;
   slot.deadline = ipc::MonotonicClock::now() + kUnbegun;
   word(ticket.slot).store(0);
+  if (early && early->use == ticket.use) {
+    fail_slot(ticket.slot, early->error);
+  } else if (early && early->use > ticket.use) {
+    slot.early = std::move(early);
+  }
   return ipc::ok();
 }
 
@@ -67,6 +79,7 @@ Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline, Use 
     KVFERRY_TRY(open(ticket));
     if (slots_[ticket.slot].over) return is_over(ticket, ticket.use);
     Slot& slot = slots_[ticket.slot];
+    slot.begun = true;
     slot.is_awaited = use == Use::kAwaitsLoad;
     if (!slot.failure && !slot.complete) slot.deadline = deadline.when();
   }
@@ -104,11 +117,20 @@ void LayerWords::fail_slot(std::uint32_t number, const ipc::Error& error) {
   ipc::log_warn("layers: use {} of slot {} failed: {}", slot.use, number, error.to_string());
 }
 
+void LayerWords::note_early(const LayerTicket& ticket, const ipc::Error& error) {
+  std::optional<EarlyFailure>& early = slots_[ticket.slot].early;
+  if (!early || early->use < ticket.use) early = EarlyFailure{ticket.use, error};
+}
+
 void LayerWords::fail(const LayerTicket& ticket, const ipc::Error& error) {
   {
     const std::lock_guard lock(mutex_);
     // Begun by its failure, when that comes first.
-    if (!open(ticket)) return;
+    if (const Status opened = open(ticket); !opened) {
+      // Nothing will come of it any more when the slot is free: whoever begins it then is told.
+      if (opened.error().code == ipc::ErrorCode::kBusy) note_early(ticket, error);
+      return;
+    }
     fail_slot(ticket.slot, error);
   }
   if (sooner_) sooner_();

@@ -264,6 +264,7 @@ Status StepRunner::launch_layers(const ipc::Step& step,
         layers_.begin(*ticket, ipc::Deadline::after(step.patience),
                       is_stored ? LayerWords::Use::kIsStored : LayerWords::Use::kAwaitsLoad));
     work.tickets.push_back(*ticket);
+    if (is_stored) work.computes = *ticket;
   }
   for (const GroupStep& group : groups) {
     GroupResult& result = work.results.emplace_back();
@@ -376,6 +377,8 @@ std::optional<ipc::DecodeReply> StepRunner::take_outputs_of(InFlight& work) {
 
 void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status) {
   if (!status && !work->error) work->error = status.error();
+  // Not all of it may have been launched, and after its end nobody marks what its store waits for.
+  if (work->error && work->computes) layers_.fail(*work->computes, *work->error);
   for (const ipc::LayerTicket& ticket : work->tickets) {
     const Status whole = layers_.end(ticket);
     if (!whole && !work->error) work->error = whole.error();

@@ -107,7 +107,8 @@ class StepRunner final : public ipc::ControlHandler {
     std::optional<std::uint32_t> in_graph;  ///< Sequences of a pass that the graph computes.
     std::vector<std::unique_ptr<ipc::RegionTable>> layer_tables;
     std::unique_ptr<ipc::RecordedWork> recorded;
-    std::vector<ipc::LayerTicket> tickets;  ///< Of uses that it has begun.
+    std::vector<ipc::LayerTicket> tickets;     ///< Of uses that it has begun.
+    std::optional<ipc::LayerTicket> computes;  ///< The one of them that a store waits for.
     std::optional<ipc::Error> error;
   };
 

@@ -255,14 +255,14 @@ void CopyPipeline::copy(Chunk& chunk) {
   copying_calls_ += calls_of(chunk);
   copying_bytes_ += chunk.plan.size_bytes;
   ++enqueued_;
+  // Also when the copy was not whole, or is not marked: what went out of it must be awaited.
+  ++unnoticed_;
+  unnoticed_bytes_ += chunk.plan.size_bytes;
   chunk.is_marked = is_to_be_marked(chunk);
   if (chunk.is_marked) {
     const Status marked = context_.stream.write_word(context_.ended, enqueued_);
     if (!marked) return lose_track(marked.error());
   }
-  // Also when the copy was not whole: what went out of it must be awaited.
-  ++unnoticed_;
-  unnoticed_bytes_ += chunk.plan.size_bytes;
   const bool last = !chunk.job->has_next() && !is_watched();
   if (last || unnoticed_bytes_ >= bytes_of_a_notice(chunk) || unnoticed_ >= kMostCopies / 2) {
     ask_for_notice();

@@ -400,6 +400,11 @@ class Client {
   /// in time.
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items,
                                            std::optional<LayerTicket> layers = std::nullopt);
+  /// A use of a layer slot that is newer than all that any client on this machine has been given
+  /// before, by the machine's monotonic clock: so a worker takes it whoever had the slot before,
+  /// an engine that died included, whose jobs that are late are refused. Also the first one of
+  /// several that are counted up by one, on each rank by itself, say.
+  [[nodiscard]] LayerTicket layer_ticket(std::uint32_t slot);
   /// Higher priority goes first among loads: ipc::Urgency::kAhead for what is fetched ahead,
   /// kOrdinary for what is waited for, more for what is to go before that. Stores go the other way,
   /// and do not wait for loads or hold them up. Per block: kNotFound when the host tier does not

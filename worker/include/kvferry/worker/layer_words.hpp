@@ -33,7 +33,9 @@ using ipc::LayerTicket;
 /// A step with a load, on every rank: begin(ticket), enqueue await_layer() before each layer's
 /// first read, or launch the graph that has it, and observe the end; then end(ticket) says whether
 /// the blocks held what they should. With a store likewise, with mark_layer() after each layer's
-/// last write. After that, and after the completion of the job, the slot may be used again.
+/// last write. After that, and after the completion of the job, the slot may be used again. Each
+/// use that begin() took ends with end(), also when nothing of it was launched: until then no other
+/// use has the slot, an engine's that came after this one's death included.
 ///
 /// On CUDA: fewer streams than CUDA_DEVICE_MAX_CONNECTIONS (8 unless set) may wait at a time, one
 /// of which is the agent's; and kernels that run while others wait have run, or been loaded, before
@@ -54,9 +56,9 @@ class LayerWords {
 
   /// The use begins, unless its transfer has begun it (which waits for 30 s for this). It fails
   /// (kTimeout) when its transfer has not ended at the deadline. kInvalidArgument for a slot that
-  /// there is not, kStaleEpoch for a use that is over, kBusy while a transfer of an earlier use of
-  /// the slot still runs: take another slot. A use that has failed already is no error here:
-  /// nothing waits for it, and end() says so.
+  /// there is not, kStaleEpoch for a use that is over, kBusy while a step or a transfer of an
+  /// earlier use of the slot has not ended, which goes on unharmed: take another slot, or retry. A
+  /// use that has failed already is no error here: nothing waits for it, and end() says so.
   /// @param use what the step does: a load fails with the manager that had it; compute that is to
   /// be stored goes on without
   [[nodiscard]] ipc::Status begin(const LayerTicket& ticket,
@@ -98,17 +100,24 @@ class LayerWords {
   void on_sooner(std::function<void()> call) { sooner_ = std::move(call); }
 
  private:
+  struct EarlyFailure {
+    std::uint64_t use = 0;
+    ipc::Error error;
+  };
   struct Slot {
     std::uint64_t use = 0;
+    bool begun = false;  ///< By a step, which waits or marks until it is over.
     bool over = true;
     bool is_awaited = false;      ///< A step has begun it, for a load.
     bool complete = false;        ///< Its last transfer has ended: nothing is waited for any more.
     std::uint32_t transfers = 0;  ///< Of this use, between enter() and leave().
     std::optional<ipc::TimePoint> deadline;
     std::optional<ipc::Error> failure;
+    std::optional<EarlyFailure> early;  ///< Of a later use, which the slot is not free for yet.
   };
 
   [[nodiscard]] ipc::Status open(const LayerTicket& ticket);
+  void note_early(const LayerTicket& ticket, const ipc::Error& error);
   void fail_slot(std::uint32_t number, const ipc::Error& error);
 
   const std::unique_ptr<ipc::PinnedBuffer> words_;

@@ -8,8 +8,8 @@
 namespace kvferry::ipc {
 
 /// Names one use of one of the words by which a rank's worker and its transfers tell each other,
-/// layer by layer, how far they are. The engine chooses both: a slot below kLayerSlots, and a
-/// number that grows with each use of it. Every rank has words of its own.
+/// layer by layer, how far they are: a slot below kLayerSlots, and a number that grows with each
+/// use of it, over all engines (worker::Client::layer_ticket()). Every rank has words of its own.
 struct LayerTicket {
   std::uint32_t slot = 0;
   std::uint64_t use = 0;  ///< From 1.
