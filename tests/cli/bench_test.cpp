@@ -193,6 +193,21 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
                         Line("hbm", "engine", "auto", 1), Line("hbm", "engine", "auto", 4)));
 }
 
+TEST_F(BenchTest, MeasuresTheSlowestOfTwoRanksThatCompute) {
+  const json report = bench({"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
+                             "--load=decode", "--direction=d2h", "--ranks=2"});
+  ASSERT_EQ(report["results"].size(), 3U) << "one large copy, and two kinds of jobs";
+  for (const json& result : report["results"]) {
+    const bool bare = result["path"] == "bare";
+    EXPECT_GT(result["gbps"], 0.0) << result;
+    EXPECT_GT(result["slowdown"], 0.0) << result;
+    EXPECT_GT(result["itl_p99_us"], 0.0) << result;
+    EXPECT_EQ(result["share"].is_number(), bare) << "the link is one device's: " << result;
+    EXPECT_EQ(result["block_bytes"], (bare ? 1 : 2) * 4 * (8 << 10)) << result;
+    EXPECT_TRUE(result["copy_gbps"].is_null()) << result;
+  }
+}
+
 TEST_F(BenchTest, ComparesAMoverWithAWorkerThatCopiesByItselfAndKillsBoth) {
   const json report = bench({"ablation", "--chunk-size=6KiB", "--regions=4"});
   using Line = std::tuple<std::string, std::string, std::string, int>;

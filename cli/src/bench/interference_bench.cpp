@@ -16,6 +16,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -92,29 +93,30 @@ class InterferenceBench {
                                       worker::ComputeLoadKind load);
   void measure_link(const InstancePlan& plan);
   void measure_jobs(BenchTarget& target,
-                    LoadTimes& times,
+                    RanksLoadTimes& times,
                     const std::vector<std::uint32_t>& group_blocks,
                     const BenchFigure& figure);
   void measure_own(OwnStrategy strategy, worker::ComputeLoadKind load);
   void measure_bare(BenchTarget& target,
-                    LoadTimes& times,
+                    RanksLoadTimes& times,
                     const InstancePlan& plan,
                     worker::ComputeLoadKind load);
   void measure_pairs(BenchTarget& target,
-                     LoadTimes& times,
+                     RanksLoadTimes& times,
                      BenchFigure figure,
                      const Copies& copies,
                      const Copies& large = {});
   static void rest(BenchTarget& target, ipc::Duration time);
-  void await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until);
+  void await_times(BenchTarget& target, RanksLoadTimes& times, ipc::TimePoint until);
 
   BenchContext& context_;
   const BenchConfig& config_;
   const BenchShape& shape_;
   LinkLimit limit_;
-  BareCopies* large_ = nullptr;  ///< What is compared with, in the same pairs.
+  /// What is compared with, in the same pairs, where all ranks copy over its link.
+  BareCopies* large_ = nullptr;
   std::uint32_t files_ = 0;
-  std::filesystem::path times_file_;
+  std::vector<std::filesystem::path> times_files_;  ///< Of each rank.
 };
 
 InstancePlan InterferenceBench::plan_for(cache_manager::CopyStrategy strategy,
@@ -125,9 +127,13 @@ InstancePlan InterferenceBench::plan_for(cache_manager::CopyStrategy strategy,
   InstancePlan plan =
       context_.plan(shape_, gpu_blocks,
                     gpu_blocks * shape_.moved_bytes() * kRoomForSwaps + kRoomForSlabs, strategy);
-  times_file_ = context_.dir().path() / fmt::format("load-{}.times", ++files_);
+  const std::string times =
+      (context_.dir().path() / fmt::format("load-{}.{{rank}}.times", ++files_)).native();
+  times_files_.clear();
+  for (std::size_t r = 0; r < plan.devices.size(); ++r)
+    times_files_.emplace_back(for_rank(times, r));
   plan.worker_arguments.push_back(fmt::format("--load={}", worker::to_string(load)));
-  plan.worker_arguments.push_back("--load-times=" + times_file_.native());
+  plan.worker_arguments.push_back("--load-times=" + times);
   return plan;
 }
 
@@ -144,22 +150,24 @@ void InterferenceBench::rest(BenchTarget& target, ipc::Duration time) {
   must(target.run_for(end));
 }
 
-void InterferenceBench::await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until) {
+void InterferenceBench::await_times(BenchTarget& target,
+                                    RanksLoadTimes& times,
+                                    ipc::TimePoint until) {
   const ipc::Deadline deadline = ipc::Deadline::after(config_.patience);
   for (;;) {
     must(times.read());
     if (const auto last = times.last(); last && *last >= until) return;
     if (deadline.expired()) {
-      throw ipc::Exception(KVFERRY_ERROR(kTimeout,
-                                         "the worker's load told no time in {} ms; see the logs",
-                                         config_.patience.count()));
+      throw ipc::Exception(
+          KVFERRY_ERROR(kTimeout, "the load of some worker told no time in {} ms; see the logs",
+                        config_.patience.count()));
     }
     rest(target, kTimesLook);
   }
 }
 
 void InterferenceBench::measure_pairs(BenchTarget& target,
-                                      LoadTimes& times,
+                                      RanksLoadTimes& times,
                                       BenchFigure figure,
                                       const Copies& copies,
                                       const Copies& large) {
@@ -216,12 +224,15 @@ void InterferenceBench::measure_pairs(BenchTarget& target,
   figure.round_us = RoundTimes{all_without.median(), all_without.quantile(kTail), all_with.median(),
                                all_with.quantile(kTail),
                                all_beside_large.empty() ? 0 : all_beside_large.quantile(kTail)};
-  figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();
+  // The link is one device's; bare copies go over no other.
+  if (figure.path == BenchPath::kBare || context_.has_one_device()) {
+    figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();
+  }
   context_.report.figures.push_back(std::move(figure));
 }
 
 void InterferenceBench::measure_jobs(BenchTarget& target,
-                                     LoadTimes& times,
+                                     RanksLoadTimes& times,
                                      const std::vector<std::uint32_t>& group_blocks,
                                      const BenchFigure& figure) {
   for (const std::uint32_t blocks : config_.blocks) {
@@ -246,7 +257,7 @@ void InterferenceBench::measure_own(OwnStrategy strategy, worker::ComputeLoadKin
   const InstancePlan plan = plan_for(mover_strategy(strategy), load);
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   context_.with_copier(shape_, plan, strategy, [&](CopierInstance& copier) {
-    LoadTimes times(times_file_);
+    RanksLoadTimes times(times_files_);
     await_times(copier, times, ipc::MonotonicClock::now());
     BenchFigure figure = figure_of(load);
     figure.path = BenchPath::kOwn;
@@ -264,7 +275,7 @@ std::array<std::vector<Traffic::Job>, 2> InterferenceBench::jobs_of(
 
 // From this process, as a mover would: in another context than the load.
 void InterferenceBench::measure_bare(BenchTarget& target,
-                                     LoadTimes& times,
+                                     RanksLoadTimes& times,
                                      const InstancePlan& plan,
                                      worker::ComputeLoadKind load) {
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
@@ -305,7 +316,7 @@ void InterferenceBench::run() {
       const InstancePlan plan = plan_for(strategy, load);
       if (!std::exchange(link_known, true)) measure_link(plan);
       context_.with_instance(shape_, plan, [&](BenchInstance& instance) {
-        LoadTimes times(times_file_);
+        RanksLoadTimes times(times_files_);
         await_times(instance, times, ipc::MonotonicClock::now());
         BenchFigure figure = figure_of(load);
         figure.strategy = cache_manager::to_string(strategy);
@@ -313,7 +324,7 @@ void InterferenceBench::run() {
           const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
           const auto device = context_.bare_device(shape_, plan);
           BareCopies large(*device, shape_, layout, 0);
-          large_ = &large;
+          if (context_.has_one_device()) large_ = &large;
           measure_jobs(instance, times, instance.client().state().group_blocks, figure);
           large_ = nullptr;
         }
