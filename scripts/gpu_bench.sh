@@ -97,6 +97,8 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
             if r["slowdown"] is not None:
                 figure += "  slowdown %.3f, p50 %.3f, p99 %.3f" % (
                     r["slowdown"], r["itl_p50_ratio"], r["itl_p99_ratio"])
+                if r["itl_p99_ratio_low"] is not None:
+                    figure += " (%.3f to %.3f)" % (r["itl_p99_ratio_low"], r["itl_p99_ratio_high"])
                 if r["copy_gbps"] is not None:
                     figure += ", %.1f %% of one copy's" % (100 * r["gbps"] / r["copy_gbps"])
                 if r["slowdown_beyond_copy"] is not None:

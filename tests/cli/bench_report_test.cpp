@@ -129,9 +129,17 @@ TEST(BenchReportTest, CopiesBesideComputeShowWhatALargeOneGetsThere) {
   beside.load = "decode";
   beside.slowdown = samples({1.01});
   beside.copy_gbps = samples({12.5});
+  beside.round_us = RoundTimes{100, 200, 101, 210, 205};
+  beside.p99_spread = Spread{1.01, 1.08};
   report.figures = {beside};
   EXPECT_THAT(tables_of(report), HasSubstr(" 88.0 %"));
-  EXPECT_DOUBLE_EQ(to_json(report)["results"][0]["copy_gbps"].get<double>(), 12.5);
+  EXPECT_THAT(tables_of(report), HasSubstr("1.050 (1.010 to 1.080)"));
+  EXPECT_THAT(tables_of(report), HasSubstr("  1.024\n")) << "of one pair no spread is known";
+  const nlohmann::json result = to_json(report)["results"][0];
+  EXPECT_DOUBLE_EQ(result["copy_gbps"].get<double>(), 12.5);
+  EXPECT_DOUBLE_EQ(result["itl_p99_ratio_low"].get<double>(), 1.01);
+  EXPECT_DOUBLE_EQ(result["itl_p99_ratio_high"].get<double>(), 1.08);
+  EXPECT_TRUE(result["itl_p99_beyond_copy_low"].is_null());
 }
 
 TEST(BenchReportTest, WhatWasLeftBehindIsAFailure) {

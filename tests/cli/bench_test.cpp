@@ -186,6 +186,14 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
     EXPECT_LE(result["itl_p50_us"], result["itl_p99_us"]) << result;
     EXPECT_LE(result["slowdown_least"], result["slowdown"]) << result;
     EXPECT_LE(result["slowdown"], result["slowdown_most"]) << result;
+    const bool engine = result["path"] == "engine";
+    EXPECT_EQ(result["itl_p99_beyond_copy_low"].is_number(), engine) << result;
+    for (const char* name : {"itl_p99_ratio", "itl_p99_beyond_copy"}) {
+      const std::string spread = name;
+      if (!result[spread + "_low"].is_number() && !engine) continue;
+      EXPECT_GT(result[spread + "_low"], 0.0) << result;
+      EXPECT_LE(result[spread + "_low"], result[spread + "_high"]) << result;
+    }
   }
   EXPECT_THAT(seen, UnorderedElementsAre(
                         Line("decode", "bare", "one copy", 1), Line("decode", "engine", "auto", 1),

@@ -89,6 +89,12 @@ struct RoundTimes {
   double p99_beside_copy = 0;
 };
 
+/// From where to where a figure may lie, as far as what was measured tells.
+struct Spread {
+  double low = 0;
+  double high = 0;
+};
+
 struct BenchFigure {
   std::string bench;  ///< "transfer", "latency" and so on.
   std::string strategy;
@@ -106,6 +112,9 @@ struct BenchFigure {
   Samples copy_gbps;  ///< Of that large copy, beside the same load.
   Samples slowdown;   ///< Of its rounds: pairs of a phase with copies and the one before without.
   std::optional<RoundTimes> round_us;
+  /// Of the 99th percentile beside copies to that without, and to that beside one large copy.
+  std::optional<Spread> p99_spread;
+  std::optional<Spread> p99_beyond_copy_spread;
   /// From SIGKILL to what copies, under traffic, until a job that was submitted after its death has
   /// completed well.
   std::optional<double> recovery_us;

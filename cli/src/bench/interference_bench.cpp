@@ -6,6 +6,7 @@
 #include "bench/link.hpp"
 #include "bench/load_times.hpp"
 #include "bench/own_strategies.hpp"
+#include "bench/pair_rounds.hpp"
 #include "bench/traffic.hpp"
 #include "must.hpp"
 
@@ -14,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,7 +36,6 @@ constexpr std::uint64_t kCudaJobsSpan = 256ULL << 20;
 constexpr std::uint64_t kHostJobsSpan = 16ULL << 20;
 constexpr std::uint64_t kRoomForSwaps = 3;
 constexpr std::uint64_t kRoomForSlabs = 64ULL << 20;
-constexpr double kTail = 0.99;
 
 using Phase = Traffic::Window;
 /// Copies all the time, for so long.
@@ -58,10 +57,6 @@ Copies calls(std::function<std::uint64_t()> call) {
 std::uint64_t large_copy(BareCopies& copies, Way way) {
   must(copies.limit(way));
   return (way == Way::kBoth ? 2 : 1) * copies.limit_bytes();
-}
-
-double mean_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 double gbps_of(const Phase& phase) {
@@ -194,36 +189,22 @@ void InterferenceBench::measure_pairs(BenchTarget& target,
     context_.check_interrupted();
   }
   await_times(target, times, ipc::MonotonicClock::now());
-  Samples all_without;
-  Samples all_with;
-  Samples all_beside_large;
+  std::vector<PairRounds> pairs;
   for (const auto& [without, with, beside_large] : rounds) {
-    Samples rounds_without;
-    Samples rounds_with;
-    times.add_within(without.from, without.to, rounds_without);
-    times.add_within(with.from, with.to, rounds_with);
     figure.gbps.add(gbps_of(with));
-    if (beside_large) figure.copy_gbps.add(gbps_of(*beside_large));
-    if (rounds_without.empty() || rounds_with.empty()) continue;  // rounds longer than a phase
-    figure.slowdown.add(mean_of(rounds_with.values()) / mean_of(rounds_without.values()));
-    all_without.add_all(rounds_without);
-    all_with.add_all(rounds_with);
+    PairRounds& pair = pairs.emplace_back();
+    times.add_within(without.from, without.to, pair.without);
+    times.add_within(with.from, with.to, pair.beside);
     if (!beside_large) continue;
-    Samples rounds_beside;
-    times.add_within(beside_large->from, beside_large->to, rounds_beside);
-    if (rounds_beside.empty()) continue;
-    figure.slowdown_beyond_copy.add(mean_of(rounds_with.values()) /
-                                    mean_of(rounds_beside.values()));
-    all_beside_large.add_all(rounds_beside);
+    figure.copy_gbps.add(gbps_of(*beside_large));
+    times.add_within(beside_large->from, beside_large->to, pair.beside_copy);
   }
+  add_pairs(pairs, figure);
   if (figure.slowdown.empty()) {
     throw ipc::Exception(KVFERRY_ERROR(
         kTimeout, "load {}: no round ended within {} ms; this device is too slow for it",
         figure.load, std::chrono::duration_cast<std::chrono::milliseconds>(kPhase).count()));
   }
-  figure.round_us = RoundTimes{all_without.median(), all_without.quantile(kTail), all_with.median(),
-                               all_with.quantile(kTail),
-                               all_beside_large.empty() ? 0 : all_beside_large.quantile(kTail)};
   // The link is one device's; bare copies go over no other.
   if (figure.path == BenchPath::kBare || context_.has_one_device()) {
     figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();

@@ -23,6 +23,11 @@ template <typename T> Json optional_of(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
+void add_spread(Json& json, const std::string& name, const std::optional<Spread>& spread) {
+  json[name + "_low"] = spread ? Json(spread->low) : Json();
+  json[name + "_high"] = spread ? Json(spread->high) : Json();
+}
+
 void add_rounds(Json& json, const BenchFigure& figure) {
   const auto& rounds = figure.round_us;
   const auto put = [&json, &rounds](const char* name, auto value) {
@@ -37,6 +42,8 @@ void add_rounds(Json& json, const BenchFigure& figure) {
   const bool beside_copy = figure.round_us && figure.round_us->p99_beside_copy > 0;
   json["itl_p99_beyond_copy"] =
       beside_copy ? Json(figure.round_us->p99_beside / figure.round_us->p99_beside_copy) : Json();
+  add_spread(json, "itl_p99_ratio", figure.p99_spread);
+  add_spread(json, "itl_p99_beyond_copy", figure.p99_beyond_copy_spread);
   json["copy_gbps"] = median_of(figure.copy_gbps);
   json["slowdown_beyond_copy"] = median_of(figure.slowdown_beyond_copy);
   const bool known = !figure.slowdown.empty();
@@ -156,6 +163,11 @@ std::string table_of(const std::vector<const BenchFigure*>& figures) {
   return heading_of(*figures.front()) + table.render("  ");
 }
 
+std::string with_spread(double value, const std::optional<Spread>& spread) {
+  const std::string text = fmt::format("{:.3f}", value);
+  return spread ? fmt::format("{} ({:.3f} to {:.3f})", text, spread->low, spread->high) : text;
+}
+
 /// Of one load: a row for each way of copying beside it.
 std::string interference_table_of(const std::vector<const BenchFigure*>& figures) {
   const BenchFigure& first = *figures.front();
@@ -190,18 +202,19 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                      figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
          fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
          fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
-         fmt::format("{:.3f}", times.p99_beside / times.p99),
+         with_spread(times.p99_beside / times.p99, figure->p99_spread),
          figure->slowdown_beyond_copy.empty()
              ? ""
              : fmt::format("{:.3f}", figure->slowdown_beyond_copy.median()),
-         times.p99_beside_copy > 0 ? fmt::format("{:.3f}", times.p99_beside / times.p99_beside_copy)
-                                   : ""});
+         times.p99_beside_copy > 0
+             ? with_spread(times.p99_beside / times.p99_beside_copy, figure->p99_beyond_copy_spread)
+             : ""});
   }
   const std::string jobs =
       with_jobs ? "" : fmt::format(", jobs of {}", job_of(first.point, /*with_locality=*/false));
   return fmt::format(
-             "interference {} beside {}, medians (slowdown: and quartiles) of {} pairs: {}{} "
-             "regions, {} of each{}\n",
+             "interference {} beside {}, medians (slowdown: and quartiles) of {} pairs, p99 of all "
+             "rounds (and 95 % of draws of pairs): {}{} regions, {} of each{}\n",
              to_string(first.point.way), first.load, first.slowdown.size(),
              first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
              ipc::format_size(first.point.chunk_bytes), jobs) +
