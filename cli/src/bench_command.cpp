@@ -8,9 +8,11 @@
 #include "run_options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -87,8 +89,10 @@ void add_what(CLI::App& app, BenchOptions& options) {
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
       "ablation, idle, urgent [transfer, latency]")
       ->allow_extra_args();
-  auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
-                                         "Bytes of one block in one region [16KiB,32KiB,64KiB]")
+  auto* chunks = add_list<std::uint64_t>(
+                     app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
+                     "Bytes of one block in one region [16KiB,32KiB,64KiB; interference and "
+                     "ablation: 32KiB; submit, clear, idle: 16KiB]")
                      ->type_name("SIZE[,...]");
   auto* regions = app.add_option("--regions", config.regions,
                                  "Regions of a block: K and V of each layer, "
@@ -111,8 +115,9 @@ void add_what(CLI::App& app, BenchOptions& options) {
       ->check(CLI::Range(1U, kMostBlocks));
   add_list<Way>(app, "--direction", config.ways, parse_way, "d2h, h2d, both [all of them]")
       ->type_name("WAY[,...]");
-  add_list<Locality>(app, "--locality", config.localities, parse_locality,
-                     "Device blocks of a job: sequential or random [random]")
+  add_list<Locality>(
+      app, "--locality", config.localities, parse_locality,
+      "Device blocks of a job: sequential or random (ablation: one of them) [random]")
       ->type_name("NAME[,...]");
   add_list<cache_manager::CopyStrategy>(app, "--strategy", config.strategies,
                                         cache_manager::parse_copy_strategy,
@@ -184,6 +189,14 @@ ipc::Status check_ablation(const BenchConfig& config) {
     return KVFERRY_ERROR(kInvalidArgument, "ablation compares the ways of one rank, --ranks is {}",
                          config.ranks);
   }
+  if (config.localities.size() > 1) {
+    std::vector<std::string_view> names;
+    for (const Locality locality : config.localities) names.push_back(to_string(locality));
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "ablation measures jobs of one locality, --locality is {}: name one, and "
+                         "run it again for the other",
+                         fmt::join(names, ","));
+  }
   const bool any =
       std::any_of(config.strategies.begin(), config.strategies.end(), [](CopyStrategy strategy) {
         return strategy != CopyStrategy::kAuto && strategy != CopyStrategy::kDirect;
@@ -226,13 +239,19 @@ int bench_command(const Arguments& arguments) {
   const auto has = [&config](BenchKind kind) {
     return std::find(config.kinds.begin(), config.kinds.end(), kind) != config.kinds.end();
   };
-  const bool others = std::any_of(config.kinds.begin(), config.kinds.end(), [](BenchKind kind) {
-    return kind != BenchKind::kInterference && kind != BenchKind::kAblation;
-  });
-  if (!others) {
+  const auto only = [&config](std::initializer_list<BenchKind> kinds) {
+    return std::all_of(config.kinds.begin(), config.kinds.end(), [kinds](BenchKind kind) {
+      return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+    });
+  };
+  if (only({BenchKind::kInterference, BenchKind::kAblation})) {
     // Each takes a while.
     set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
     if (has(BenchKind::kInterference)) set_default(config.blocks, {16U});
+  } else if (only({BenchKind::kSubmit, BenchKind::kLookup, BenchKind::kClear, BenchKind::kPool,
+                   BenchKind::kIdle})) {
+    // The size of a chunk is not what they measure.
+    set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10});
   }
   set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10, 32ULL << 10, 64ULL << 10});
   set_default(config.regions, {cuda ? 64U : 16U});

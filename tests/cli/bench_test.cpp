@@ -201,6 +201,35 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
                         Line("hbm", "engine", "auto", 1), Line("hbm", "engine", "auto", 4)));
 }
 
+TEST_F(BenchTest, MeasuresInterferenceOfEveryLocality) {
+  const std::vector<std::string> arguments = {
+      "interference", "--chunk-size=8KiB", "--regions=4",     "--pairs=2",
+      "--load=hbm",   "--direction=h2d",   "--strategy=auto", "--locality=sequential,random"};
+  const json report = bench(arguments);
+  std::set<std::tuple<std::string, std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["path"], result["locality"], result["blocks"].get<int>());
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(
+                        std::tuple("bare", "sequential", 1), std::tuple("engine", "sequential", 1),
+                        std::tuple("engine", "sequential", 4), std::tuple("engine", "random", 1),
+                        std::tuple("engine", "random", 4)));
+}
+
+TEST_F(BenchTest, MeasuresEveryChunkSizeThatIsNamed) {
+  const json report = bench({"submit", "clear", "--chunk-size=4KiB,8KiB", "--regions=2",
+                             "--pool-size=4MiB", "--samples=1"});
+  std::set<std::tuple<std::string, std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    if (result["path"] == "bare") continue;
+    seen.emplace(result["bench"], result["strategy"], result["chunk_bytes"].get<int>());
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(
+                        std::tuple("submit", "auto", 4096), std::tuple("submit", "auto", 8192),
+                        std::tuple("clear", "clear", 4096), std::tuple("clear", "clear", 8192),
+                        std::tuple("clear", "reinit", 4096), std::tuple("clear", "reinit", 8192)));
+}
+
 TEST_F(BenchTest, MeasuresTheSlowestOfTwoRanksThatCompute) {
   const json report = bench({"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
                              "--load=decode", "--direction=d2h", "--ranks=2"});
@@ -355,6 +384,8 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
   EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));
   EXPECT_THAT(complaint({"ablation", "--ranks=2"}), HasSubstr("--ranks"));
   EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("staged, strided, batch"));
+  EXPECT_THAT(complaint({"ablation", "--locality=sequential,random"}),
+              AllOf(HasSubstr("--locality is sequential,random"), HasSubstr("name one")));
 }
 
 }  // namespace

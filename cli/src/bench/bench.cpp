@@ -63,11 +63,18 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kAblation)) {
       for (const BenchShape& shape : shapes) bench_ablation(context, shape);
     }
-    if (context.wants(BenchKind::kSubmit)) bench_submit(context, shapes.front());
+    if (context.wants(BenchKind::kSubmit)) {
+      for (const BenchShape& shape : shapes) bench_submit(context, shape);
+    }
     if (context.wants(BenchKind::kLookup)) bench_lookup(context);
-    if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
+    if (context.wants(BenchKind::kClear)) {
+      for (const BenchShape& shape : shapes) bench_clear(context, shape);
+    }
+    // Of no cache: the shape is what a device is opened for.
     if (context.wants(BenchKind::kPool)) bench_pool(context, shapes.front());
-    if (context.wants(BenchKind::kIdle)) bench_idle(context, shapes.front());
+    if (context.wants(BenchKind::kIdle)) {
+      for (const BenchShape& shape : shapes) bench_idle(context, shape);
+    }
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }

@@ -78,6 +78,9 @@ struct BenchPoint {
   Locality locality = Locality::kSequential;
 };
 
+/// What interference calls one large copy, which is of no kind of job: its point names the first.
+inline constexpr std::string_view kOneCopy = "one copy";
+
 /// Microseconds of a round of a load (of a decoding one: from token to token), without copies and
 /// beside them.
 struct RoundTimes {

@@ -83,7 +83,13 @@ class InterferenceBench {
     return plan_jobs(shape_, blocks, context_.cuda() ? kCudaJobsSpan : kHostJobsSpan);
   }
   [[nodiscard]] std::array<std::vector<Traffic::Job>, 2> jobs_of(
-      const JobPlan& plan, const std::vector<std::uint32_t>& group_blocks) const;
+      const JobPlan& plan, Locality locality, const std::vector<std::uint32_t>& group_blocks) const;
+  /// Every kind of job: blocks, and where they lie.
+  void for_each_kind(const std::function<void(std::uint32_t blocks, Locality)>& measure) const {
+    for (const std::uint32_t blocks : config_.blocks) {
+      for (const Locality locality : config_.localities) measure(blocks, locality);
+    }
+  }
   [[nodiscard]] InstancePlan plan_for(cache_manager::CopyStrategy strategy,
                                       worker::ComputeLoadKind load);
   void measure_link(const InstancePlan& plan);
@@ -216,21 +222,21 @@ void InterferenceBench::measure_jobs(BenchTarget& target,
                                      RanksLoadTimes& times,
                                      const std::vector<std::uint32_t>& group_blocks,
                                      const BenchFigure& figure) {
-  for (const std::uint32_t blocks : config_.blocks) {
+  for_each_kind([&](std::uint32_t blocks, Locality locality) {
     for (const Way way : config_.ways) {
       const JobPlan plan = jobs(blocks);
-      Traffic traffic(target, jobs_of(plan, group_blocks), plan.in_flight,
+      Traffic traffic(target, jobs_of(plan, locality, group_blocks), plan.in_flight,
                       blocks * shape_.moved_bytes());
       must(traffic.prepare());
       BenchFigure measured = figure;
-      measured.point = shape_.point(blocks, way, config_.localities.front());
+      measured.point = shape_.point(blocks, way, locality);
       measure_pairs(
           target, times, std::move(measured),
           [&](ipc::Duration time) { return must(traffic.move_for(way, time)); },
           large_ != nullptr ? calls([&] { return large_copy(*large_, way); }) : Copies());
       must(traffic.finish());
     }
-  }
+  });
 }
 
 // In the load's own process.
@@ -248,8 +254,7 @@ void InterferenceBench::measure_own(OwnStrategy strategy, worker::ComputeLoadKin
 }
 
 std::array<std::vector<Traffic::Job>, 2> InterferenceBench::jobs_of(
-    const JobPlan& plan, const std::vector<std::uint32_t>& group_blocks) const {
-  const Locality locality = config_.localities.front();
+    const JobPlan& plan, Locality locality, const std::vector<std::uint32_t>& group_blocks) const {
   return {job_blocks(shape_, plan, locality, 0, group_blocks),
           job_blocks(shape_, plan, locality, 1, group_blocks)};
 }
@@ -261,29 +266,36 @@ void InterferenceBench::measure_bare(BenchTarget& target,
                                      worker::ComputeLoadKind load) {
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   const auto device = context_.bare_device(shape_, plan);
-  // One kind of job is enough: they are not compared with each other.
-  const std::uint32_t blocks = config_.blocks.front();
-  BareCopies copies(*device, shape_, layout, config_.bare ? blocks : 0);
-  const BareCopies::Jobs scattered = jobs_of(jobs(blocks), group_blocks_of(layout));
-  for (const Way way : config_.ways) {
+  const bool others = config_.bare && context_.cuda();  // a simulated device knows memcpy alone
+  const std::uint32_t most = *std::max_element(config_.blocks.begin(), config_.blocks.end());
+  BareCopies copies(*device, shape_, layout, others ? most : 0);
+  const auto figure_for = [&](std::uint32_t blocks, Way way, Locality locality) {
     BenchFigure figure = figure_of(load);
     figure.path = BenchPath::kBare;
-    figure.point = shape_.point(blocks, way, config_.localities.front());
+    figure.point = shape_.point(blocks, way, locality);
     figure.point.block_bytes = shape_.rank_bytes();
-    const std::uint64_t ways = way == Way::kBoth ? 2 : 1;
-    BenchFigure large = figure;
-    large.strategy = "one copy";
+    return figure;
+  };
+  for (const Way way : config_.ways) {
+    BenchFigure large = figure_for(config_.blocks.front(), way, config_.localities.front());
+    large.strategy = kOneCopy;  // of no kind of job
     measure_pairs(target, times, std::move(large), calls([&] { return large_copy(copies, way); }));
-    if (!config_.bare || !context_.cuda()) continue;  // a simulated device knows memcpy alone
-    for (const BareStrategy strategy : kBareStrategies) {
-      BenchFigure each = figure;
-      each.strategy = to_string(strategy);
-      measure_pairs(target, times, std::move(each), calls([&] {
-                      must(copies.move(strategy, way, scattered, kBareCallBytes));
-                      return ways * kBareCallBytes;
-                    }));
-    }
   }
+  if (!others) return;
+  for_each_kind([&](std::uint32_t blocks, Locality locality) {
+    const BareCopies::Jobs scattered = jobs_of(jobs(blocks), locality, group_blocks_of(layout));
+    for (const Way way : config_.ways) {
+      const std::uint64_t ways = way == Way::kBoth ? 2 : 1;
+      for (const BareStrategy strategy : kBareStrategies) {
+        BenchFigure each = figure_for(blocks, way, locality);
+        each.strategy = to_string(strategy);
+        measure_pairs(target, times, std::move(each), calls([&] {
+                        must(copies.move(strategy, way, scattered, kBareCallBytes));
+                        return ways * kBareCallBytes;
+                      }));
+      }
+    }
+  });
 }
 
 void InterferenceBench::run() {

@@ -123,11 +123,14 @@ std::string heading_of(const BenchFigure& figure) {
                      ipc::format_size(point.chunk_bytes), ipc::format_size(point.block_bytes));
 }
 
+bool has_localities(const std::vector<const BenchFigure*>& figures) {
+  return std::any_of(figures.begin(), figures.end(), [&figures](const BenchFigure* figure) {
+    return figure->point.locality != figures.front()->point.locality;
+  });
+}
+
 std::string table_of(const std::vector<const BenchFigure*>& figures) {
-  const bool with_locality =
-      std::any_of(figures.begin(), figures.end(), [&figures](const BenchFigure* figure) {
-        return figure->point.locality != figures.front()->point.locality;
-      });
+  const bool with_locality = has_localities(figures);
   std::vector<std::string> jobs;
   std::vector<std::string> rows;
   const auto place = [](std::vector<std::string>& list, const std::string& name) {
@@ -172,9 +175,10 @@ std::string with_spread(double value, const std::optional<Spread>& spread) {
 std::string interference_table_of(const std::vector<const BenchFigure*>& figures) {
   const BenchFigure& first = *figures.front();
   const bool tokens = first.load == "decode";
-  const bool with_jobs = std::any_of(figures.begin(), figures.end(), [&](const auto* figure) {
-    return figure->point.blocks != first.point.blocks;
-  });
+  const bool with_locality = has_localities(figures);
+  const bool with_jobs = with_locality || std::any_of(figures.begin(), figures.end(), [&](auto* f) {
+                           return f->point.blocks != first.point.blocks;
+                         });
   Table table({{""},
                {"GB/s", Align::kRight},
                {"of the limit", Align::kRight},
@@ -189,8 +193,9 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                {"p99", Align::kRight}});
   for (const BenchFigure* figure : figures) {
     const RoundTimes times = figure->round_us.value_or(RoundTimes{});
-    const std::string job =
-        with_jobs ? fmt::format(", {}", job_of(figure->point, /*with_locality=*/false)) : "";
+    const std::string job = with_jobs && figure->strategy != kOneCopy
+                                ? fmt::format(", {}", job_of(figure->point, with_locality))
+                                : "";
     table.add(
         {fmt::format("{} {}{}", to_string(figure->path), figure->strategy, job),
          fmt::format("{:.2f}", figure->gbps.median()),
@@ -227,7 +232,12 @@ std::string idle_table_of(const std::vector<const BenchFigure*>& figures) {
     table.add({figure->strategy, fmt::format("{:.3f}", 100 * figure->core_share.median()),
                fmt::format("{:.3f}", 100 * figure->core_share.most())});
   }
-  return "idle, processor time of each process after traffic, median of its windows\n" +
+  const BenchPoint& point = figures.front()->point;
+  return fmt::format(
+             "idle, processor time of each process after traffic, median of its windows: {}{} "
+             "regions, {} of each\n",
+             point.geometry.empty() ? "" : point.geometry + ", ", point.regions,
+             ipc::format_size(point.chunk_bytes)) +
          table.render("  ");
 }
 
