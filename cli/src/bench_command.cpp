@@ -52,6 +52,7 @@ constexpr const char* kBenchExample =
     "  kvferry bench transfer --device host              no GPU needed\n"
     "  kvferry bench ablation --device host              with a mover, and without\n"
     "  kvferry bench interference --load decode,gemm --chunk-size 32KiB --blocks 16\n"
+    "  kvferry bench interference --load decode --plot beside.svg\n"
     "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
     "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
 
@@ -160,7 +161,7 @@ void add_how(CLI::App& app, BenchOptions& options) {
   add_device_choice(app, options.device);
   add_arena_options(app, config.arena);
   app.add_flag("--json", config.json, "Tell as JSON, on standard output");
-  add_output_file(app, "--plot", config.plot_file, "Draw the transfers as SVG")
+  add_output_file(app, "--plot", config.plot_file, "Draw transfers and interference as SVG")
       ->type_name("FILE.svg");
   add_log_dir(app, "--log-dir", config.log_dir);
   add_milliseconds(app, "--stall-timeout", config.patience, "Fail when a copy takes longer");
@@ -262,10 +263,10 @@ int bench_command(const Arguments& arguments) {
   set_default(config.loads,
               cuda ? std::vector(worker::kComputeLoads.begin(), worker::kComputeLoads.end())
                    : std::vector{ComputeLoadKind::kDecode, ComputeLoadKind::kHbm});
-  if (!config.plot_file.empty() && !has(BenchKind::kTransfer)) {
+  if (!config.plot_file.empty() && !has(BenchKind::kTransfer) && !has(BenchKind::kInterference)) {
     return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
-                                           "--plot draws transfers, and none are to be measured: "
-                                           "name transfer, too"));
+                                           "--plot draws transfers and interference, and neither "
+                                           "is to be measured: name one, too"));
   }
   for (const std::string& name : config.geometries) {
     if (const auto geometry = find_geometry(name, config.ranks); !geometry) {

@@ -202,9 +202,11 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
 }
 
 TEST_F(BenchTest, MeasuresInterferenceOfEveryLocality) {
+  const std::string plot = path("beside.svg");
   const std::vector<std::string> arguments = {
-      "interference", "--chunk-size=8KiB", "--regions=4",     "--pairs=2",
-      "--load=hbm",   "--direction=h2d",   "--strategy=auto", "--locality=sequential,random"};
+      "interference",    "--plot=" + plot,  "--chunk-size=8KiB",
+      "--regions=4",     "--pairs=2",       "--load=hbm",
+      "--direction=h2d", "--strategy=auto", "--locality=sequential,random"};
   const json report = bench(arguments);
   std::set<std::tuple<std::string, std::string, int>> seen;
   for (const json& result : report["results"]) {
@@ -214,6 +216,12 @@ TEST_F(BenchTest, MeasuresInterferenceOfEveryLocality) {
                         std::tuple("bare", "sequential", 1), std::tuple("engine", "sequential", 1),
                         std::tuple("engine", "sequential", 4), std::tuple("engine", "random", 1),
                         std::tuple("engine", "random", 4)));
+  std::stringstream drawn;
+  drawn << std::ifstream(plot).rdbuf();
+  for (const char* part : {"copies h2d beside hbm", "circle class=\"one-copy\"",
+                           ">auto, 8.00 KiB, 4 blocks, random<", "share of the idle link"}) {
+    EXPECT_THAT(drawn.str(), HasSubstr(part));
+  }
 }
 
 TEST_F(BenchTest, MeasuresEveryChunkSizeThatIsNamed) {
@@ -384,6 +392,8 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
   EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));
   EXPECT_THAT(complaint({"ablation", "--ranks=2"}), HasSubstr("--ranks"));
   EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("staged, strided, batch"));
+  EXPECT_THAT(complaint({"latency", "submit", "--plot=" + path("none.svg")}),
+              HasSubstr("--plot draws transfers and interference"));
   EXPECT_THAT(complaint({"ablation", "--locality=sequential,random"}),
               AllOf(HasSubstr("--locality is sequential,random"), HasSubstr("name one")));
 }
