@@ -10,6 +10,7 @@
 #include "bench/layers_bench.hpp"
 #include "bench/plot.hpp"
 #include "bench/pool_bench.hpp"
+#include "bench/pool_swaps.hpp"
 #include "bench/report.hpp"
 #include "bench/shape.hpp"
 #include "bench/transfer_bench.hpp"
@@ -70,8 +71,10 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kClear)) {
       for (const BenchShape& shape : shapes) bench_clear(context, shape);
     }
-    // Of no cache: the shape is what a device is opened for.
-    if (context.wants(BenchKind::kPool)) bench_pool(context, shapes.front());
+    if (context.wants(BenchKind::kPool)) {
+      bench_pool(context, shapes.front());  // of no cache: a device is opened for any
+      for (const BenchShape& shape : shapes) bench_pool_swaps(context, shape);
+    }
     if (context.wants(BenchKind::kIdle)) {
       for (const BenchShape& shape : shapes) bench_idle(context, shape);
     }

@@ -104,11 +104,12 @@ struct BenchFigure {
   BenchPath path = BenchPath::kEngine;
   BenchPoint point;
   Samples gbps;
-  Samples us;                            ///< From submit to completion, of one job at a time.
-  std::optional<double> share;           ///< Of the link's limit.
-  std::optional<double> per_second;      ///< Jobs.
-  std::optional<double> cpu_ms_per_gib;  ///< Of all processes of the path together.
-  std::string load;                      ///< What the worker computed beside; empty: nothing.
+  Samples us;                               ///< From submit to completion, of one job at a time.
+  std::optional<double> share;              ///< Of the link's limit.
+  std::optional<double> per_second;         ///< Jobs.
+  std::optional<double> cpu_ms_per_gib;     ///< Of all processes of the path together.
+  std::optional<std::uint64_t> pool_bytes;  ///< Of host memory, of the benchmark "pool".
+  std::string load;                         ///< What the worker computed beside; empty: nothing.
   /// Of its rounds beside these copies to those beside one large copy of another process, in the
   /// same pairs.
   Samples slowdown_beyond_copy;

@@ -63,6 +63,7 @@ Json to_json(const BenchFigure& figure) {
             {"block_bytes", point.block_bytes},
             {"blocks", point.blocks},
             {"locality", to_string(point.locality)},
+            {"pool_bytes", optional_of(figure.pool_bytes)},
             {"gbps", median_of(figure.gbps)},
             {"share", optional_of(figure.share)},
             {"us", median_of(figure.us)},
@@ -85,6 +86,8 @@ Json to_json(const BenchFigure& figure) {
 
 /// What one table shows: all strategies side by side, a column for each kind of job.
 bool belongs_together(const BenchFigure& a, const BenchFigure& b) {
+  // Of a pool bare figures are of no cache.
+  if (a.pool_bytes && a.path != b.path) return false;
   return a.bench == b.bench && a.point.geometry == b.point.geometry &&
          a.point.chunk_bytes == b.point.chunk_bytes && a.point.regions == b.point.regions &&
          a.point.way == b.point.way && a.load == b.load;
@@ -112,9 +115,14 @@ std::string heading_of(const BenchFigure& figure) {
   const std::string unit = figure.us.empty()   ? "GB/s and share of the limit"
                            : figure.per_second ? "us in the call, median / p99, and jobs a second"
                                                : "us, median / p99";
-  if (figure.bench == "pool") {
-    return fmt::format("pool, {}: {} in pieces of {}\n", unit, ipc::format_size(point.block_bytes),
-                       ipc::format_size(point.chunk_bytes));
+  if (figure.pool_bytes && figure.path == BenchPath::kBare) {
+    return fmt::format("pool, {}, in one process: {} in pieces of {}\n", unit,
+                       ipc::format_size(*figure.pool_bytes), ipc::format_size(point.chunk_bytes));
+  }
+  if (figure.pool_bytes) {
+    return fmt::format("pool, {}, of a young instance from its manager's start: {}, swaps of {}\n",
+                       unit, ipc::format_size(*figure.pool_bytes),
+                       ipc::format_size(point.blocks * point.block_bytes));
   }
   const bool has_way = figure.bench == "transfer" || figure.bench == "latency";
   return fmt::format("{}{}, {}: {}{} regions, {} of each, blocks of {}\n", figure.bench,
