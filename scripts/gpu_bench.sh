@@ -38,11 +38,11 @@ done
 mkdir -p "$out"
 
 failed=0
-bench() { # name, arguments...
+bench() { # name, arguments...; limit: seconds
   local name=$1 start=$SECONDS rc=0
   shift
   [[ $name =~ $only ]] || return 0
-  timeout -k 10 300 "$bin/kvferry" bench --device cuda:0 --repeats "$repeats" --json "$@" \
+  timeout -k 10 "${limit:-300}" "$bin/kvferry" bench --device cuda:0 --repeats "$repeats" --json "$@" \
     >"$out/$name.json" 2>"$out/$name.log" || rc=$?
   ((rc == 0)) || failed=$((failed + 1))
   printf '%-14s rc %-3s %4ss\n' "$name" "$rc" $((SECONDS - start))
@@ -67,7 +67,7 @@ bench layers layers --geometry llama-3-8b,deepseek-v3 --blocks 16,64,256 --sampl
 bench layers-block-first layers --geometry llama-3-8b --arena block-first --blocks 16,64,256 --samples 30
 bench ablation ablation interference --geometry llama-3-8b --blocks 1,16,64 --direction d2h,h2d \
   --strategy staged,strided,batch --load decode --pairs 10 --no-bare
-bench pool pool --pool-size 64GiB
+limit=600 bench pool pool --pool-size 64GiB
 bench idle idle --geometry llama-3-8b
 bench engine submit lookup clear --entries 1000000
 "${PYTHON:-python3}" - "$out" <<'END'
@@ -97,6 +97,8 @@ for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.json"))):
             if r["slowdown"] is not None:
                 figure += "  slowdown %.3f, p50 %.3f, p99 %.3f" % (
                     r["slowdown"], r["itl_p50_ratio"], r["itl_p99_ratio"])
+                if r["itl_p99_ratio_low"] is not None:
+                    figure += " (%.3f to %.3f)" % (r["itl_p99_ratio_low"], r["itl_p99_ratio_high"])
                 if r["copy_gbps"] is not None:
                     figure += ", %.1f %% of one copy's" % (100 * r["gbps"] / r["copy_gbps"])
                 if r["slowdown_beyond_copy"] is not None:

@@ -9,9 +9,11 @@
 #include "run_options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,7 +41,10 @@ constexpr const char* kBenchDescription =
     "a job of one block, and jobs a second. "
     "lookup: which blocks of a prefix of 1,000 are there. clear: clear and re-init of an idle "
     "arena, "
-    "beside the bare calls for its memory. pool: making, registering and giving back host memory. "
+    "beside the bare calls for its memory. pool: making, registering and giving back host memory "
+    "in this process; and through a young "
+    "instance, from its manager's start until the first GiB was swapped out, and the longest swap "
+    "while the rest is filled and registered. "
     "ablation: what a mover of its own costs and buys: the same jobs through an instance and by a "
     "worker that does its own copies, and what the death of what copies takes along; beside "
     "interference, also what such copies cost that worker's compute. idle: processor time of each "
@@ -51,6 +56,7 @@ constexpr const char* kBenchExample =
     "  kvferry bench transfer --device host              no GPU needed\n"
     "  kvferry bench ablation --device host              with a mover, and without\n"
     "  kvferry bench interference --load decode,gemm --chunk-size 32KiB --blocks 16\n"
+    "  kvferry bench interference --load decode --plot beside.svg\n"
     "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
     "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
 
@@ -88,8 +94,10 @@ void add_what(CLI::App& app, BenchOptions& options) {
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
       "ablation, idle, urgent [transfer, latency]")
       ->allow_extra_args();
-  auto* chunks = add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
-                                         "Bytes of one block in one region [16KiB,32KiB,64KiB]")
+  auto* chunks = add_list<std::uint64_t>(
+                     app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
+                     "Bytes of one block in one region [16KiB,32KiB,64KiB; interference and "
+                     "ablation: 32KiB; submit, clear, idle: 16KiB]")
                      ->type_name("SIZE[,...]");
   auto* regions = app.add_option("--regions", config.regions,
                                  "Regions of a block: K and V of each layer, "
@@ -112,8 +120,9 @@ void add_what(CLI::App& app, BenchOptions& options) {
       ->check(CLI::Range(1U, kMostBlocks));
   add_list<Way>(app, "--direction", config.ways, parse_way, "d2h, h2d, both [all of them]")
       ->type_name("WAY[,...]");
-  add_list<Locality>(app, "--locality", config.localities, parse_locality,
-                     "Device blocks of a job: sequential or random [random]")
+  add_list<Locality>(
+      app, "--locality", config.localities, parse_locality,
+      "Device blocks of a job: sequential or random (ablation: one of them) [random]")
       ->type_name("NAME[,...]");
   add_list<cache_manager::CopyStrategy>(app, "--strategy", config.strategies,
                                         cache_manager::parse_copy_strategy,
@@ -156,7 +165,7 @@ void add_how(CLI::App& app, BenchOptions& options) {
   add_device_choice(app, options.device);
   add_arena_options(app, config.arena);
   app.add_flag("--json", config.json, "Tell as JSON, on standard output");
-  add_output_file(app, "--plot", config.plot_file, "Draw the transfers as SVG")
+  add_output_file(app, "--plot", config.plot_file, "Draw transfers and interference as SVG")
       ->type_name("FILE.svg");
   add_log_dir(app, "--log-dir", config.log_dir);
   add_milliseconds(app, "--stall-timeout", config.patience, "Fail when a copy takes longer");
@@ -184,6 +193,14 @@ ipc::Status check_ablation(const BenchConfig& config) {
   if (config.ranks != 1) {
     return KVFERRY_ERROR(kInvalidArgument, "ablation compares the ways of one rank, --ranks is {}",
                          config.ranks);
+  }
+  if (config.localities.size() > 1) {
+    std::vector<std::string_view> names;
+    for (const Locality locality : config.localities) names.push_back(to_string(locality));
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "ablation measures jobs of one locality, --locality is {}: name one, and "
+                         "run it again for the other",
+                         fmt::join(names, ","));
   }
   const bool any =
       std::any_of(config.strategies.begin(), config.strategies.end(), [](CopyStrategy strategy) {
@@ -228,13 +245,19 @@ int bench_command(const Arguments& arguments) {
   const auto has = [&config](BenchKind kind) {
     return std::find(config.kinds.begin(), config.kinds.end(), kind) != config.kinds.end();
   };
-  const bool others = std::any_of(config.kinds.begin(), config.kinds.end(), [](BenchKind kind) {
-    return kind != BenchKind::kInterference && kind != BenchKind::kAblation;
-  });
-  if (!others) {
+  const auto only = [&config](std::initializer_list<BenchKind> kinds) {
+    return std::all_of(config.kinds.begin(), config.kinds.end(), [kinds](BenchKind kind) {
+      return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+    });
+  };
+  if (only({BenchKind::kInterference, BenchKind::kAblation})) {
     // Each takes a while.
     set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
     if (has(BenchKind::kInterference)) set_default(config.blocks, {16U});
+  } else if (only({BenchKind::kSubmit, BenchKind::kLookup, BenchKind::kClear, BenchKind::kPool,
+                   BenchKind::kIdle})) {
+    // The size of a chunk is not what they measure.
+    set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10});
   }
   set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10, 32ULL << 10, 64ULL << 10});
   set_default(config.regions, {cuda ? 64U : 16U});
@@ -245,10 +268,10 @@ int bench_command(const Arguments& arguments) {
   set_default(config.loads,
               cuda ? std::vector(worker::kComputeLoads.begin(), worker::kComputeLoads.end())
                    : std::vector{ComputeLoadKind::kDecode, ComputeLoadKind::kHbm});
-  if (!config.plot_file.empty() && !has(BenchKind::kTransfer)) {
+  if (!config.plot_file.empty() && !has(BenchKind::kTransfer) && !has(BenchKind::kInterference)) {
     return usage_error(*app, KVFERRY_ERROR(kInvalidArgument,
-                                           "--plot draws transfers, and none are to be measured: "
-                                           "name transfer, too"));
+                                           "--plot draws transfers and interference, and neither "
+                                           "is to be measured: name one, too"));
   }
   for (const std::string& name : config.geometries) {
     if (const auto geometry = find_geometry(name, config.ranks); !geometry) {

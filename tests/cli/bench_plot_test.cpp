@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <string>
+#include <utility>
 
 namespace kvferry::cli {
 namespace {
@@ -53,7 +55,7 @@ TEST(BenchPlotTest, IsWellFormedWhateverItShows) {
   EXPECT_THAT(draw_bench(sample()), HasSubstr("a &lt;device&gt;; 1 rank, layer-first arena"));
   BenchReport none;
   EXPECT_EQ(flaw_of(draw_bench(none)), "");
-  EXPECT_THAT(draw_bench(none), HasSubstr("no transfer was measured"));
+  EXPECT_THAT(draw_bench(none), HasSubstr("no transfer and no interference was measured"));
   BenchReport one = sample();
   one.figures.resize(1);
   EXPECT_EQ(flaw_of(draw_bench(one)), "");
@@ -100,6 +102,127 @@ TEST(BenchPlotTest, EveryFigureStandsAtItsPlaceAndCachesAreApart) {
       }
     }
   }
+}
+
+BenchFigure beside(BenchPath path,
+                   const std::string& strategy,
+                   std::uint64_t chunk,
+                   Way way,
+                   double share,
+                   double p99_ratio) {
+  BenchFigure made;
+  made.bench = "interference";
+  made.load = "decode";
+  made.strategy = strategy;
+  made.path = path;
+  made.point = {"", chunk, 64, 1 << 20, 16, way, Locality::kRandom};
+  made.gbps.add(50 * share);
+  made.share = share;
+  made.round_us = RoundTimes{100, 200, 100, 200 * p99_ratio, 0};
+  made.p99_spread = Spread{p99_ratio - 0.01, p99_ratio + 0.02};
+  return made;
+}
+
+BenchReport beside_decode() {
+  BenchReport report;
+  report.device = "a device";
+  report.arena = "layer-first";
+  for (const Way way : {Way::kToHost, Way::kToDevice}) {
+    report.figures.push_back(
+        beside(BenchPath::kBare, std::string(kOneCopy), 16384, way, 0.98, 1.02));
+    report.figures.push_back(beside(BenchPath::kEngine, "auto", 16384, way, 0.81, 1.03));
+    report.figures.push_back(beside(BenchPath::kEngine, "staged", 32768, way, 0.93, 1.08));
+    report.figures.push_back(beside(BenchPath::kBare, "kernel", 16384, way, 0.5, 2.6));
+  }
+  return report;
+}
+
+/// Where the middle of the first circle of this style is; removes it.
+std::pair<double, double> take_circle(std::string& svg, const std::string& style) {
+  const std::string start = "<circle class=\"" + style + "\" cx=\"";
+  const std::size_t at = svg.find(start);
+  if (at == std::string::npos) return {-1, -1};
+  const double x = std::stod(svg.substr(at + start.size()));
+  const std::size_t second = svg.find("cy=\"", at) + 4;
+  const double y = std::stod(svg.substr(second));
+  svg.erase(at, start.size());
+  return {x, y};
+}
+
+TEST(InterferencePlotTest, APanelOfEachLoadAndWayHasAMarkForEachFigureAtItsPlace) {
+  BenchReport report = beside_decode();
+  report.figures.push_back(report.figures.front());
+  report.figures.back().load = "gemm";
+  std::string svg = draw_bench(report);
+  EXPECT_EQ(flaw_of(svg), "");
+  EXPECT_THAT(svg, Not(HasSubstr("no transfer")));
+  const auto panels = bench_plot_interference(report);
+  ASSERT_EQ(panels.size(), 3U);
+  EXPECT_EQ(panels[2].load, "gemm");
+  for (const InterferencePanel& panel : panels) {
+    EXPECT_THAT(svg, HasSubstr(std::string("copies ") + std::string(to_string(panel.way)) +
+                               " beside " + panel.load));
+    EXPECT_LE(panel.least_ratio, 1);
+    EXPECT_GE(panel.most_share, 1);
+    for (const BenchFigure* figure : panel.figures) {
+      const double ratio = figure->round_us->p99_beside / figure->round_us->p99;
+      const std::string style = figure->strategy == kOneCopy         ? "one-copy"
+                                : figure->path == BenchPath::kEngine ? figure->strategy
+                                                                     : "kernel hollow";
+      const auto [x, y] = take_circle(svg, style);
+      EXPECT_NEAR(x, panel.x(*figure->share), 0.01) << style;
+      EXPECT_NEAR(y, panel.y(ratio), 0.01) << style;
+      EXPECT_GE(y, panel.top);
+      EXPECT_LE(y, panel.bottom);
+      EXPECT_GE(panel.y(figure->p99_spread->high), panel.top);
+      EXPECT_LE(panel.y(figure->p99_spread->low), panel.bottom);
+    }
+  }
+  EXPECT_GT(panels[1].top, panels[0].bottom);
+  EXPECT_THAT(svg, Not(HasSubstr("<circle class=\"auto\""))) << "more marks than figures";
+}
+
+TEST(InterferencePlotTest, MarksAreNamedByWhatDiffersAndNamesDoNotOverlap) {
+  BenchReport report = beside_decode();
+  report.figures.push_back(beside(BenchPath::kEngine, "auto", 16384, Way::kToHost, 0.81, 1.03));
+  report.figures.back().point.locality = Locality::kSequential;
+  report.figures.back().p99_spread.reset();
+  const std::string svg = draw_bench(report);
+  EXPECT_EQ(flaw_of(svg), "");
+  const auto panels = bench_plot_interference(report);
+  ASSERT_EQ(panels.size(), 2U);
+  EXPECT_EQ(mark_name(panels[1], *panels[1].figures[0]), "bare one copy");
+  EXPECT_EQ(mark_name(panels[1], *panels[1].figures[2]), "staged, 32.0 KiB");
+  EXPECT_EQ(mark_name(panels[1], *panels[1].figures[3]), "bare kernel, 16.0 KiB");
+  EXPECT_EQ(mark_name(panels[0], *panels[0].figures[1]), "auto, 16.0 KiB, random");
+  EXPECT_EQ(mark_name(panels[0], *panels[0].figures[4]), "auto, 16.0 KiB, sequential");
+  // They are at the same place.
+  const auto base_of = [&svg](const std::string& name) {
+    const std::size_t end = svg.find(">" + name + "<");
+    if (end == std::string::npos) return -1.0;
+    return std::stod(svg.substr(svg.rfind(" y=\"", end) + 4));
+  };
+  ASSERT_GT(base_of("auto, 16.0 KiB, random"), 0);
+  ASSERT_GT(base_of("auto, 16.0 KiB, sequential"), 0);
+  EXPECT_GE(std::abs(base_of("auto, 16.0 KiB, random") - base_of("auto, 16.0 KiB, sequential")),
+            13);
+}
+
+TEST(InterferencePlotTest, StandsBelowTransfersAndSaysWhyItShowsNothing) {
+  BenchReport both = sample();
+  const std::size_t height_at = draw_bench(both).find("height=");
+  const std::string before = draw_bench(both).substr(height_at, 16);
+  for (const BenchFigure& figure : beside_decode().figures) both.figures.push_back(figure);
+  EXPECT_EQ(flaw_of(draw_bench(both)), "");
+  EXPECT_NE(draw_bench(both).substr(height_at, 16), before);
+  const BenchPlotScale scale = bench_plot_scale(both);
+  EXPECT_GT(bench_plot_interference(both).front().top, scale.y(1, 0));
+  EXPECT_EQ(points_of(draw_bench(both), "staged").size(), 3U) << "transfers alone have curves";
+  BenchReport apart = beside_decode();
+  apart.ranks = 2;
+  for (BenchFigure& figure : apart.figures) figure.share.reset();
+  EXPECT_EQ(flaw_of(draw_bench(apart)), "");
+  EXPECT_THAT(draw_bench(apart), HasSubstr("have no share of one link"));
 }
 
 }  // namespace

@@ -118,7 +118,11 @@ TEST(BenchReportTest, AnIdleProcessShowsItsShareOfACore) {
   idle.strategy = "mover/0";
   idle.core_share = samples({0.0005, 0.0001, 0.002});
   report.figures = {idle};
+  idle.point.regions = 8;
+  idle.point.chunk_bytes = 4096;
+  report.figures.push_back(idle);
   EXPECT_THAT(tables_of(report), ContainsRegex("mover/0 +0.050 +0.200"));
+  EXPECT_THAT(tables_of(report), HasSubstr("windows: 8 regions, 4.00 KiB of each\n"));
   EXPECT_DOUBLE_EQ(to_json(report)["results"][0]["core_share"].get<double>(), 0.0005);
 }
 
@@ -129,9 +133,36 @@ TEST(BenchReportTest, CopiesBesideComputeShowWhatALargeOneGetsThere) {
   beside.load = "decode";
   beside.slowdown = samples({1.01});
   beside.copy_gbps = samples({12.5});
+  beside.round_us = RoundTimes{100, 200, 101, 210, 205};
+  beside.p99_spread = Spread{1.01, 1.08};
   report.figures = {beside};
   EXPECT_THAT(tables_of(report), HasSubstr(" 88.0 %"));
-  EXPECT_DOUBLE_EQ(to_json(report)["results"][0]["copy_gbps"].get<double>(), 12.5);
+  EXPECT_THAT(tables_of(report), HasSubstr("1.050 (1.010 to 1.080)"));
+  EXPECT_THAT(tables_of(report), HasSubstr("  1.024\n")) << "of one pair no spread is known";
+  const nlohmann::json result = to_json(report)["results"][0];
+  EXPECT_DOUBLE_EQ(result["copy_gbps"].get<double>(), 12.5);
+  EXPECT_DOUBLE_EQ(result["itl_p99_ratio_low"].get<double>(), 1.01);
+  EXPECT_DOUBLE_EQ(result["itl_p99_ratio_high"].get<double>(), 1.08);
+  EXPECT_TRUE(result["itl_p99_beyond_copy_low"].is_null());
+}
+
+TEST(BenchReportTest, KindsOfJobsBesideComputeAreNamedWhereTheyDiffer) {
+  BenchReport report;
+  BenchFigure beside = figure(BenchPath::kEngine, "auto", 16);
+  beside.bench = "interference";
+  beside.load = "decode";
+  beside.slowdown = samples({1.01});
+  BenchFigure copy = beside;
+  copy.path = BenchPath::kBare;
+  copy.strategy = kOneCopy;
+  report.figures = {copy, beside};
+  EXPECT_THAT(tables_of(report), ContainsRegex("jobs of 16 blocks\n"));
+  report.figures.push_back(beside);
+  report.figures.back().point.locality = Locality::kSequential;
+  const std::string text = tables_of(report);
+  EXPECT_THAT(text, ContainsRegex("engine auto, 16 blocks, random +11.00"));
+  EXPECT_THAT(text, ContainsRegex("engine auto, 16 blocks, sequential +11.00"));
+  EXPECT_THAT(text, ContainsRegex("bare one copy +11.00")) << "it is of no job";
 }
 
 TEST(BenchReportTest, WhatWasLeftBehindIsAFailure) {

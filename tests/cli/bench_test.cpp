@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -135,20 +136,52 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
   std::set<std::pair<std::string, std::string>> seen;
   for (const json& result : report["results"]) {
     seen.emplace(result["bench"], result["strategy"]);
-    EXPECT_GT(result["us"], 0.0) << result;
+    if (result["strategy"] != "room awaited") {
+      EXPECT_GT(result["us"], 0.0) << result;
+    }
     EXPECT_GE(result["us_p99"], result["us"]) << result;
     EXPECT_EQ(result["per_second"].is_number(), result["bench"] == "submit") << result;
+    EXPECT_EQ(result["pool_bytes"].is_number(), result["bench"] == "pool") << result;
   }
   using Line = std::pair<std::string, std::string>;
   const auto lookup = [](const std::string& how) { return Line("lookup", how + ", 2000 entries"); };
-  EXPECT_THAT(seen, UnorderedElementsAre(Line("submit", "auto"), lookup("prefix, in the table"),
-                                         lookup("half a prefix, in the table"),
-                                         lookup("each block, in the table"), lookup("by a message"),
-                                         Line("clear", "free"), Line("clear", "allocate"),
-                                         Line("clear", "clear"), Line("clear", "reinit"),
-                                         Line("pool", "first GiB usable"),
-                                         Line("pool", "all there"), Line("pool", "register"),
-                                         Line("pool", "unregister"), Line("pool", "give back")));
+  EXPECT_THAT(seen,
+              UnorderedElementsAre(
+                  Line("submit", "auto"), lookup("prefix, in the table"),
+                  lookup("half a prefix, in the table"), lookup("each block, in the table"),
+                  lookup("by a message"), Line("clear", "free"), Line("clear", "allocate"),
+                  Line("clear", "clear"), Line("clear", "reinit"), Line("pool", "first GiB filled"),
+                  Line("pool", "all filled"), Line("pool", "register"), Line("pool", "unregister"),
+                  Line("pool", "give back"), Line("pool", "jobs accepted"),
+                  Line("pool", "first GiB swapped out"), Line("pool", "swap, first GiB"),
+                  Line("pool", "longest swap, first GiB"), Line("pool", "swap, all there"),
+                  Line("pool", "longest swap, all there"), Line("pool", "room awaited")));
+}
+
+TEST_F(BenchTest, AYoungPoolIsUsedFromItsManagersStartOnUntilItIsFull) {
+  const json report =
+      bench({"pool", "--chunk-size=4KiB", "--regions=2", "--ranks=2", "--pool-size=8MiB"});
+  std::map<std::string, json> rows;
+  for (const json& result : report["results"]) {
+    if (result["path"] == "engine") rows[result["strategy"]] = result;
+    EXPECT_EQ(result["pool_bytes"], 8 << 20) << result;
+  }
+  ASSERT_TRUE(rows.contains("first GiB swapped out"));
+  const json& first = rows["first GiB swapped out"];
+  EXPECT_EQ(first["block_bytes"], 2 * 2 * 4096) << "of both ranks";
+  EXPECT_EQ(first["blocks"], 16) << "256 KiB a swap";
+  EXPECT_GT(first["us"], rows["jobs accepted"]["us"]);
+  EXPECT_GE(first["us"].get<double>() - rows["jobs accepted"]["us"].get<double>(),
+            rows["longest swap, first GiB"]["us"]);
+  EXPECT_GE(rows["longest swap, first GiB"]["us"], rows["swap, first GiB"]["us"]);
+  EXPECT_FALSE(rows.contains("longest swap, the rest")) << "there is none";
+}
+
+TEST_F(BenchTest, APoolWithoutRoomForOneSwapIsAnError) {
+  const Finished finished = run_kvferry(
+      bench_arguments({"pool", "--chunk-size=1MiB", "--regions=8", "--pool-size=4MiB", "--json"}));
+  EXPECT_EQ(finished.exit, ChildExit::exited(1));
+  EXPECT_THAT(finished.complaints, HasSubstr("give more --pool-size"));
 }
 
 TEST_F(BenchTest, MeasuresAnUrgentLoadAloneAndBehindOthers) {
@@ -186,11 +219,71 @@ TEST_F(BenchTest, MeasuresWhatCopiesCostTheComputeBesideThem) {
     EXPECT_LE(result["itl_p50_us"], result["itl_p99_us"]) << result;
     EXPECT_LE(result["slowdown_least"], result["slowdown"]) << result;
     EXPECT_LE(result["slowdown"], result["slowdown_most"]) << result;
+    const bool engine = result["path"] == "engine";
+    EXPECT_EQ(result["itl_p99_beyond_copy_low"].is_number(), engine) << result;
+    for (const char* name : {"itl_p99_ratio", "itl_p99_beyond_copy"}) {
+      const std::string spread = name;
+      if (!result[spread + "_low"].is_number() && !engine) continue;
+      EXPECT_GT(result[spread + "_low"], 0.0) << result;
+      EXPECT_LE(result[spread + "_low"], result[spread + "_high"]) << result;
+    }
   }
   EXPECT_THAT(seen, UnorderedElementsAre(
                         Line("decode", "bare", "one copy", 1), Line("decode", "engine", "auto", 1),
                         Line("decode", "engine", "auto", 4), Line("hbm", "bare", "one copy", 1),
                         Line("hbm", "engine", "auto", 1), Line("hbm", "engine", "auto", 4)));
+}
+
+TEST_F(BenchTest, MeasuresInterferenceOfEveryLocality) {
+  const std::string plot = path("beside.svg");
+  const std::vector<std::string> arguments = {
+      "interference",    "--plot=" + plot,  "--chunk-size=8KiB",
+      "--regions=4",     "--pairs=2",       "--load=hbm",
+      "--direction=h2d", "--strategy=auto", "--locality=sequential,random"};
+  const json report = bench(arguments);
+  std::set<std::tuple<std::string, std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    seen.emplace(result["path"], result["locality"], result["blocks"].get<int>());
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(
+                        std::tuple("bare", "sequential", 1), std::tuple("engine", "sequential", 1),
+                        std::tuple("engine", "sequential", 4), std::tuple("engine", "random", 1),
+                        std::tuple("engine", "random", 4)));
+  std::stringstream drawn;
+  drawn << std::ifstream(plot).rdbuf();
+  for (const char* part : {"copies h2d beside hbm", "circle class=\"one-copy\"",
+                           ">auto, 8.00 KiB, 4 blocks, random<", "share of the idle link"}) {
+    EXPECT_THAT(drawn.str(), HasSubstr(part));
+  }
+}
+
+TEST_F(BenchTest, MeasuresEveryChunkSizeThatIsNamed) {
+  const json report = bench({"submit", "clear", "--chunk-size=4KiB,8KiB", "--regions=2",
+                             "--pool-size=4MiB", "--samples=1"});
+  std::set<std::tuple<std::string, std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    if (result["path"] == "bare") continue;
+    seen.emplace(result["bench"], result["strategy"], result["chunk_bytes"].get<int>());
+  }
+  EXPECT_THAT(seen, UnorderedElementsAre(
+                        std::tuple("submit", "auto", 4096), std::tuple("submit", "auto", 8192),
+                        std::tuple("clear", "clear", 4096), std::tuple("clear", "clear", 8192),
+                        std::tuple("clear", "reinit", 4096), std::tuple("clear", "reinit", 8192)));
+}
+
+TEST_F(BenchTest, MeasuresTheSlowestOfTwoRanksThatCompute) {
+  const json report = bench({"interference", "--chunk-size=8KiB", "--regions=4", "--pairs=2",
+                             "--load=decode", "--direction=d2h", "--ranks=2"});
+  ASSERT_EQ(report["results"].size(), 3U) << "one large copy, and two kinds of jobs";
+  for (const json& result : report["results"]) {
+    const bool bare = result["path"] == "bare";
+    EXPECT_GT(result["gbps"], 0.0) << result;
+    EXPECT_GT(result["slowdown"], 0.0) << result;
+    EXPECT_GT(result["itl_p99_us"], 0.0) << result;
+    EXPECT_EQ(result["share"].is_number(), bare) << "the link is one device's: " << result;
+    EXPECT_EQ(result["block_bytes"], (bare ? 1 : 2) * 4 * (8 << 10)) << result;
+    EXPECT_TRUE(result["copy_gbps"].is_null()) << result;
+  }
 }
 
 TEST_F(BenchTest, ComparesAMoverWithAWorkerThatCopiesByItselfAndKillsBoth) {
@@ -365,6 +458,10 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
   EXPECT_THAT(complaint({"ablation", "--ranks=2"}), HasSubstr("--ranks"));
   EXPECT_THAT(complaint({"ablation", "--strategy=auto"}), HasSubstr("direct, staged, strided"));
   EXPECT_THAT(complaint({"ablation", "--strategy=kernel"}), HasSubstr("names none of them"));
+  EXPECT_THAT(complaint({"latency", "submit", "--plot=" + path("none.svg")}),
+              HasSubstr("--plot draws transfers and interference"));
+  EXPECT_THAT(complaint({"ablation", "--locality=sequential,random"}),
+              AllOf(HasSubstr("--locality is sequential,random"), HasSubstr("name one")));
 }
 
 }  // namespace

@@ -20,11 +20,17 @@ ipc::TimePoint at(std::int64_t ns) { return ipc::TimePoint(std::chrono::nanoseco
 class LoadTimesTest : public ::testing::Test {
  protected:
   void append(const std::vector<std::uint64_t>& ends, std::size_t cut_bytes = 0) {
-    std::ofstream out(file_, std::ios::binary | std::ios::app);
+    append_to(file_, ends, cut_bytes);
+  }
+  static void append_to(const std::filesystem::path& file,
+                        const std::vector<std::uint64_t>& ends,
+                        std::size_t cut_bytes = 0) {
+    std::ofstream out(file, std::ios::binary | std::ios::app);
     out.write(reinterpret_cast<const char*>(ends.data()),
               static_cast<std::streamsize>(ends.size() * sizeof(ends.front()) - cut_bytes));
   }
-  static std::vector<double> within(const LoadTimes& times, std::int64_t from, std::int64_t to) {
+  template <typename Times>
+  static std::vector<double> within(const Times& times, std::int64_t from, std::int64_t to) {
     Samples rounds;
     times.add_within(at(from), at(to), rounds);
     return rounds.values();
@@ -57,6 +63,30 @@ TEST_F(LoadTimesTest, ReadsOnWhereItWasAndNoHalfOfAnEnd) {
   append({2'000, 5'000});
   ASSERT_TRUE(times.read().has_value());
   EXPECT_EQ(within(times, 0, 9'000), (std::vector<double>{1, 3}));
+}
+
+TEST_F(LoadTimesTest, ARoundOfSeveralRanksTakesAsLongAsTheSlowest) {
+  const std::filesystem::path other = dir_ / "other";
+  append({1'000, 3'000, 6'000, 10'000, 11'000});
+  append_to(other, {1'500, 6'500, 7'500});
+  RanksLoadTimes times({file_, other});
+  ASSERT_TRUE(times.read().has_value());
+  EXPECT_EQ(within(times, 0, 20'000), (std::vector<double>{5, 3}))
+      << "round by round, as many as both have";
+  EXPECT_TRUE(within(times, 7'000, 20'000).empty()) << "one rank has none there";
+}
+
+TEST_F(LoadTimesTest, TimesOfSeveralRanksReachAsFarAsTheLastRanks) {
+  const std::filesystem::path other = dir_ / "other";
+  append({1'000, 3'000});
+  RanksLoadTimes times({file_, other});
+  ASSERT_TRUE(times.read().has_value());
+  EXPECT_FALSE(times.last().has_value()) << "one rank told nothing yet";
+  append_to(other, {2'000});
+  ASSERT_TRUE(times.read().has_value());
+  EXPECT_EQ(times.last(), at(2'000));
+  append_to(other, {9'000, 8'000});
+  EXPECT_FALSE(times.read().has_value()) << "a flaw of any rank's";
 }
 
 TEST_F(LoadTimesTest, EndsThatGoBackAreNoTimes) {

@@ -10,6 +10,7 @@
 #include "bench/layers_bench.hpp"
 #include "bench/plot.hpp"
 #include "bench/pool_bench.hpp"
+#include "bench/pool_swaps.hpp"
 #include "bench/report.hpp"
 #include "bench/shape.hpp"
 #include "bench/transfer_bench.hpp"
@@ -63,11 +64,20 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     if (context.wants(BenchKind::kAblation)) {
       for (const BenchShape& shape : shapes) bench_ablation(context, shape);
     }
-    if (context.wants(BenchKind::kSubmit)) bench_submit(context, shapes.front());
+    if (context.wants(BenchKind::kSubmit)) {
+      for (const BenchShape& shape : shapes) bench_submit(context, shape);
+    }
     if (context.wants(BenchKind::kLookup)) bench_lookup(context);
-    if (context.wants(BenchKind::kClear)) bench_clear(context, shapes.front());
-    if (context.wants(BenchKind::kPool)) bench_pool(context, shapes.front());
-    if (context.wants(BenchKind::kIdle)) bench_idle(context, shapes.front());
+    if (context.wants(BenchKind::kClear)) {
+      for (const BenchShape& shape : shapes) bench_clear(context, shape);
+    }
+    if (context.wants(BenchKind::kPool)) {
+      bench_pool(context, shapes.front());  // of no cache: a device is opened for any
+      for (const BenchShape& shape : shapes) bench_pool_swaps(context, shape);
+    }
+    if (context.wants(BenchKind::kIdle)) {
+      for (const BenchShape& shape : shapes) bench_idle(context, shape);
+    }
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }

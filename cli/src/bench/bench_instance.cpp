@@ -66,6 +66,7 @@ bool BenchInstance::try_connect() {
 }
 
 ipc::Status BenchInstance::start() {
+  started_at_ = ipc::MonotonicClock::now();
   KVFERRY_TRY(processes_->start(instance_children(plan_, dir_.path())));
   processes_->observe();
   const ipc::Deadline deadline =
@@ -88,7 +89,7 @@ ipc::Status BenchInstance::start() {
     }
     loop_.run_once(deadline);
   }
-  KVFERRY_TRY(wait_for_pool(deadline));
+  if (options_.whole_pool) KVFERRY_TRY(wait_for_pool(deadline));
   processes_->observe();
   return ipc::ok();
 }

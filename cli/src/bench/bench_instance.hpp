@@ -35,6 +35,8 @@ class BenchInstance final : public BenchTarget {
   /// Returns when jobs are accepted.
   [[nodiscard]] ipc::Status start();
   [[nodiscard]] worker::Client& client() noexcept { return *client_; }
+  /// Right before its manager was.
+  [[nodiscard]] ipc::TimePoint started_at() const noexcept { return started_at_; }
 
   [[nodiscard]] ipc::Result<std::uint64_t> submit(std::uint64_t handle,
                                                   const std::vector<worker::SequenceItem>& blocks,
@@ -56,6 +58,7 @@ class BenchInstance final : public BenchTarget {
   const InstancePlan plan_;
   const ipc::Geometry geometry_;
   std::unique_ptr<worker::Client> client_;
+  ipc::TimePoint started_at_;
 };
 
 }  // namespace kvferry::cli

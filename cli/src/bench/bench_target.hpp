@@ -30,6 +30,7 @@ class BenchTarget {
     std::filesystem::path log_dir;
     std::uint64_t host_bytes = 0;  ///< Of the host memory that they share.
     ipc::Duration patience{};      ///< For anything to go on.
+    bool whole_pool = true;        ///< Started only when all of the host pool is there.
     std::function<void(const std::string& line)> say;
   };
   struct Ended {

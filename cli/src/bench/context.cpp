@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 namespace kvferry::cli {
 namespace {
@@ -133,9 +134,24 @@ void BenchContext::measure_on(Target& target,
 void BenchContext::with_instance(const BenchShape& shape,
                                  const InstancePlan& plan,
                                  const std::function<void(BenchInstance&)>& measure) {
+  with_instance_of(shape, plan, target_options(), measure);
+}
+
+void BenchContext::with_young_instance(const BenchShape& shape,
+                                       const InstancePlan& plan,
+                                       const std::function<void(BenchInstance&)>& measure) {
+  BenchTarget::Options options = target_options();
+  options.whole_pool = false;
+  with_instance_of(shape, plan, std::move(options), measure);
+}
+
+void BenchContext::with_instance_of(const BenchShape& shape,
+                                    const InstancePlan& plan,
+                                    BenchTarget::Options options,
+                                    const std::function<void(BenchInstance&)>& measure) {
   doing(fmt::format("{}: starting processes, copy strategy {}", shape.geometry.name,
                     cache_manager::to_string(plan.strategy)));
-  BenchInstance instance(loop_, dir_, plan, shape.geometry, target_options());
+  BenchInstance instance(loop_, dir_, plan, shape.geometry, std::move(options));
   measure_on(instance, plan, measure);
 }
 

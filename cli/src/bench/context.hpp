@@ -51,6 +51,10 @@ class BenchContext {
   void with_instance(const BenchShape& shape,
                      const InstancePlan& plan,
                      const std::function<void(BenchInstance&)>& measure);
+  /// The same as soon as jobs are accepted: the host pool is being filled.
+  void with_young_instance(const BenchShape& shape,
+                           const InstancePlan& plan,
+                           const std::function<void(BenchInstance&)>& measure);
   /// The same for a worker of that plan that copies by itself.
   void with_copier(const BenchShape& shape,
                    const InstancePlan& plan,
@@ -65,6 +69,10 @@ class BenchContext {
  private:
   void on_signal();
   [[nodiscard]] BenchTarget::Options target_options();
+  void with_instance_of(const BenchShape& shape,
+                        const InstancePlan& plan,
+                        BenchTarget::Options options,
+                        const std::function<void(BenchInstance&)>& measure);
   template <typename Target>
   void measure_on(Target& target,
                   const InstancePlan& plan,

@@ -78,6 +78,9 @@ struct BenchPoint {
   Locality locality = Locality::kSequential;
 };
 
+/// What interference calls one large copy, which is of no kind of job: its point names the first.
+inline constexpr std::string_view kOneCopy = "one copy";
+
 /// Microseconds of a round of a load (of a decoding one: from token to token), without copies and
 /// beside them.
 struct RoundTimes {
@@ -89,23 +92,33 @@ struct RoundTimes {
   double p99_beside_copy = 0;
 };
 
+/// From where to where a figure may lie, as far as what was measured tells.
+struct Spread {
+  double low = 0;
+  double high = 0;
+};
+
 struct BenchFigure {
   std::string bench;  ///< "transfer", "latency" and so on.
   std::string strategy;
   BenchPath path = BenchPath::kEngine;
   BenchPoint point;
   Samples gbps;
-  Samples us;                            ///< From submit to completion, of one job at a time.
-  std::optional<double> share;           ///< Of the link's limit.
-  std::optional<double> per_second;      ///< Jobs.
-  std::optional<double> cpu_ms_per_gib;  ///< Of all processes of the path together.
-  std::string load;                      ///< What the worker computed beside; empty: nothing.
+  Samples us;                               ///< From submit to completion, of one job at a time.
+  std::optional<double> share;              ///< Of the link's limit.
+  std::optional<double> per_second;         ///< Jobs.
+  std::optional<double> cpu_ms_per_gib;     ///< Of all processes of the path together.
+  std::optional<std::uint64_t> pool_bytes;  ///< Of host memory, of the benchmark "pool".
+  std::string load;                         ///< What the worker computed beside; empty: nothing.
   /// Of its rounds beside these copies to those beside one large copy of another process, in the
   /// same pairs.
   Samples slowdown_beyond_copy;
   Samples copy_gbps;  ///< Of that large copy, beside the same load.
   Samples slowdown;   ///< Of its rounds: pairs of a phase with copies and the one before without.
   std::optional<RoundTimes> round_us;
+  /// Of the 99th percentile beside copies to that without, and to that beside one large copy.
+  std::optional<Spread> p99_spread;
+  std::optional<Spread> p99_beyond_copy_spread;
   /// From SIGKILL to what copies, under traffic, until a job that was submitted after its death has
   /// completed well.
   std::optional<double> recovery_us;

@@ -6,6 +6,7 @@
 #include "bench/link.hpp"
 #include "bench/load_times.hpp"
 #include "bench/own_strategies.hpp"
+#include "bench/pair_rounds.hpp"
 #include "bench/traffic.hpp"
 #include "must.hpp"
 
@@ -14,8 +15,8 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,6 @@ constexpr std::uint64_t kCudaJobsSpan = 256ULL << 20;
 constexpr std::uint64_t kHostJobsSpan = 16ULL << 20;
 constexpr std::uint64_t kRoomForSwaps = 3;
 constexpr std::uint64_t kRoomForSlabs = 64ULL << 20;
-constexpr double kTail = 0.99;
 
 using Phase = Traffic::Window;
 /// Copies all the time, for so long.
@@ -57,10 +57,6 @@ Copies calls(std::function<std::uint64_t()> call) {
 std::uint64_t large_copy(BareCopies& copies, Way way) {
   must(copies.limit(way));
   return (way == Way::kBoth ? 2 : 1) * copies.limit_bytes();
-}
-
-double mean_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 double gbps_of(const Phase& phase) {
@@ -87,34 +83,41 @@ class InterferenceBench {
     return plan_jobs(shape_, blocks, context_.cuda() ? kCudaJobsSpan : kHostJobsSpan);
   }
   [[nodiscard]] std::array<std::vector<Traffic::Job>, 2> jobs_of(
-      const JobPlan& plan, const std::vector<std::uint32_t>& group_blocks) const;
+      const JobPlan& plan, Locality locality, const std::vector<std::uint32_t>& group_blocks) const;
+  /// Every kind of job: blocks, and where they lie.
+  void for_each_kind(const std::function<void(std::uint32_t blocks, Locality)>& measure) const {
+    for (const std::uint32_t blocks : config_.blocks) {
+      for (const Locality locality : config_.localities) measure(blocks, locality);
+    }
+  }
   [[nodiscard]] InstancePlan plan_for(cache_manager::CopyStrategy strategy,
                                       worker::ComputeLoadKind load);
   void measure_link(const InstancePlan& plan);
   void measure_jobs(BenchTarget& target,
-                    LoadTimes& times,
+                    RanksLoadTimes& times,
                     const std::vector<std::uint32_t>& group_blocks,
                     const BenchFigure& figure);
   void measure_own(OwnStrategy strategy, worker::ComputeLoadKind load);
   void measure_bare(BenchTarget& target,
-                    LoadTimes& times,
+                    RanksLoadTimes& times,
                     const InstancePlan& plan,
                     worker::ComputeLoadKind load);
   void measure_pairs(BenchTarget& target,
-                     LoadTimes& times,
+                     RanksLoadTimes& times,
                      BenchFigure figure,
                      const Copies& copies,
                      const Copies& large = {});
   static void rest(BenchTarget& target, ipc::Duration time);
-  void await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until);
+  void await_times(BenchTarget& target, RanksLoadTimes& times, ipc::TimePoint until);
 
   BenchContext& context_;
   const BenchConfig& config_;
   const BenchShape& shape_;
   LinkLimit limit_;
-  BareCopies* large_ = nullptr;  ///< What is compared with, in the same pairs.
+  /// What is compared with, in the same pairs, where all ranks copy over its link.
+  BareCopies* large_ = nullptr;
   std::uint32_t files_ = 0;
-  std::filesystem::path times_file_;
+  std::vector<std::filesystem::path> times_files_;  ///< Of each rank.
 };
 
 InstancePlan InterferenceBench::plan_for(cache_manager::CopyStrategy strategy,
@@ -125,9 +128,13 @@ InstancePlan InterferenceBench::plan_for(cache_manager::CopyStrategy strategy,
   InstancePlan plan =
       context_.plan(shape_, gpu_blocks,
                     gpu_blocks * shape_.moved_bytes() * kRoomForSwaps + kRoomForSlabs, strategy);
-  times_file_ = context_.dir().path() / fmt::format("load-{}.times", ++files_);
+  const std::string times =
+      (context_.dir().path() / fmt::format("load-{}.{{rank}}.times", ++files_)).native();
+  times_files_.clear();
+  for (std::size_t r = 0; r < plan.devices.size(); ++r)
+    times_files_.emplace_back(for_rank(times, r));
   plan.worker_arguments.push_back(fmt::format("--load={}", worker::to_string(load)));
-  plan.worker_arguments.push_back("--load-times=" + times_file_.native());
+  plan.worker_arguments.push_back("--load-times=" + times);
   return plan;
 }
 
@@ -144,22 +151,24 @@ void InterferenceBench::rest(BenchTarget& target, ipc::Duration time) {
   must(target.run_for(end));
 }
 
-void InterferenceBench::await_times(BenchTarget& target, LoadTimes& times, ipc::TimePoint until) {
+void InterferenceBench::await_times(BenchTarget& target,
+                                    RanksLoadTimes& times,
+                                    ipc::TimePoint until) {
   const ipc::Deadline deadline = ipc::Deadline::after(config_.patience);
   for (;;) {
     must(times.read());
     if (const auto last = times.last(); last && *last >= until) return;
     if (deadline.expired()) {
-      throw ipc::Exception(KVFERRY_ERROR(kTimeout,
-                                         "the worker's load told no time in {} ms; see the logs",
-                                         config_.patience.count()));
+      throw ipc::Exception(
+          KVFERRY_ERROR(kTimeout, "the load of some worker told no time in {} ms; see the logs",
+                        config_.patience.count()));
     }
     rest(target, kTimesLook);
   }
 }
 
 void InterferenceBench::measure_pairs(BenchTarget& target,
-                                      LoadTimes& times,
+                                      RanksLoadTimes& times,
                                       BenchFigure figure,
                                       const Copies& copies,
                                       const Copies& large) {
@@ -186,59 +195,48 @@ void InterferenceBench::measure_pairs(BenchTarget& target,
     context_.check_interrupted();
   }
   await_times(target, times, ipc::MonotonicClock::now());
-  Samples all_without;
-  Samples all_with;
-  Samples all_beside_large;
+  std::vector<PairRounds> pairs;
   for (const auto& [without, with, beside_large] : rounds) {
-    Samples rounds_without;
-    Samples rounds_with;
-    times.add_within(without.from, without.to, rounds_without);
-    times.add_within(with.from, with.to, rounds_with);
     figure.gbps.add(gbps_of(with));
-    if (beside_large) figure.copy_gbps.add(gbps_of(*beside_large));
-    if (rounds_without.empty() || rounds_with.empty()) continue;  // rounds longer than a phase
-    figure.slowdown.add(mean_of(rounds_with.values()) / mean_of(rounds_without.values()));
-    all_without.add_all(rounds_without);
-    all_with.add_all(rounds_with);
+    PairRounds& pair = pairs.emplace_back();
+    times.add_within(without.from, without.to, pair.without);
+    times.add_within(with.from, with.to, pair.beside);
     if (!beside_large) continue;
-    Samples rounds_beside;
-    times.add_within(beside_large->from, beside_large->to, rounds_beside);
-    if (rounds_beside.empty()) continue;
-    figure.slowdown_beyond_copy.add(mean_of(rounds_with.values()) /
-                                    mean_of(rounds_beside.values()));
-    all_beside_large.add_all(rounds_beside);
+    figure.copy_gbps.add(gbps_of(*beside_large));
+    times.add_within(beside_large->from, beside_large->to, pair.beside_copy);
   }
+  add_pairs(pairs, figure);
   if (figure.slowdown.empty()) {
     throw ipc::Exception(KVFERRY_ERROR(
         kTimeout, "load {}: no round ended within {} ms; this device is too slow for it",
         figure.load, std::chrono::duration_cast<std::chrono::milliseconds>(kPhase).count()));
   }
-  figure.round_us = RoundTimes{all_without.median(), all_without.quantile(kTail), all_with.median(),
-                               all_with.quantile(kTail),
-                               all_beside_large.empty() ? 0 : all_beside_large.quantile(kTail)};
-  figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();
+  // The link is one device's; bare copies go over no other.
+  if (figure.path == BenchPath::kBare || context_.has_one_device()) {
+    figure.share = figure.gbps.median() / limit_.of(figure.point.way).median();
+  }
   context_.report.figures.push_back(std::move(figure));
 }
 
 void InterferenceBench::measure_jobs(BenchTarget& target,
-                                     LoadTimes& times,
+                                     RanksLoadTimes& times,
                                      const std::vector<std::uint32_t>& group_blocks,
                                      const BenchFigure& figure) {
-  for (const std::uint32_t blocks : config_.blocks) {
+  for_each_kind([&](std::uint32_t blocks, Locality locality) {
     for (const Way way : config_.ways) {
       const JobPlan plan = jobs(blocks);
-      Traffic traffic(target, jobs_of(plan, group_blocks), plan.in_flight,
+      Traffic traffic(target, jobs_of(plan, locality, group_blocks), plan.in_flight,
                       blocks * shape_.moved_bytes());
       must(traffic.prepare());
       BenchFigure measured = figure;
-      measured.point = shape_.point(blocks, way, config_.localities.front());
+      measured.point = shape_.point(blocks, way, locality);
       measure_pairs(
           target, times, std::move(measured),
           [&](ipc::Duration time) { return must(traffic.move_for(way, time)); },
           large_ != nullptr ? calls([&] { return large_copy(*large_, way); }) : Copies());
       must(traffic.finish());
     }
-  }
+  });
 }
 
 // In the load's own process.
@@ -246,7 +244,7 @@ void InterferenceBench::measure_own(OwnStrategy strategy, worker::ComputeLoadKin
   const InstancePlan plan = plan_for(mover_strategy(strategy), load);
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   context_.with_copier(shape_, plan, strategy, [&](CopierInstance& copier) {
-    LoadTimes times(times_file_);
+    RanksLoadTimes times(times_files_);
     await_times(copier, times, ipc::MonotonicClock::now());
     BenchFigure figure = figure_of(load);
     figure.path = BenchPath::kOwn;
@@ -256,42 +254,48 @@ void InterferenceBench::measure_own(OwnStrategy strategy, worker::ComputeLoadKin
 }
 
 std::array<std::vector<Traffic::Job>, 2> InterferenceBench::jobs_of(
-    const JobPlan& plan, const std::vector<std::uint32_t>& group_blocks) const {
-  const Locality locality = config_.localities.front();
+    const JobPlan& plan, Locality locality, const std::vector<std::uint32_t>& group_blocks) const {
   return {job_blocks(shape_, plan, locality, 0, group_blocks),
           job_blocks(shape_, plan, locality, 1, group_blocks)};
 }
 
 // From this process, as a mover would: in another context than the load.
 void InterferenceBench::measure_bare(BenchTarget& target,
-                                     LoadTimes& times,
+                                     RanksLoadTimes& times,
                                      const InstancePlan& plan,
                                      worker::ComputeLoadKind load) {
   const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
   const auto device = context_.bare_device(shape_, plan);
-  // One kind of job is enough: they are not compared with each other.
-  const std::uint32_t blocks = config_.blocks.front();
-  BareCopies copies(*device, shape_, layout, config_.bare ? blocks : 0);
-  const BareCopies::Jobs scattered = jobs_of(jobs(blocks), group_blocks_of(layout));
-  for (const Way way : config_.ways) {
+  const bool others = config_.bare && context_.cuda();  // a simulated device knows memcpy alone
+  const std::uint32_t most = *std::max_element(config_.blocks.begin(), config_.blocks.end());
+  BareCopies copies(*device, shape_, layout, others ? most : 0);
+  const auto figure_for = [&](std::uint32_t blocks, Way way, Locality locality) {
     BenchFigure figure = figure_of(load);
     figure.path = BenchPath::kBare;
-    figure.point = shape_.point(blocks, way, config_.localities.front());
+    figure.point = shape_.point(blocks, way, locality);
     figure.point.block_bytes = shape_.rank_bytes();
-    const std::uint64_t ways = way == Way::kBoth ? 2 : 1;
-    BenchFigure large = figure;
-    large.strategy = "one copy";
+    return figure;
+  };
+  for (const Way way : config_.ways) {
+    BenchFigure large = figure_for(config_.blocks.front(), way, config_.localities.front());
+    large.strategy = kOneCopy;  // of no kind of job
     measure_pairs(target, times, std::move(large), calls([&] { return large_copy(copies, way); }));
-    if (!config_.bare || !context_.cuda()) continue;  // a simulated device knows memcpy alone
-    for (const BareStrategy strategy : kBareStrategies) {
-      BenchFigure each = figure;
-      each.strategy = to_string(strategy);
-      measure_pairs(target, times, std::move(each), calls([&] {
-                      must(copies.move(strategy, way, scattered, kBareCallBytes));
-                      return ways * kBareCallBytes;
-                    }));
-    }
   }
+  if (!others) return;
+  for_each_kind([&](std::uint32_t blocks, Locality locality) {
+    const BareCopies::Jobs scattered = jobs_of(jobs(blocks), locality, group_blocks_of(layout));
+    for (const Way way : config_.ways) {
+      const std::uint64_t ways = way == Way::kBoth ? 2 : 1;
+      for (const BareStrategy strategy : kBareStrategies) {
+        BenchFigure each = figure_for(blocks, way, locality);
+        each.strategy = to_string(strategy);
+        measure_pairs(target, times, std::move(each), calls([&] {
+                        must(copies.move(strategy, way, scattered, kBareCallBytes));
+                        return ways * kBareCallBytes;
+                      }));
+      }
+    }
+  });
 }
 
 void InterferenceBench::run() {
@@ -305,7 +309,7 @@ void InterferenceBench::run() {
       const InstancePlan plan = plan_for(strategy, load);
       if (!std::exchange(link_known, true)) measure_link(plan);
       context_.with_instance(shape_, plan, [&](BenchInstance& instance) {
-        LoadTimes times(times_file_);
+        RanksLoadTimes times(times_files_);
         await_times(instance, times, ipc::MonotonicClock::now());
         BenchFigure figure = figure_of(load);
         figure.strategy = cache_manager::to_string(strategy);
@@ -313,7 +317,7 @@ void InterferenceBench::run() {
           const ipc::ArenaLayout layout = must(ipc::plan_arena(shape_.geometry, plan.arena));
           const auto device = context_.bare_device(shape_, plan);
           BareCopies large(*device, shape_, layout, 0);
-          large_ = &large;
+          if (context_.has_one_device()) large_ = &large;
           measure_jobs(instance, times, instance.client().state().group_blocks, figure);
           large_ = nullptr;
         }

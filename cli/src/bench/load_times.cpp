@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/load_times.hpp"
 
+#include "kvferry/ipc/base/check.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -43,6 +45,41 @@ void LoadTimes::add_within(ipc::TimePoint from, ipc::TimePoint to, Samples& roun
   for (auto next = std::next(at); next != end; at = next++) {
     rounds.add(static_cast<double>(*next - *at) / 1e3);
   }
+}
+
+RanksLoadTimes::RanksLoadTimes(const std::vector<std::filesystem::path>& files) {
+  KVFERRY_CHECK(!files.empty(), "times of no rank's load");
+  ranks_.reserve(files.size());
+  for (const std::filesystem::path& file : files) ranks_.emplace_back(file);
+}
+
+ipc::Status RanksLoadTimes::read() {
+  for (LoadTimes& rank : ranks_) KVFERRY_TRY(rank.read());
+  return ipc::ok();
+}
+
+std::optional<ipc::TimePoint> RanksLoadTimes::last() const {
+  std::optional<ipc::TimePoint> least = ranks_.front().last();
+  for (const LoadTimes& rank : ranks_) {
+    const auto last = rank.last();
+    if (!last) return std::nullopt;
+    least = std::min(*least, *last);
+  }
+  return least;
+}
+
+void RanksLoadTimes::add_within(ipc::TimePoint from, ipc::TimePoint to, Samples& rounds) const {
+  std::vector<double> slowest;
+  for (const LoadTimes& rank : ranks_) {
+    Samples own;
+    rank.add_within(from, to, own);
+    if (&rank == &ranks_.front()) slowest = own.values();
+    slowest.resize(std::min(slowest.size(), own.size()));
+    for (std::size_t i = 0; i < slowest.size(); ++i) {
+      slowest[i] = std::max(slowest[i], own.values()[i]);
+    }
+  }
+  for (const double round : slowest) rounds.add(round);
 }
 
 }  // namespace kvferry::cli

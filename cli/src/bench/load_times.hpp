@@ -30,4 +30,23 @@ class LoadTimes {
   std::vector<std::uint64_t> ends_;  ///< Nanoseconds.
 };
 
+/// The rounds of the loads of all ranks, as those of a model that is spread over them: its next
+/// token takes as long as the slowest rank. Loads do not wait for each other, so the rounds of a
+/// window are matched by their number in it. @threading one thread.
+class RanksLoadTimes {
+ public:
+  /// A file of each rank. @pre at least one.
+  explicit RanksLoadTimes(const std::vector<std::filesystem::path>& files);
+
+  /// As LoadTimes, of all.
+  [[nodiscard]] ipc::Status read();
+  /// Until when all of them have been read.
+  [[nodiscard]] std::optional<ipc::TimePoint> last() const;
+  /// Adds of each round that all ranks have in there the microseconds of the slowest.
+  void add_within(ipc::TimePoint from, ipc::TimePoint to, Samples& rounds) const;
+
+ private:
+  std::vector<LoadTimes> ranks_;
+};
+
 }  // namespace kvferry::cli

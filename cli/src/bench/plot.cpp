@@ -22,6 +22,10 @@ constexpr double kJobWidth = 64;
 constexpr double kPanelHeight = 340;
 constexpr double kCurvesHeight = 240;
 constexpr int kGbpsTicks = 5;
+/// Of title and note.
+constexpr double kHeadBottom = 72;
+/// Below what a panel draws, for its labels.
+constexpr double kPanelFoot = 60;
 
 /// One colour for a strategy, apart for the colour-blind; bare copies are dashed, and hollow.
 constexpr std::string_view kLightCurves = R"(    .limit { stroke: #57606a; stroke-dasharray: 2 4; }
@@ -33,6 +37,8 @@ constexpr std::string_view kLightCurves = R"(    .limit { stroke: #57606a; strok
     circle.staged { fill: #009e73; } circle.strided { fill: #7b4fb5; } circle.batch { fill: #e69f00; }
     circle.memcpy { fill: #d55e00; } circle.kernel { fill: #cc79a7; }
     circle.agent { fill: #8c564b; }
+    .one-copy { stroke: #57606a; }
+    circle.one-copy { fill: #57606a; }
     circle.hollow { fill: #ffffff; }
 )";
 constexpr std::string_view kDarkCurves = R"(      .limit { stroke: #9198a1; }
@@ -43,6 +49,8 @@ constexpr std::string_view kDarkCurves = R"(      .limit { stroke: #9198a1; }
       circle.staged { fill: #3fd0a0; } circle.strided { fill: #b79cf0; } circle.batch { fill: #f0c040; }
       circle.memcpy { fill: #ff9e4a; } circle.kernel { fill: #e0a0c8; }
       circle.agent { fill: #d8a898; }
+      .one-copy { stroke: #9198a1; }
+      circle.one-copy { fill: #9198a1; }
       circle.hollow { fill: #0d1117; }
 )";
 
@@ -186,6 +194,25 @@ void add_curves_legend(const DrawnTransfers& drawn,
   }
 }
 
+void draw_transfers(const BenchReport& report,
+                    const DrawnTransfers& drawn,
+                    const BenchPlotScale& scale,
+                    SvgDrawing& svg) {
+  add_curves_legend(drawn, shows_link(report, drawn.ways.front()), scale, svg);
+  for (std::size_t panel = 0; panel < drawn.ways.size(); ++panel) {
+    add_panel_axes(drawn, scale, panel, svg);
+    if (shows_link(report, drawn.ways[panel])) {
+      const double y = scale.y(panel, report.limit.of(drawn.ways[panel]).median());
+      svg.line("line limit", {scale.left, y}, {scale.right, y});
+    }
+    for (const auto& strategy : drawn.strategies) {
+      for (const Locality locality : {Locality::kSequential, Locality::kRandom}) {
+        add_curve(drawn, strategy, locality, scale, panel, svg);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 double BenchPlotScale::x(std::size_t job) const {
@@ -216,36 +243,43 @@ BenchPlotScale bench_plot_scale(const BenchReport& report) {
   return scale;
 }
 
+std::vector<InterferencePanel> bench_plot_interference(const BenchReport& report) {
+  const BenchPlotScale scale = bench_plot_scale(report);
+  const DrawnTransfers drawn = transfers_of(report);
+  const double top = drawn.figures.empty()
+                         ? kHeadBottom
+                         : scale.first_top + static_cast<double>(drawn.ways.size()) * kPanelHeight;
+  return interference_panels(report, scale.left, scale.right, top);
+}
+
 std::string draw_bench(const BenchReport& report) {
   constexpr std::string_view kTitle = "Blocks between device and host";
   const DrawnTransfers drawn = transfers_of(report);
   const BenchPlotScale scale = bench_plot_scale(report);
-  const auto panels = static_cast<double>(std::max<std::size_t>(1, drawn.ways.size()));
-  SvgDrawing svg({scale.right + 24, scale.first_top + panels * kPanelHeight}, kTitle, kLightCurves,
-                 kDarkCurves);
+  const std::vector<InterferencePanel> beside = bench_plot_interference(report);
+  const double bottom =
+      beside.empty()
+          ? scale.first_top +
+                static_cast<double>(std::max<std::size_t>(1, drawn.ways.size())) * kPanelHeight
+          : beside.back().bottom + kPanelFoot;
+  SvgDrawing svg({scale.right + 24, bottom}, kTitle, kLightCurves, kDarkCurves);
   svg.styled_text("title", {scale.left, 30}, kTitle);
-  svg.styled_text(
-      "note", {scale.left, 52},
-      fmt::format("{}; {} rank{}, {} arena; by blocks of a job, cache by cache", report.device,
-                  report.ranks, report.ranks == 1 ? "" : "s", report.arena));
-  if (drawn.figures.empty()) {
+  svg.styled_text("note", {scale.left, 52},
+                  fmt::format("{}; {} rank{}, {} arena{}", report.device, report.ranks,
+                              report.ranks == 1 ? "" : "s", report.arena,
+                              drawn.figures.empty() ? "" : "; by blocks of a job, cache by cache"));
+  if (drawn.figures.empty() && beside.empty()) {
+    const bool measured =
+        std::any_of(report.figures.begin(), report.figures.end(),
+                    [](const BenchFigure& figure) { return !figure.load.empty(); });
     svg.text({(scale.left + scale.right) / 2, scale.y(0, scale.most_gbps / 2)},
-             "no transfer was measured", SvgDrawing::Anchor::kMiddle);
+             measured ? "copies of ranks on several devices have no share of one link"
+                      : "no transfer and no interference was measured",
+             SvgDrawing::Anchor::kMiddle);
     return std::move(svg).finish();
   }
-  add_curves_legend(drawn, shows_link(report, drawn.ways.front()), scale, svg);
-  for (std::size_t panel = 0; panel < drawn.ways.size(); ++panel) {
-    add_panel_axes(drawn, scale, panel, svg);
-    if (shows_link(report, drawn.ways[panel])) {
-      const double y = scale.y(panel, report.limit.of(drawn.ways[panel]).median());
-      svg.line("line limit", {scale.left, y}, {scale.right, y});
-    }
-    for (const auto& strategy : drawn.strategies) {
-      for (const Locality locality : {Locality::kSequential, Locality::kRandom}) {
-        add_curve(drawn, strategy, locality, scale, panel, svg);
-      }
-    }
-  }
+  if (!drawn.figures.empty()) draw_transfers(report, drawn, scale, svg);
+  for (const InterferencePanel& panel : beside) draw_panel(panel, svg);
   return std::move(svg).finish();
 }
 

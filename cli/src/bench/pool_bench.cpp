@@ -22,7 +22,7 @@ constexpr std::uint64_t kPieceBytes = 64ULL << 20;
 constexpr std::uint64_t kFirstBytes = 1ULL << 30;
 
 enum Step : std::size_t { kFirst, kMake, kRegister, kUnregister, kGiveBack, kSteps };
-constexpr std::array<std::string_view, kSteps> kNames = {"first GiB usable", "all there",
+constexpr std::array<std::string_view, kSteps> kNames = {"first GiB filled", "all filled",
                                                          "register", "unregister", "give back"};
 
 double us_of(ipc::TimePoint start, ipc::TimePoint end) {
@@ -40,6 +40,7 @@ void bench_pool(BenchContext& context, const BenchShape& shape) {
     figures.at(step).bench = to_string(BenchKind::kPool);
     figures.at(step).strategy = kNames.at(step);
     figures.at(step).path = BenchPath::kBare;
+    figures.at(step).pool_bytes = bytes;
     figures.at(step).point.block_bytes = bytes;
     figures.at(step).point.chunk_bytes = std::min(bytes, kPieceBytes);
     figures.at(step).point.regions =

@@ -8,7 +8,7 @@
 namespace kvferry::cli {
 
 /// A host pool of BenchConfig::pool_bytes, as a manager makes it and a mover registers it, in this
-/// process: how long until all of it is there, registered, and given back. Throws Exception.
+/// process alone: how long until it is filled, registered, and given back. Throws Exception.
 void bench_pool(BenchContext& context, const BenchShape& shape);
 
 }  // namespace kvferry::cli

@@ -23,6 +23,11 @@ template <typename T> Json optional_of(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
+void add_spread(Json& json, const std::string& name, const std::optional<Spread>& spread) {
+  json[name + "_low"] = spread ? Json(spread->low) : Json();
+  json[name + "_high"] = spread ? Json(spread->high) : Json();
+}
+
 void add_rounds(Json& json, const BenchFigure& figure) {
   const auto& rounds = figure.round_us;
   const auto put = [&json, &rounds](const char* name, auto value) {
@@ -37,6 +42,8 @@ void add_rounds(Json& json, const BenchFigure& figure) {
   const bool beside_copy = figure.round_us && figure.round_us->p99_beside_copy > 0;
   json["itl_p99_beyond_copy"] =
       beside_copy ? Json(figure.round_us->p99_beside / figure.round_us->p99_beside_copy) : Json();
+  add_spread(json, "itl_p99_ratio", figure.p99_spread);
+  add_spread(json, "itl_p99_beyond_copy", figure.p99_beyond_copy_spread);
   json["copy_gbps"] = median_of(figure.copy_gbps);
   json["slowdown_beyond_copy"] = median_of(figure.slowdown_beyond_copy);
   const bool known = !figure.slowdown.empty();
@@ -56,6 +63,7 @@ Json to_json(const BenchFigure& figure) {
             {"block_bytes", point.block_bytes},
             {"blocks", point.blocks},
             {"locality", to_string(point.locality)},
+            {"pool_bytes", optional_of(figure.pool_bytes)},
             {"gbps", median_of(figure.gbps)},
             {"share", optional_of(figure.share)},
             {"us", median_of(figure.us)},
@@ -78,6 +86,8 @@ Json to_json(const BenchFigure& figure) {
 
 /// What one table shows: all strategies side by side, a column for each kind of job.
 bool belongs_together(const BenchFigure& a, const BenchFigure& b) {
+  // Of a pool bare figures are of no cache.
+  if (a.pool_bytes && a.path != b.path) return false;
   return a.bench == b.bench && a.point.geometry == b.point.geometry &&
          a.point.chunk_bytes == b.point.chunk_bytes && a.point.regions == b.point.regions &&
          a.point.way == b.point.way && a.load == b.load;
@@ -105,9 +115,14 @@ std::string heading_of(const BenchFigure& figure) {
   const std::string unit = figure.us.empty()   ? "GB/s and share of the limit"
                            : figure.per_second ? "us in the call, median / p99, and jobs a second"
                                                : "us, median / p99";
-  if (figure.bench == "pool") {
-    return fmt::format("pool, {}: {} in pieces of {}\n", unit, ipc::format_size(point.block_bytes),
-                       ipc::format_size(point.chunk_bytes));
+  if (figure.pool_bytes && figure.path == BenchPath::kBare) {
+    return fmt::format("pool, {}, in one process: {} in pieces of {}\n", unit,
+                       ipc::format_size(*figure.pool_bytes), ipc::format_size(point.chunk_bytes));
+  }
+  if (figure.pool_bytes) {
+    return fmt::format("pool, {}, of a young instance from its manager's start: {}, swaps of {}\n",
+                       unit, ipc::format_size(*figure.pool_bytes),
+                       ipc::format_size(point.blocks * point.block_bytes));
   }
   const bool has_way = figure.bench == "transfer" || figure.bench == "latency";
   return fmt::format("{}{}, {}: {}{} regions, {} of each, blocks of {}\n", figure.bench,
@@ -116,11 +131,14 @@ std::string heading_of(const BenchFigure& figure) {
                      ipc::format_size(point.chunk_bytes), ipc::format_size(point.block_bytes));
 }
 
+bool has_localities(const std::vector<const BenchFigure*>& figures) {
+  return std::any_of(figures.begin(), figures.end(), [&figures](const BenchFigure* figure) {
+    return figure->point.locality != figures.front()->point.locality;
+  });
+}
+
 std::string table_of(const std::vector<const BenchFigure*>& figures) {
-  const bool with_locality =
-      std::any_of(figures.begin(), figures.end(), [&figures](const BenchFigure* figure) {
-        return figure->point.locality != figures.front()->point.locality;
-      });
+  const bool with_locality = has_localities(figures);
   std::vector<std::string> jobs;
   std::vector<std::string> rows;
   const auto place = [](std::vector<std::string>& list, const std::string& name) {
@@ -156,13 +174,19 @@ std::string table_of(const std::vector<const BenchFigure*>& figures) {
   return heading_of(*figures.front()) + table.render("  ");
 }
 
+std::string with_spread(double value, const std::optional<Spread>& spread) {
+  const std::string text = fmt::format("{:.3f}", value);
+  return spread ? fmt::format("{} ({:.3f} to {:.3f})", text, spread->low, spread->high) : text;
+}
+
 /// Of one load: a row for each way of copying beside it.
 std::string interference_table_of(const std::vector<const BenchFigure*>& figures) {
   const BenchFigure& first = *figures.front();
   const bool tokens = first.load == "decode";
-  const bool with_jobs = std::any_of(figures.begin(), figures.end(), [&](const auto* figure) {
-    return figure->point.blocks != first.point.blocks;
-  });
+  const bool with_locality = has_localities(figures);
+  const bool with_jobs = with_locality || std::any_of(figures.begin(), figures.end(), [&](auto* f) {
+                           return f->point.blocks != first.point.blocks;
+                         });
   Table table({{""},
                {"GB/s", Align::kRight},
                {"of the limit", Align::kRight},
@@ -177,8 +201,9 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                {"p99", Align::kRight}});
   for (const BenchFigure* figure : figures) {
     const RoundTimes times = figure->round_us.value_or(RoundTimes{});
-    const std::string job =
-        with_jobs ? fmt::format(", {}", job_of(figure->point, /*with_locality=*/false)) : "";
+    const std::string job = with_jobs && figure->strategy != kOneCopy
+                                ? fmt::format(", {}", job_of(figure->point, with_locality))
+                                : "";
     table.add(
         {fmt::format("{} {}{}", to_string(figure->path), figure->strategy, job),
          fmt::format("{:.2f}", figure->gbps.median()),
@@ -190,18 +215,19 @@ std::string interference_table_of(const std::vector<const BenchFigure*>& figures
                      figure->slowdown.quantile(0.25), figure->slowdown.quantile(0.75)),
          fmt::format("{:.0f}", times.median), fmt::format("{:.0f}", times.median_beside),
          fmt::format("{:.0f}", times.p99), fmt::format("{:.0f}", times.p99_beside),
-         fmt::format("{:.3f}", times.p99_beside / times.p99),
+         with_spread(times.p99_beside / times.p99, figure->p99_spread),
          figure->slowdown_beyond_copy.empty()
              ? ""
              : fmt::format("{:.3f}", figure->slowdown_beyond_copy.median()),
-         times.p99_beside_copy > 0 ? fmt::format("{:.3f}", times.p99_beside / times.p99_beside_copy)
-                                   : ""});
+         times.p99_beside_copy > 0
+             ? with_spread(times.p99_beside / times.p99_beside_copy, figure->p99_beyond_copy_spread)
+             : ""});
   }
   const std::string jobs =
       with_jobs ? "" : fmt::format(", jobs of {}", job_of(first.point, /*with_locality=*/false));
   return fmt::format(
-             "interference {} beside {}, medians (slowdown: and quartiles) of {} pairs: {}{} "
-             "regions, {} of each{}\n",
+             "interference {} beside {}, medians (slowdown: and quartiles) of {} pairs, p99 of all "
+             "rounds (and 95 % of draws of pairs): {}{} regions, {} of each{}\n",
              to_string(first.point.way), first.load, first.slowdown.size(),
              first.point.geometry.empty() ? "" : first.point.geometry + ", ", first.point.regions,
              ipc::format_size(first.point.chunk_bytes), jobs) +
@@ -214,7 +240,12 @@ std::string idle_table_of(const std::vector<const BenchFigure*>& figures) {
     table.add({figure->strategy, fmt::format("{:.3f}", 100 * figure->core_share.median()),
                fmt::format("{:.3f}", 100 * figure->core_share.most())});
   }
-  return "idle, processor time of each process after traffic, median of its windows\n" +
+  const BenchPoint& point = figures.front()->point;
+  return fmt::format(
+             "idle, processor time of each process after traffic, median of its windows: {}{} "
+             "regions, {} of each\n",
+             point.geometry.empty() ? "" : point.geometry + ", ", point.regions,
+             ipc::format_size(point.chunk_bytes)) +
          table.render("  ");
 }
 

@@ -41,14 +41,6 @@ std::vector<std::string> rank_arguments(const InstancePlan& plan, std::size_t ra
   return arguments;
 }
 
-std::string for_rank(std::string text, std::size_t rank) {
-  constexpr std::string_view kMark = "{rank}";
-  for (auto mark = text.find(kMark); mark != std::string::npos; mark = text.find(kMark)) {
-    text.replace(mark, kMark.size(), std::to_string(rank));
-  }
-  return text;
-}
-
 ChildSpec lender_child(const InstancePlan& plan,
                        const LenderPlan& lender,
                        const std::filesystem::path& runtime_dir) {
@@ -63,6 +55,14 @@ ChildSpec lender_child(const InstancePlan& plan,
 }
 
 }  // namespace
+
+std::string for_rank(std::string text, std::size_t rank) {
+  constexpr std::string_view kMark = "{rank}";
+  for (auto mark = text.find(kMark); mark != std::string::npos; mark = text.find(kMark)) {
+    text.replace(mark, kMark.size(), std::to_string(rank));
+  }
+  return text;
+}
 
 std::vector<ChildSpec> instance_children(const InstancePlan& plan,
                                          const std::filesystem::path& runtime_dir) {
@@ -82,8 +82,9 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
     worker.arguments.insert(worker.arguments.end(), shared.begin(), shared.end());
     worker.arguments.push_back(
         fmt::format("--arena-memory={}", kvferry::worker::to_string(plan.arena_memory)));
-    worker.arguments.insert(worker.arguments.end(), plan.worker_arguments.begin(),
-                            plan.worker_arguments.end());
+    for (const std::string& argument : plan.worker_arguments) {
+      worker.arguments.push_back(for_rank(argument, r));
+    }
     for (const std::string& variable : plan.worker_environment) {
       worker.environment.push_back(for_rank(variable, r));
     }
@@ -111,8 +112,9 @@ ChildSpec copier_child(const InstancePlan& plan,
   const std::vector<std::string> shared = rank_arguments(plan, 0);
   child.arguments.insert(child.arguments.end(), shared.begin(), shared.end());
   child.arguments.push_back("--socket=" + socket.string());
-  child.arguments.insert(child.arguments.end(), plan.worker_arguments.begin(),
-                         plan.worker_arguments.end());
+  for (const std::string& argument : plan.worker_arguments) {
+    child.arguments.push_back(for_rank(argument, 0));
+  }
   return child;
 }
 

@@ -11,6 +11,7 @@
 #include "rank_options.hpp"
 #include "run/supervisor.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -39,12 +40,15 @@ struct InstancePlan {
   ipc::ArenaOptions arena;
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
   cache_manager::CopyStrategy strategy = cache_manager::CopyStrategy::kAuto;
-  std::vector<ipc::DeviceSpec> devices;       ///< Of each rank.
-  std::vector<std::string> worker_arguments;  ///< For every worker beyond all that.
-  /// NAME=VALUE for every worker; {rank} stands for its number.
+  std::vector<ipc::DeviceSpec> devices;  ///< Of each rank.
+  /// For every worker beyond all that, and NAME=VALUE; {rank} stands for its number.
+  std::vector<std::string> worker_arguments;
   std::vector<std::string> worker_environment;
   std::vector<LenderPlan> lenders;  ///< Beside the engine.
 };
+
+/// The text with the number in place of each {rank}.
+[[nodiscard]] std::string for_rank(std::string text, std::size_t rank);
 
 /// The instance's processes with their command lines, in the order in which they are started: the
 /// manager, then a worker and a mover of each rank, then those that lend.
