@@ -49,35 +49,23 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
   BenchContext context(config, dir, signals);
   try {
     const std::vector<BenchShape> shapes = shapes_of(config, dir);
-    if (context.wants(BenchKind::kTransfer) || context.wants(BenchKind::kLatency)) {
-      for (const BenchShape& shape : shapes) bench_transfers(context, shape);
-    }
-    if (context.wants(BenchKind::kInterference)) {
-      for (const BenchShape& shape : shapes) bench_interference(context, shape);
-    }
-    if (context.wants(BenchKind::kLayers)) {
-      for (const BenchShape& shape : shapes) bench_layers(context, shape);
-    }
-    if (context.wants(BenchKind::kUrgent)) {
-      for (const BenchShape& shape : shapes) bench_urgent(context, shape);
-    }
-    if (context.wants(BenchKind::kAblation)) {
-      for (const BenchShape& shape : shapes) bench_ablation(context, shape);
-    }
-    if (context.wants(BenchKind::kSubmit)) {
-      for (const BenchShape& shape : shapes) bench_submit(context, shape);
-    }
-    if (context.wants(BenchKind::kLookup)) bench_lookup(context);
-    if (context.wants(BenchKind::kClear)) {
-      for (const BenchShape& shape : shapes) bench_clear(context, shape);
-    }
-    if (context.wants(BenchKind::kPool)) {
+    const auto for_each_shape = [&](auto bench) {
+      for (const BenchShape& shape : shapes) bench(context, shape);
+    };
+    const auto wants = [&context](BenchKind kind) { return context.wants(kind); };
+    if (wants(BenchKind::kTransfer) || wants(BenchKind::kLatency)) for_each_shape(bench_transfers);
+    if (wants(BenchKind::kInterference)) for_each_shape(bench_interference);
+    if (wants(BenchKind::kLayers)) for_each_shape(bench_layers);
+    if (wants(BenchKind::kUrgent)) for_each_shape(bench_urgent);
+    if (wants(BenchKind::kAblation)) for_each_shape(bench_ablation);
+    if (wants(BenchKind::kSubmit)) for_each_shape(bench_submit);
+    if (wants(BenchKind::kLookup)) bench_lookup(context);
+    if (wants(BenchKind::kClear)) for_each_shape(bench_clear);
+    if (wants(BenchKind::kPool)) {
       bench_pool(context, shapes.front());  // of no cache: a device is opened for any
-      for (const BenchShape& shape : shapes) bench_pool_swaps(context, shape);
+      for_each_shape(bench_pool_swaps);
     }
-    if (context.wants(BenchKind::kIdle)) {
-      for (const BenchShape& shape : shapes) bench_idle(context, shape);
-    }
+    if (wants(BenchKind::kIdle)) for_each_shape(bench_idle);
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }

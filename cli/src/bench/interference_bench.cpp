@@ -131,8 +131,9 @@ InstancePlan InterferenceBench::plan_for(cache_manager::CopyStrategy strategy,
   const std::string times =
       (context_.dir().path() / fmt::format("load-{}.{{rank}}.times", ++files_)).native();
   times_files_.clear();
-  for (std::size_t r = 0; r < plan.devices.size(); ++r)
+  for (std::size_t r = 0; r < plan.devices.size(); ++r) {
     times_files_.emplace_back(for_rank(times, r));
+  }
   plan.worker_arguments.push_back(fmt::format("--load={}", worker::to_string(load)));
   plan.worker_arguments.push_back("--load-times=" + times);
   return plan;
