@@ -76,7 +76,7 @@ class LayersKilledTest : public LayersTest {
     expect_done(submit_store(first, kCount, ticket, prompt));
     expect_clean(filled);
   }
-  void end(test::ChildProcess& process) {
+  static void end(test::ChildProcess& process) {
     process.signal(SIGTERM);
     ASSERT_EQ(process.wait(test::soon()), test::ChildExit::exited(0)) << process.stderr_text();
   }

@@ -53,8 +53,8 @@ int main(int argc, char** argv) {
   std::vector<worker::LoadItem> items;
   for (std::uint32_t group = 0; group < geometry.groups.size(); ++group) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      step.verifies.push_back(
-          {ipc::GroupId{group}, ipc::BlockId{first + i}, number(8) + group * 1000 + i});
+      step.verifies.push_back({ipc::GroupId{group}, ipc::BlockId{first + i},
+                               number(8) + group * std::uint64_t{1000} + i});
       ipc::Digest hash;
       hash.bytes.at(0) = static_cast<std::uint8_t>(i);
       hash.bytes.at(1) = 1;
