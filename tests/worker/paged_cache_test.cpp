@@ -111,7 +111,7 @@ TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
   cache_.judge(sequence, policy_);
   EXPECT_THAT(cache_.unstored(sequence), SizeIs(2 + 2 + 1));
   for (const auto& block : cache_.unstored(sequence)) {
-    cache_.mark_stored(block.target.group, block.blocks.back(), block.target.block);
+    cache_.mark_stored(block);
   }
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty());
   EXPECT_FALSE(cache_.publish(sequence)) << "nothing became full";
@@ -182,14 +182,44 @@ TEST_F(PagedCacheTest, UnitsAreStoredWholeAndPartialOnesOnlyWhereTheSequenceMayB
     cache.judge(sequence, policy_);
     EXPECT_EQ(full_group(sequence), units) << blocks;
   }
-  for (const auto& unit : cache.unstored(sequence)) {
-    cache.mark_stored(unit.target.group, unit.blocks.front(), unit.target.block);
-  }
-  EXPECT_EQ(full_group(sequence).size(), 3U) << "the note is of the unit that the block ends";
-  for (const auto& unit : cache.unstored(sequence)) {
-    cache.mark_stored(unit.target.group, unit.blocks.back(), unit.target.block);
-  }
+  for (const auto& unit : cache.unstored(sequence)) cache.mark_stored(unit);
   EXPECT_THAT(cache.unstored(sequence), IsEmpty());
+  cache.release(sequence);
+}
+
+TEST_F(PagedCacheTest, AUnitThatLacksPartsIsUnstoredForWhoHasThemAndAWholeOneForNobody) {
+  PagedCache cache(geometry_, 4);
+  cache.remake(std::array<std::uint32_t, 3>{40, 40, 40});
+  constexpr ipc::GroupId kWindow{1};
+  Sequence sequence = sequence_of(0, 8 * kTokens);
+  ASSERT_EQ(cache.admit(sequence, nowhere, loads_), Admission::kReady);
+  sequence.computed = sequence.length();
+  ASSERT_TRUE(cache.publish(sequence));
+  cache.judge(sequence, policy_);
+  const auto parts = [&](std::uint32_t group) {
+    std::vector<std::uint64_t> wanted;
+    for (const auto& unit : cache.unstored(sequence)) {
+      if (unit.target.group.value == group) wanted.push_back(unit.target.parts);
+    }
+    return wanted;
+  };
+  using Parts = std::vector<std::uint64_t>;
+  ASSERT_EQ(parts(1), Parts{0b1100}) << "its window of two blocks";
+  // Of a unit that another one made, the last part came from host memory: what else it has, who
+  // knows.
+  cache.mark_loaded(kWindow, {sequence.hashes[7], 3});
+  EXPECT_EQ(parts(1), Parts{0b1100});
+  cache.mark_loaded(kWindow, {sequence.hashes[7], 2});
+  EXPECT_EQ(parts(1), Parts{});
+  cache.mark_not_found(kWindow, {sequence.hashes[7], 2});
+  EXPECT_EQ(parts(1), Parts{0b1100}) << "it has gone since";
+  for (const auto& unit : cache.unstored(sequence)) cache.mark_stored(unit);
+  EXPECT_EQ(parts(1), Parts{});
+  // A full group's unit has all its parts when it has one.
+  cache.mark_not_found({}, {sequence.hashes[3], 0});
+  EXPECT_EQ(parts(0), Parts{0b1111});
+  cache.mark_loaded({}, {sequence.hashes[3], 1});
+  EXPECT_EQ(parts(0), Parts{});
   cache.release(sequence);
 }
 
@@ -227,7 +257,10 @@ TEST_F(PagedCacheTest, RoomThatHoldsUnstoredContentsIsWrittenBackBeforeASequence
   EXPECT_EQ(room.stores.front().before, first.hashes[1]);
   for (const EvictedBlock& block : room.stores) {
     cache_.acquire(block.group, block.block);
-    cache_.mark_stored(block.group, block.block, block.hash);
+    PagedCache::Unstored unit;
+    unit.target = {block.group, block.hash, block.before};
+    unit.blocks = {block.block};
+    cache_.mark_stored(unit);
     cache_.release_as_oldest(block.group, block.block);
   }
   EXPECT_FALSE(cache_.plan_room(second, wanted, 0, none, policy_).waits);

@@ -138,6 +138,10 @@ void LackingParts::forget(GroupId group, const Digest& key) {
   if (!lacking_.empty()) lacking_.erase(name_of(group, key));
 }
 
+std::uint64_t parts_shown(const ipc::GroupSpec& group, std::uint32_t part) noexcept {
+  return group.rule == HitRule::kFull ? UINT64_MAX : std::uint64_t{1} << part;
+}
+
 std::vector<UnitStore> units_to_store(const StoreUnits& units,
                                       std::span<const ipc::GroupSpec> groups,
                                       std::span<const Digest> hashes,

@@ -226,7 +226,7 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
     if (of_use) {
       ++counters_.loads;
       group.make_valid(item.block, worker_deaths_);
-      group.mark_stored(item.block, item.key);
+      note_loaded(item.group, {item.key, item.part});
     }
     if (prefetched == nullptr) {
       group.release(item.block);

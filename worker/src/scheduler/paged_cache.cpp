@@ -295,14 +295,14 @@ std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
   return blocks;
 }
 
-bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key) {
+bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block, const UnitPart& place) {
   block.loading = false;
   GroupIndex& group = index_of(block.group);
   const ipc::Digest before =
       block.position == 0 ? ipc::Digest{} : sequence.hashes[block.position - 1];
   if (!group.announce(block.block, sequence.hashes[block.position], before)) return false;
   group.make_valid(block.block);
-  group.mark_stored(block.block, key);
+  mark_loaded(block.group, place);
   return true;
 }
 
@@ -343,7 +343,7 @@ std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence)
   for (HeldUnit& held : held_units(sequence)) {
     const GroupIndex& group = index_of(held.unit.group);
     if (!sequence.table[held.unit.group.value].at(held.last).wanted) continue;
-    if (group.is_stored(held.blocks.back())) continue;
+    if ((held.unit.parts & ~group.stored_parts(held.unit.key)) == 0) continue;
     const bool known = std::all_of(held.blocks.begin(), held.blocks.end(),
                                    [&group](BlockId block) { return group.is_indexed(block); });
     if (!known) continue;
@@ -371,9 +371,21 @@ void PagedCache::keep_first(std::vector<Unstored>& units, std::size_t blocks) {
   units.erase(too_much, units.end());
 }
 
-void PagedCache::mark_stored(GroupId group, BlockId block, const ipc::Digest& key) {
-  index_of(group).mark_stored(block, key);
+void PagedCache::mark_stored(const Unstored& unit) {
+  GroupIndex& group = index_of(unit.target.group);
+  // Without its name a block may be of before the weights changed, and another one have the name.
+  if (!group.is_indexed(unit.blocks.back())) return;
+  group.mark_stored(unit.target.block, units_.blocks() == 1 ? 1 : unit.target.parts);
 }
+
+void PagedCache::mark_loaded(GroupId group, const UnitPart& place) {
+  index_of(group).mark_stored(place.key, parts_shown(geometry_.groups[group.value], place.part));
+}
+
+void PagedCache::mark_not_found(GroupId group, const UnitPart& place) {
+  index_of(group).forget_stored(place.key);
+}
+
 void PagedCache::acquire(GroupId group, BlockId block) { index_of(group).acquire(block); }
 void PagedCache::release(GroupId group, BlockId block) { index_of(group).release(block); }
 void PagedCache::release_as_oldest(GroupId group, BlockId block) {

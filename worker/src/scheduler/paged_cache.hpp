@@ -82,8 +82,11 @@ class PagedCache {
   /// Units of the sequence's published blocks that the policy wants in host memory, and that are
   /// not known to be there.
   [[nodiscard]] std::vector<Unstored> unstored(const Sequence& sequence) const;
-  /// The unit with this key is in host memory: noted where the block ends it.
-  void mark_stored(ipc::GroupId group, ipc::BlockId block, const ipc::Digest& key);
+  /// All of the unit is in host memory.
+  void mark_stored(const Unstored& unit);
+  /// What became of a load says what the unit in host memory has.
+  void mark_loaded(ipc::GroupId group, const UnitPart& place);
+  void mark_not_found(ipc::GroupId group, const UnitPart& place);
   [[nodiscard]] const StoreUnits& units() const noexcept { return units_; }
   void acquire(ipc::GroupId group, ipc::BlockId block);
   void release(ipc::GroupId group, ipc::BlockId block);
@@ -106,8 +109,8 @@ class PagedCache {
                                               std::uint32_t share,
                                               std::uint64_t spare);
   /// It was loaded with the contents of that place of the sequence: others find it, and it is held
-  /// on. key: of the unit that it came from. False when another block has them meanwhile.
-  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key);
+  /// on. place: where it came from. False when another block has them meanwhile.
+  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block, const UnitPart& place);
 
   /// What is to be stored before a sequence is let in by the plan, so that nothing is lost that the
   /// policy keeps. growth: blocks of each group more, for what is let in already. under_way: see

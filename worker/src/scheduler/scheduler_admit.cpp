@@ -205,7 +205,9 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
   if (completion.all_ok()) {
     if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
       (void)cache_.publish(sequence);
-      for (const LoadItem& item : job.items) cache_.mark_stored(item.group, item.block, item.key);
+      for (const LoadItem& item : job.items) {
+        cache_.mark_loaded(item.group, {item.key, item.part});
+      }
     }
   } else {
     ipc::log_debug("scheduler: load of request {}: {}", job.number, completion.message);
@@ -224,7 +226,11 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
 
 void Scheduler::note_lacking(std::span<const LoadItem> items, const Completion& completion) {
   for (std::size_t i = 0; i < std::min(items.size(), completion.results.size()); ++i) {
-    lacking_.note(items[i].group, {items[i].key, items[i].part}, completion.results[i]);
+    const UnitPart place{items[i].key, items[i].part};
+    lacking_.note(items[i].group, place, completion.results[i]);
+    if (completion.results[i] == static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound)) {
+      cache_.mark_not_found(items[i].group, place);
+    }
   }
 }
 

@@ -146,7 +146,8 @@ void Scheduler::on_landing(const Prefetcher::Landing& landing) {
                                     });
     KVFERRY_CHECK(block != prefetched.blocks.end(), "a block landed that was not prefetched");
     const bool loaded = landing.wanted && landing.loaded[i];
-    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block, item.key)) continue;
+    const UnitPart place{item.key, item.part};
+    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block, place)) continue;
     prefetched.blocks.erase(block);
     cache_.release(item.group, item.block);
   }

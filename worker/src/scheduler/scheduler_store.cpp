@@ -72,9 +72,13 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
         job.units.push_back(std::move(unit));
         break;
       case Reservation::kAlreadyThere:
-        // What it lacked once, somebody has stored.
+        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
+        if (cache_.units().blocks() > 1 &&
+            client_->presence(group, unit.target.block) != Presence::kHit) {
+          break;
+        }
         lacking_.forget(group, unit.target.block);
-        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+        cache_.mark_stored(unit);
         break;
       case Reservation::kFull: full += unit.blocks.size(); break;
     }
@@ -120,7 +124,7 @@ void Scheduler::on_store_done(const StoreJob& job, const Completion& completion)
         stored = stored && item < completion.results.size() && completion.results[item] == 0;
       }
       if (stored) {
-        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
+        cache_.mark_stored(unit);
         lacking_.forget(group, unit.target.block);
       }
       for (std::size_t i = unit.blocks.size(); i-- > 0;) {

@@ -91,6 +91,10 @@ class LackingParts {
   std::unordered_map<ipc::Digest, std::uint64_t> lacking_;  ///< A bit for each part.
 };
 
+/// What a unit has where one of its parts was loaded: in a group that holds all its blocks a unit
+/// has all of them up to its end, in others that part is known alone.
+[[nodiscard]] std::uint64_t parts_shown(const ipc::GroupSpec& group, std::uint32_t part) noexcept;
+
 /// A block of a prefix that an engine holds, with its contents complete.
 struct PrefixBlock {
   ipc::GroupId group;
