@@ -116,6 +116,23 @@ TEST_F(ReplayUnitsTest, AUnitThatLacksPartsGetsThemFromThePrefixThatHasThem) {
   EXPECT_EQ(report["hits_host"], 8) << "of the last one";
 }
 
+TEST_F(ReplayUnitsTest, PartsThatAPrefetchDidNotFindAreAskedForNoMore) {
+  // Of the second unit the first request stores a window's last three blocks; the last two need all
+  // four. Others take its place on the device, and then give its store all the time it needs.
+  std::vector<std::vector<int>> requests = {ids(0, 9)};
+  for (int i = 1; i <= 6; ++i) requests.push_back(ids(1000 * i, 12));
+  requests.insert(requests.end(), 80, ids(6000, 12));
+  for (const int own : {100, 200}) {
+    requests.push_back(ids(0, 8));
+    requests.back().insert(requests.back().end(), {own, own + 1});
+  }
+  const json report =
+      play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4", "--gpu-blocks=60",
+                                "--in-flight=1", "--prefetch=wait", "--prefetch-timeout=60s"});
+  EXPECT_EQ(report["prefetch"]["failed"], 1);
+  EXPECT_EQ(report["failed_jobs"], 0) << "asked for again";
+}
+
 /// Geometry, blocks of a unit, options for the host tier.
 using Use = std::tuple<std::string, int, std::vector<std::string>>;
 

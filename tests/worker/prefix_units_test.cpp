@@ -120,9 +120,11 @@ TEST_F(PrefixUnitsTest, PartsThatAWindowsUnitLacksAreRememberedUntilItIsStoredAn
   EXPECT_TRUE(lacking.has(kWindow, place));
   EXPECT_FALSE(lacking.has(kWindow, {prefix[7], 2}));
   EXPECT_FALSE(lacking.has(kFull, place));
-  lacking.forget(kFull, prefix[7]);
+  lacking.forget(kFull, prefix[7], 0b1111);
   EXPECT_TRUE(lacking.has(kWindow, place));
-  lacking.forget(kWindow, prefix[7]);
+  lacking.forget(kWindow, prefix[7], 0b1100);
+  EXPECT_TRUE(lacking.has(kWindow, place)) << "it was stored with others";
+  lacking.forget(kWindow, prefix[7], 0b1110);
   EXPECT_FALSE(lacking.has(kWindow, place));
   // Where a unit has all its parts, or is one, it was evicted, and may come back.
   lacking.note(kFull, place, kMissing);

@@ -134,8 +134,9 @@ bool LackingParts::has(GroupId group, const UnitPart& place) const {
   return found != lacking_.end() && ((found->second >> place.part) & 1U) != 0;
 }
 
-void LackingParts::forget(GroupId group, const Digest& key) {
-  if (!lacking_.empty()) lacking_.erase(name_of(group, key));
+void LackingParts::forget(GroupId group, const Digest& key, std::uint64_t parts) {
+  const auto found = lacking_.find(name_of(group, key));
+  if (found != lacking_.end() && (found->second &= ~parts) == 0) lacking_.erase(found);
 }
 
 std::uint64_t parts_shown(const ipc::GroupSpec& group, std::uint32_t part) noexcept {

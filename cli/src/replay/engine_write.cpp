@@ -95,7 +95,7 @@ bool Engine::is_storing(ipc::GroupId group, const ipc::Digest& key) const {
 }
 
 void Engine::note_stored(const StoredUnit& unit) {
-  lacking_.forget(unit.target.group, unit.target.block);
+  lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
   GroupIndex& group = index_of(unit.target.group);
   // Without its name a block may be of before the weights changed, and another one have the name.
   if (!group.is_indexed(unit.blocks.back().block)) return;
@@ -184,7 +184,7 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
     if (job.era == era_) {
       note_stored(unit);
     } else {
-      lacking_.forget(unit.target.group, unit.target.block);
+      lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
     }
   }
   if (job.era == era_) {

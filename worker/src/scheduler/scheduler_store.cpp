@@ -77,7 +77,7 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
             client_->presence(group, unit.target.block) != Presence::kHit) {
           break;
         }
-        lacking_.forget(group, unit.target.block);
+        lacking_.forget(group, unit.target.block, unit.target.parts);
         cache_.mark_stored(unit);
         break;
       case Reservation::kFull: full += unit.blocks.size(); break;
@@ -125,7 +125,7 @@ void Scheduler::on_store_done(const StoreJob& job, const Completion& completion)
       }
       if (stored) {
         cache_.mark_stored(unit);
-        lacking_.forget(group, unit.target.block);
+        lacking_.forget(group, unit.target.block, unit.target.parts);
       }
       for (std::size_t i = unit.blocks.size(); i-- > 0;) {
         if (job.evicting) {

@@ -76,8 +76,8 @@ class LackingParts {
   /// was not found, nor where units have all their parts: then it is gone.
   void note(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
   [[nodiscard]] bool has(ipc::GroupId group, const UnitPart& place) const;
-  /// The unit was stored anew.
-  void forget(ipc::GroupId group, const ipc::Digest& key);
+  /// The unit has these parts, a bit for each; of others nothing is said.
+  void forget(ipc::GroupId group, const ipc::Digest& key, std::uint64_t parts);
   /// Keys mean other units now.
   void forget_all() { lacking_.clear(); }
 
