@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler/paged_cache.hpp"
 
+#include "kvferry/ipc/base/clock.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -138,7 +140,7 @@ TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
   compute(sequence);
   std::vector<PagedCache::Unstored> blocks = cache_.unstored(sequence);
   ASSERT_GT(blocks.size(), 5U);
-  ASSERT_EQ(blocks[3].target.group.value, 0U) << "they come group by group";
+  std::reverse(blocks.begin(), blocks.end());
   std::vector<std::uint32_t> first;
   for (const auto& block : blocks) first.push_back(block.position);
   std::sort(first.begin(), first.end());
@@ -158,7 +160,7 @@ TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
 TEST_F(PagedCacheTest, UnitsAreStoredWholeAndPartialOnesOnlyWhereTheSequenceMayBeContinued) {
   PagedCache cache(geometry_, 4);
   cache.remake(std::array<std::uint32_t, 3>{40, 40, 40});
-  const auto full_group = [&cache](const Sequence& sequence) {
+  const auto full_group = [&cache](Sequence& sequence) {
     std::vector<std::pair<std::uint32_t, std::size_t>> units;
     for (const auto& unit : cache.unstored(sequence)) {
       if (unit.target.group.value != 0) continue;
@@ -196,9 +198,18 @@ TEST_F(PagedCacheTest, AUnitThatLacksPartsIsUnstoredForWhoHasThemAndAWholeOneFor
   sequence.computed = sequence.length();
   ASSERT_TRUE(cache.publish(sequence));
   cache.judge(sequence, policy_);
+  const auto unstored = [&] {
+    Sequence again = sequence_of(0, 8 * kTokens);
+    EXPECT_EQ(cache.admit(again, nowhere, loads_), Admission::kReady);
+    cache.judge(again, policy_);
+    auto units = cache.unstored(again);
+    cache.release(again);
+    return units;
+  };
+  // For a request that finds them on the device.
   const auto parts = [&](std::uint32_t group) {
     std::vector<std::uint64_t> wanted;
-    for (const auto& unit : cache.unstored(sequence)) {
+    for (const auto& unit : unstored()) {
       if (unit.target.group.value == group) wanted.push_back(unit.target.parts);
     }
     return wanted;
@@ -213,7 +224,7 @@ TEST_F(PagedCacheTest, AUnitThatLacksPartsIsUnstoredForWhoHasThemAndAWholeOneFor
   EXPECT_EQ(parts(1), Parts{});
   cache.mark_not_found(kWindow, {sequence.hashes[7], 2});
   EXPECT_EQ(parts(1), Parts{0b1100}) << "it has gone since";
-  for (const auto& unit : cache.unstored(sequence)) cache.mark_stored(unit);
+  for (const auto& unit : unstored()) cache.mark_stored(unit);
   EXPECT_EQ(parts(1), Parts{});
   // A full group's unit has all its parts when it has one.
   cache.mark_not_found({}, {sequence.hashes[3], 0});
@@ -221,6 +232,56 @@ TEST_F(PagedCacheTest, AUnitThatLacksPartsIsUnstoredForWhoHasThemAndAWholeOneFor
   cache.mark_loaded({}, {sequence.hashes[3], 1});
   EXPECT_EQ(parts(0), Parts{});
   cache.release(sequence);
+}
+
+TEST_F(PagedCacheTest, WhatIsNotStoredIsTriedAgainAndOfWhatIsUnderWayNothingIsSaid) {
+  Sequence sequence = sequence_of(0, 6 * kTokens);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  compute(sequence);
+  const auto positions = [&](std::size_t most, std::uint32_t under_way) {
+    std::vector<std::uint32_t> found;
+    const auto is_under_way = [&](const StoreTarget& target) {
+      return target.block == sequence.hashes[under_way];
+    };
+    for (const auto& unit : cache_.unstored(sequence, most, is_under_way)) {
+      if (unit.target.group.value == 0) found.push_back(unit.position);
+    }
+    return found;
+  };
+  using Positions = std::vector<std::uint32_t>;
+  EXPECT_EQ(positions(2, 0), (Positions{1, 2, 3})) << "enough to tell that there are more";
+  for (const auto& unit : cache_.unstored(sequence)) {
+    if (unit.position != 1) cache_.mark_stored(unit);
+  }
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{1});
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{1}) << "its store failed";
+  for (const auto& unit : cache_.unstored(sequence)) cache_.mark_stored(unit);
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{});
+  cache_.release(sequence);
+}
+
+// Each step looks at what it added. If it looked at all there is, this would take minutes.
+TEST_F(PagedCacheTest, ALongGenerationCostsAsMuchByStepAsAShortOne) {
+  constexpr std::uint32_t kBlocks = 40'000;
+  remake(kBlocks + 2);
+  Sequence sequence = sequence_of(0, kTokens);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  const auto deadline = ipc::MonotonicClock::now() + std::chrono::seconds(20);
+  std::size_t stored = 0;
+  for (std::uint32_t block = 1; block < kBlocks; ++block) {
+    compute(sequence);
+    for (const auto& unit : cache_.unstored(sequence)) {
+      cache_.mark_stored(unit);
+      stored += unit.target.group.value == 0 ? 1 : 0;
+    }
+    cache_.trim(sequence);
+    for (std::uint32_t i = 0; i < kTokens; ++i) sequence.tokens.push_back(block + i);
+    hash_full_blocks(sequence, kTokens);
+    ASSERT_TRUE(cache_.extend(sequence));
+    ASSERT_LT(ipc::MonotonicClock::now(), deadline) << "at block " << block << " of " << kBlocks;
+  }
+  EXPECT_EQ(stored, kBlocks - 1);
+  cache_.release(sequence);
 }
 
 TEST_F(PagedCacheTest, WhatIsTakenAheadLeavesRoomForWhatRuns) {

@@ -22,12 +22,12 @@ constexpr std::size_t kWrittenAtOnce = 256;
 void Scheduler::store_new_blocks(Sequence& sequence) {
   if (sequence.mixed) return;
   cache_.judge(sequence, write_policy_);
-  std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
-  std::erase_if(found,
-                [this](const PagedCache::Unstored& unit) { return is_storing(unit.target); });
-  if (found.empty() || !offload_usable()) return;
-  PagedCache::keep_first(found,
-                         gate_.admit(PagedCache::count_blocks(found), ipc::MonotonicClock::now()));
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (!offload_usable() || !gate_.is_open(now)) return;
+  std::vector<PagedCache::Unstored> found = cache_.unstored(
+      sequence, gate_.room(now), [this](const StoreTarget& target) { return is_storing(target); });
+  if (found.empty()) return;
+  PagedCache::keep_first(found, gate_.admit(PagedCache::count_blocks(found), now));
   if (!found.empty()) store(std::move(found), false);
 }
 
