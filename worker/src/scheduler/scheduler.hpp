@@ -129,6 +129,8 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);
   void store(std::vector<PagedCache::Unstored> units, bool evicting);
+  /// A reservation was answered so.
+  void note_there(const PagedCache::Unstored& unit);
   void on_store_done(const StoreJob& job, const Completion& completion);
   /// A store of the same contents is under way.
   [[nodiscard]] bool is_storing(const StoreTarget& target) const;

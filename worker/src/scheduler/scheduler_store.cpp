@@ -41,6 +41,17 @@ bool Scheduler::is_writing_back() const {
                      [](std::uint64_t blocks) { return blocks > 0; });
 }
 
+void Scheduler::note_there(const PagedCache::Unstored& unit) {
+  const StoreTarget& target = unit.target;
+  // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
+  if (cache_.units().blocks() > 1 &&
+      client_->presence(target.group, target.block) != Presence::kHit) {
+    return;
+  }
+  lacking_.forget(target.group, target.block, target.parts);
+  cache_.mark_stored(unit);
+}
+
 void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
   std::vector<StoreTarget> targets;
   targets.reserve(units.size());
@@ -71,15 +82,7 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
         reserved.push_back((*slots)[i].slot);
         job.units.push_back(std::move(unit));
         break;
-      case Reservation::kAlreadyThere:
-        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
-        if (cache_.units().blocks() > 1 &&
-            client_->presence(group, unit.target.block) != Presence::kHit) {
-          break;
-        }
-        lacking_.forget(group, unit.target.block, unit.target.parts);
-        cache_.mark_stored(unit);
-        break;
+      case Reservation::kAlreadyThere: note_there(unit); break;
       case Reservation::kFull: full += unit.blocks.size(); break;
     }
   }
