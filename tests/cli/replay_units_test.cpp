@@ -48,26 +48,32 @@ class ReplayUnitsTest : public ReplayTest {
   /// Prefixes of this many blocks of one text, each followed by others of its own up to ten, and
   /// then by a request that takes all twelve blocks of the device.
   std::string forked_trace(const std::vector<int>& shared) {
-    const std::string file = path("forked.jsonl");
-    std::ofstream out(file);
     int next = 1000;
-    const auto add = [&out](const std::vector<int>& ids) {
+    std::vector<std::vector<int>> requests;
+    for (const int blocks : shared) {
+      requests.push_back(ids(0, 10));
+      for (int i = blocks; i < 10; ++i) requests.back()[static_cast<std::size_t>(i)] = next++;
+      requests.push_back(ids(next, 12));
+      next += 12;
+    }
+    return trace_of(requests);
+  }
+  static std::vector<int> ids(int first, std::size_t count) {
+    std::vector<int> made(count);
+    std::iota(made.begin(), made.end(), first);
+    return made;
+  }
+  /// Of these hash ids, a request for each line.
+  std::string trace_of(const std::vector<std::vector<int>>& requests) {
+    const std::string file = path("made.jsonl");
+    std::ofstream out(file);
+    for (const std::vector<int>& made : requests) {
       out << json{{"timestamp", 0},
-                  {"input_length", ids.size() * 512},
+                  {"input_length", made.size() * 512},
                   {"output_length", 0},
-                  {"hash_ids", ids}}
+                  {"hash_ids", made}}
                  .dump()
           << '\n';
-    };
-    for (const int blocks : shared) {
-      std::vector<int> ids(10);
-      std::iota(ids.begin(), ids.end(), 0);
-      for (int i = blocks; i < 10; ++i) ids[static_cast<std::size_t>(i)] = next++;
-      add(ids);
-      ids.resize(12);
-      std::iota(ids.begin(), ids.end(), next);
-      next += 12;
-      add(ids);
     }
     return file;
   }
@@ -94,6 +100,37 @@ TEST_F(ReplayUnitsTest, WhatIsSharedIsFoundInWholeUnitsAndWhereAPrefixEnded) {
   EXPECT_THAT(output_, HasSubstr("blocks of a store unit"));
   EXPECT_EQ(in_units("64"), 0 + 0 + 10 + 0 + 0);
   EXPECT_EQ(play(trace, options)["hits_host"], 6 + 9 + 10 + 3 + 4);
+}
+
+TEST_F(ReplayUnitsTest, AUnitThatLacksPartsGetsThemFromThePrefixThatHasThem) {
+  // A window of four blocks, behind nine and then behind eight: of the second unit the first
+  // request holds three blocks, the second one all.
+  std::vector<std::vector<int>> requests(20, ids(0, 9));  // Until it has been stored.
+  requests.push_back(ids(0, 8));
+  for (int i = 1; i <= 4; ++i) requests.push_back(ids(1000 * i, 12));  // All the device has.
+  requests.push_back(ids(0, 8));
+  requests.back().push_back(1);
+  const json report = play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4",
+                                                "--gpu-blocks=12", "--in-flight=1"});
+  EXPECT_EQ(report["failed_jobs"], 1) << "what the second one looked for";
+  EXPECT_EQ(report["hits_host"], 8) << "of the last one";
+}
+
+TEST_F(ReplayUnitsTest, PartsThatAPrefetchDidNotFindAreAskedForNoMore) {
+  // Of the second unit the first request stores a window's last three blocks; the last two need all
+  // four. Others take its place on the device, and then give its store all the time it needs.
+  std::vector<std::vector<int>> requests = {ids(0, 9)};
+  for (int i = 1; i <= 6; ++i) requests.push_back(ids(1000 * i, 12));
+  requests.insert(requests.end(), 80, ids(6000, 12));
+  for (const int own : {100, 200}) {
+    requests.push_back(ids(0, 8));
+    requests.back().insert(requests.back().end(), {own, own + 1});
+  }
+  const json report =
+      play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4", "--gpu-blocks=60",
+                                "--in-flight=1", "--prefetch=wait", "--prefetch-timeout=60s"});
+  EXPECT_EQ(report["prefetch"]["failed"], 1);
+  EXPECT_EQ(report["failed_jobs"], 0) << "asked for again";
 }
 
 /// Geometry, blocks of a unit, options for the host tier.

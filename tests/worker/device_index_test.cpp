@@ -190,18 +190,28 @@ TEST(GroupIndexTest, AgreesWithAPlainModelOverRandomOperations) {
   }
 }
 
-TEST(GroupIndexTest, AStoredUnitIsNotedWhereItEnds) {
+TEST(GroupIndexTest, PartsOfAStoredUnitAreNotedWhereItEnds) {
   GroupIndex index(2);
   const auto first = index.allocate().value();
   const auto last = index.allocate().value();
   const auto end = ipc::Digest::from_words(1, 2);
-  index.mark_stored(last, end);
+  index.mark_stored(end, 0b10);
   EXPECT_FALSE(index.is_stored(last)) << "it holds nothing yet";
   ASSERT_TRUE(index.announce(first, ipc::Digest::from_words(1, 1)));
   ASSERT_TRUE(index.announce(last, end));
-  for (const auto block : {first, last}) index.mark_stored(block, end);
+  EXPECT_EQ(index.stored_parts(end), 0U);
+  index.mark_stored(end, 0b10);
   EXPECT_FALSE(index.is_stored(first));
   EXPECT_TRUE(index.is_stored(last));
+  EXPECT_EQ(index.stored_parts(end), 0b10U);
+  index.mark_stored(end, 0b01);
+  EXPECT_EQ(index.stored_parts(end), 0b11U);
+  index.forget_stored(end);
+  EXPECT_FALSE(index.is_stored(last)) << "a load did not find it";
+  index.mark_stored(last);
+  EXPECT_EQ(index.stored_parts(end), 1U) << "a unit of one block";
+  index.forget(last);
+  EXPECT_EQ(index.stored_parts(end), 0U);
 }
 
 }  // namespace

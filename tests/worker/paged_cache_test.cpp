@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler/paged_cache.hpp"
 
+#include "kvferry/ipc/base/clock.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -111,7 +113,7 @@ TEST_F(PagedCacheTest, BlocksOfHostMemoryAreLoadedBeforeTheyCount) {
   cache_.judge(sequence, policy_);
   EXPECT_THAT(cache_.unstored(sequence), SizeIs(2 + 2 + 1));
   for (const auto& block : cache_.unstored(sequence)) {
-    cache_.mark_stored(block.target.group, block.blocks.back(), block.target.block);
+    cache_.mark_stored(block);
   }
   EXPECT_THAT(cache_.unstored(sequence), IsEmpty());
   EXPECT_FALSE(cache_.publish(sequence)) << "nothing became full";
@@ -138,7 +140,7 @@ TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
   compute(sequence);
   std::vector<PagedCache::Unstored> blocks = cache_.unstored(sequence);
   ASSERT_GT(blocks.size(), 5U);
-  ASSERT_EQ(blocks[3].target.group.value, 0U) << "they come group by group";
+  std::reverse(blocks.begin(), blocks.end());
   std::vector<std::uint32_t> first;
   for (const auto& block : blocks) first.push_back(block.position);
   std::sort(first.begin(), first.end());
@@ -158,7 +160,7 @@ TEST_F(PagedCacheTest, OfUnstoredBlocksTheFirstOfThePrefixAreKeptInEveryGroup) {
 TEST_F(PagedCacheTest, UnitsAreStoredWholeAndPartialOnesOnlyWhereTheSequenceMayBeContinued) {
   PagedCache cache(geometry_, 4);
   cache.remake(std::array<std::uint32_t, 3>{40, 40, 40});
-  const auto full_group = [&cache](const Sequence& sequence) {
+  const auto full_group = [&cache](Sequence& sequence) {
     std::vector<std::pair<std::uint32_t, std::size_t>> units;
     for (const auto& unit : cache.unstored(sequence)) {
       if (unit.target.group.value != 0) continue;
@@ -182,15 +184,104 @@ TEST_F(PagedCacheTest, UnitsAreStoredWholeAndPartialOnesOnlyWhereTheSequenceMayB
     cache.judge(sequence, policy_);
     EXPECT_EQ(full_group(sequence), units) << blocks;
   }
-  for (const auto& unit : cache.unstored(sequence)) {
-    cache.mark_stored(unit.target.group, unit.blocks.front(), unit.target.block);
-  }
-  EXPECT_EQ(full_group(sequence).size(), 3U) << "the note is of the unit that the block ends";
-  for (const auto& unit : cache.unstored(sequence)) {
-    cache.mark_stored(unit.target.group, unit.blocks.back(), unit.target.block);
-  }
+  for (const auto& unit : cache.unstored(sequence)) cache.mark_stored(unit);
   EXPECT_THAT(cache.unstored(sequence), IsEmpty());
   cache.release(sequence);
+}
+
+TEST_F(PagedCacheTest, AUnitThatLacksPartsIsUnstoredForWhoHasThemAndAWholeOneForNobody) {
+  PagedCache cache(geometry_, 4);
+  cache.remake(std::array<std::uint32_t, 3>{40, 40, 40});
+  constexpr ipc::GroupId kWindow{1};
+  Sequence sequence = sequence_of(0, 8 * kTokens);
+  ASSERT_EQ(cache.admit(sequence, nowhere, loads_), Admission::kReady);
+  sequence.computed = sequence.length();
+  ASSERT_TRUE(cache.publish(sequence));
+  cache.judge(sequence, policy_);
+  const auto unstored = [&] {
+    Sequence again = sequence_of(0, 8 * kTokens);
+    EXPECT_EQ(cache.admit(again, nowhere, loads_), Admission::kReady);
+    cache.judge(again, policy_);
+    auto units = cache.unstored(again);
+    cache.release(again);
+    return units;
+  };
+  // For a request that finds them on the device.
+  const auto parts = [&](std::uint32_t group) {
+    std::vector<std::uint64_t> wanted;
+    for (const auto& unit : unstored()) {
+      if (unit.target.group.value == group) wanted.push_back(unit.target.parts);
+    }
+    return wanted;
+  };
+  using Parts = std::vector<std::uint64_t>;
+  ASSERT_EQ(parts(1), Parts{0b1100}) << "its window of two blocks";
+  // Of a unit that another one made, the last part came from host memory: what else it has, who
+  // knows.
+  cache.mark_loaded(kWindow, {sequence.hashes[7], 3});
+  EXPECT_EQ(parts(1), Parts{0b1100});
+  cache.mark_loaded(kWindow, {sequence.hashes[7], 2});
+  EXPECT_EQ(parts(1), Parts{});
+  cache.mark_not_found(kWindow, {sequence.hashes[7], 2});
+  EXPECT_EQ(parts(1), Parts{0b1100}) << "it has gone since";
+  for (const auto& unit : unstored()) cache.mark_stored(unit);
+  EXPECT_EQ(parts(1), Parts{});
+  // A full group's unit has all its parts when it has one.
+  cache.mark_not_found({}, {sequence.hashes[3], 0});
+  EXPECT_EQ(parts(0), Parts{0b1111});
+  cache.mark_loaded({}, {sequence.hashes[3], 1});
+  EXPECT_EQ(parts(0), Parts{});
+  cache.release(sequence);
+}
+
+TEST_F(PagedCacheTest, WhatIsNotStoredIsTriedAgainAndOfWhatIsUnderWayNothingIsSaid) {
+  Sequence sequence = sequence_of(0, 6 * kTokens);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  compute(sequence);
+  const auto positions = [&](std::size_t most, std::uint32_t under_way) {
+    std::vector<std::uint32_t> found;
+    const auto is_under_way = [&](const StoreTarget& target) {
+      return target.block == sequence.hashes[under_way];
+    };
+    for (const auto& unit : cache_.unstored(sequence, most, is_under_way)) {
+      if (unit.target.group.value == 0) found.push_back(unit.position);
+    }
+    return found;
+  };
+  using Positions = std::vector<std::uint32_t>;
+  EXPECT_EQ(positions(2, 0), (Positions{1, 2, 3})) << "enough to tell that there are more";
+  for (const auto& unit : cache_.unstored(sequence)) {
+    if (unit.position != 1) cache_.mark_stored(unit);
+  }
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{1});
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{1}) << "its store failed";
+  for (const auto& unit : cache_.unstored(sequence)) cache_.mark_stored(unit);
+  EXPECT_EQ(positions(SIZE_MAX, 5), Positions{});
+  cache_.release(sequence);
+}
+
+// Each step looks at what it added. If it looked at all there is, this would take minutes.
+TEST_F(PagedCacheTest, ALongGenerationCostsAsMuchByStepAsAShortOne) {
+  constexpr std::uint32_t kBlocks = 40'000;
+  remake(kBlocks + 2);
+  Sequence sequence = sequence_of(0, kTokens);
+  ASSERT_EQ(admit(sequence), Admission::kReady);
+  const auto deadline = ipc::MonotonicClock::now() + std::chrono::seconds(20);
+  std::size_t stored = 0;
+  for (std::uint32_t block = 1; block < kBlocks; ++block) {
+    compute(sequence);
+    for (const auto& unit : cache_.unstored(sequence)) {
+      cache_.mark_stored(unit);
+      stored += unit.target.group.value == 0 ? 1 : 0;
+    }
+    cache_.trim(sequence);
+    for (std::uint32_t i = 0; i < kTokens; ++i) sequence.tokens.push_back(block + i);
+    hash_full_blocks(sequence, kTokens);
+    ASSERT_TRUE(cache_.extend(sequence));
+    ASSERT_LT(ipc::MonotonicClock::now(), deadline) << "at block " << block << " of " << kBlocks;
+  }
+  EXPECT_EQ(stored, kBlocks - 1);
+  cache_.release(sequence);
 }
 
 TEST_F(PagedCacheTest, WhatIsTakenAheadLeavesRoomForWhatRuns) {
@@ -227,7 +318,10 @@ TEST_F(PagedCacheTest, RoomThatHoldsUnstoredContentsIsWrittenBackBeforeASequence
   EXPECT_EQ(room.stores.front().before, first.hashes[1]);
   for (const EvictedBlock& block : room.stores) {
     cache_.acquire(block.group, block.block);
-    cache_.mark_stored(block.group, block.block, block.hash);
+    PagedCache::Unstored unit;
+    unit.target = {block.group, block.hash, block.before};
+    unit.blocks = {block.block};
+    cache_.mark_stored(unit);
     cache_.release_as_oldest(block.group, block.block);
   }
   EXPECT_FALSE(cache_.plan_room(second, wanted, 0, none, policy_).waits);

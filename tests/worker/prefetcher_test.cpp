@@ -97,7 +97,7 @@ TEST_F(PrefetcherTest, ItLoadsFrontToBackAFewJobsAtATimeBelowThePriorityOfLoads)
     EXPECT_TRUE(landing->wanted);
     EXPECT_EQ(landing->bytes, 100U);
     for (std::size_t i = 0; i < landing->items.size(); ++i) {
-      EXPECT_TRUE(landing->loaded[i]);
+      EXPECT_EQ(landing->results[i], 0);
       order.push_back(landing->items[i].block.value);
     }
     EXPECT_LE(client_.jobs.size(), 2U);
@@ -167,14 +167,16 @@ TEST_F(PrefetcherTest, JobsThatAreWaitedForAreDueWhenTheWaitEnds) {
   EXPECT_FALSE(client_.dues.at(2).has_value());
 }
 
-TEST_F(PrefetcherTest, BehindABlockThatDidNotComeNothingMoreIsSent) {
+TEST_F(PrefetcherTest, BehindABlockThatDidNotComeNothingMoreIsSentAndEachSaysWhatBecameOfIt) {
   Prefetcher& sut = make({.stop = PrefetchStop::kWait});
   ASSERT_TRUE(sut.begin(1, items(20), kStart));
   const auto missing = static_cast<std::uint8_t>(ErrorCode::kNotFound);
   const auto landing = sut.on_completion(client_.end(1, {0, missing, 0, 0}), kStart);
   ASSERT_TRUE(landing);
   EXPECT_EQ(landing->items.size(), 4U + 12U);  // With those that were never sent.
-  EXPECT_EQ(std::count(landing->loaded.begin(), landing->loaded.end(), true), 3);
+  std::vector<std::uint8_t> results = {0, missing, 0, 0};
+  results.resize(4 + 12, static_cast<std::uint8_t>(ErrorCode::kCancelled));
+  EXPECT_EQ(landing->results, results);
   EXPECT_EQ(client_.jobs.size(), 1U);
   EXPECT_FALSE(sut.turn(1, kStart).starts);
   ASSERT_TRUE(sut.on_completion(client_.end_oldest(), kStart));

@@ -120,9 +120,11 @@ TEST_F(PrefixUnitsTest, PartsThatAWindowsUnitLacksAreRememberedUntilItIsStoredAn
   EXPECT_TRUE(lacking.has(kWindow, place));
   EXPECT_FALSE(lacking.has(kWindow, {prefix[7], 2}));
   EXPECT_FALSE(lacking.has(kFull, place));
-  lacking.forget(kFull, prefix[7]);
+  lacking.forget(kFull, prefix[7], 0b1111);
   EXPECT_TRUE(lacking.has(kWindow, place));
-  lacking.forget(kWindow, prefix[7]);
+  lacking.forget(kWindow, prefix[7], 0b1100);
+  EXPECT_TRUE(lacking.has(kWindow, place)) << "it was stored with others";
+  lacking.forget(kWindow, prefix[7], 0b1110);
   EXPECT_FALSE(lacking.has(kWindow, place));
   // Where a unit has all its parts, or is one, it was evicted, and may come back.
   lacking.note(kFull, place, kMissing);
@@ -150,6 +152,46 @@ TEST_F(PrefixUnitsTest, EachGroupWithOtherUnitsHasAChainOfItsOwn) {
   EXPECT_THAT(units(prefix).chains(10), ElementsAre(ElementsAre(prefix[3], prefix[7], prefix[11]),
                                                     ElementsAre(prefix[3], prefix[7], prefix[9])));
   EXPECT_THAT(units(prefix).chains(0), ElementsAre(IsEmpty()));
+}
+
+TEST_F(PrefixUnitsTest, EveryUnitThatHoldsSomeOfTheNeededBlocksIsInAChain) {
+  groups_[1].window_blocks = 4;
+  const auto prefix = hashes(12);
+  store(prefix, all(kFull, 0, 12));
+  // Two requests ended within the second unit, one went on to its end.
+  store(hashes(6), all(kWindow, 4, 6));
+  store(hashes(7), all(kWindow, 6, 7));
+  store(hashes(8), all(kWindow, 7, 8));
+  PrefixUnits found = units(prefix);
+  EXPECT_EQ(found.find(kWindow, 4), (UnitPart{prefix[5], 0}));
+  EXPECT_EQ(found.find(kWindow, 6), (UnitPart{prefix[6], 2}));
+  EXPECT_THAT(found.chains(8), testing::UnorderedElementsAre(ElementsAre(prefix[3], prefix[7]),
+                                                             ElementsAre(prefix[3], prefix[5]),
+                                                             ElementsAre(prefix[3], prefix[6])));
+  // Of ten blocks the window needs 6 to 9: what ended before them is not told.
+  EXPECT_THAT(units(prefix).chains(10),
+              testing::UnorderedElementsAre(ElementsAre(prefix[3], prefix[7], prefix[11]),
+                                            ElementsAre(prefix[3], prefix[7], prefix[9]),
+                                            ElementsAre(prefix[3], prefix[6])));
+}
+
+TEST_F(PrefixUnitsTest, AUnitThatEndsBeforeThePrefixDoesIsInItsChain) {
+  const auto prefix = hashes(12);
+  store(hashes(9), all(kFull, 0, 9));
+  // The tenth block is on the device.
+  EXPECT_EQ(units(prefix).find(kFull, 8), (UnitPart{prefix[8], 0}));
+  EXPECT_FALSE(units(prefix).find(kFull, 9));
+  EXPECT_THAT(units(prefix).chains(10),
+              testing::Contains(ElementsAre(prefix[3], prefix[7], prefix[8])));
+  // Six blocks: the whole unit that it has two parts of.
+  EXPECT_THAT(units(prefix).chains(6), testing::Contains(ElementsAre(prefix[3], prefix[7])));
+}
+
+TEST_F(PrefixUnitsTest, WhatIsNotThereIsLookedForOnceForTheWholeUnit) {
+  const auto prefix = hashes(kUnit);
+  PrefixUnits found = units(prefix);
+  for (std::uint32_t i = 0; i < kUnit; ++i) EXPECT_FALSE(found.find(kFull, i));
+  EXPECT_EQ(looks_, static_cast<int>(kUnit)) << "each end, once";
 }
 
 TEST_F(PrefixUnitsTest, AUnitIsStoredWithAllItsBlocksOrNotAtAll) {

@@ -65,7 +65,7 @@ bool GroupIndex::announce(BlockId block, const Digest& hash, const Digest& befor
   entry.before = before;
   entry.indexed = true;
   entry.valid = false;
-  entry.stored = false;
+  entry.stored = 0;
   return true;
 }
 
@@ -80,7 +80,7 @@ void GroupIndex::drop_entry(Block& block) {
   by_hash_.erase(block.hash);
   block.indexed = false;
   block.valid = false;
-  block.stored = false;
+  block.stored = 0;
 }
 
 void GroupIndex::forget(BlockId block) {
@@ -140,14 +140,23 @@ GroupIndex::Contents GroupIndex::contents(BlockId block) const {
 
 void GroupIndex::mark_stored(BlockId block) {
   Block& entry = at(block);
-  if (entry.indexed) entry.stored = true;
+  if (entry.indexed) entry.stored |= 1;
 }
 
-void GroupIndex::mark_stored(BlockId block, const ipc::Digest& unit) {
-  if (at(block).indexed && at(block).hash == unit) mark_stored(block);
+void GroupIndex::mark_stored(const Digest& unit, std::uint64_t parts) {
+  if (const auto end = find(unit)) at(end->block).stored |= parts;
 }
 
-bool GroupIndex::is_stored(BlockId block) const { return at(block).stored; }
+void GroupIndex::forget_stored(const Digest& unit) {
+  if (const auto end = find(unit)) at(end->block).stored = 0;
+}
+
+std::uint64_t GroupIndex::stored_parts(const Digest& unit) const {
+  const auto end = find(unit);
+  return end ? at(end->block).stored : 0;
+}
+
+bool GroupIndex::is_stored(BlockId block) const { return at(block).stored != 0; }
 std::uint64_t GroupIndex::valid_since(BlockId block) const { return at(block).valid_since; }
 bool GroupIndex::is_indexed(BlockId block) const { return at(block).indexed; }
 std::uint32_t GroupIndex::references(BlockId block) const { return at(block).references; }

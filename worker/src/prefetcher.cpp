@@ -15,6 +15,8 @@ namespace {
 /// Of one prefetch: one is copied while the next one is there.
 constexpr std::size_t kJobsAtATime = 2;
 
+constexpr std::uint8_t result_of(ipc::ErrorCode code) { return static_cast<std::uint8_t>(code); }
+
 }  // namespace
 
 std::string_view to_string(PrefetchStop stop) noexcept {
@@ -88,8 +90,10 @@ std::optional<Prefetcher::Landing> Prefetcher::on_completion(const Completion& c
   Landing landing{job.id, job.wanted, std::move(job.items), {}, completion.bytes, job.submitted};
   std::size_t loaded = 0;
   for (std::size_t i = 0; i < landing.items.size(); ++i) {
-    landing.loaded.push_back(i < completion.results.size() && completion.results[i] == 0);
-    if (landing.loaded.back()) ++loaded;
+    // An answer that is too short says nothing of what it leaves out: not done.
+    landing.results.push_back(i < completion.results.size() ? completion.results[i]
+                                                            : result_of(ipc::ErrorCode::kProtocol));
+    if (landing.results.back() == 0) ++loaded;
   }
   if (!job.wanted) return landing;
   Prefetch& prefetch = prefetches_.at(job.id);
@@ -101,7 +105,7 @@ std::optional<Prefetcher::Landing> Prefetcher::on_completion(const Completion& c
   if (goes_on) return landing;
   for (std::size_t i = prefetch.sent; i < prefetch.items.size(); ++i) {
     landing.items.push_back(prefetch.items[i]);
-    landing.loaded.push_back(false);
+    landing.results.push_back(result_of(ipc::ErrorCode::kCancelled));
     ++counts_.failed;
   }
   prefetch.items.resize(prefetch.sent);

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/error.hpp"
+#include "kvferry/ipc/index/prefix_rules.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -24,11 +25,14 @@ PrefixUnits::PrefixUnits(StoreUnits units,
       is_there_(std::move(is_there)),
       ends_(groups.size() * hashes.size()) {}
 
+std::size_t PrefixUnits::end_of_unit(std::size_t position) const {
+  const std::size_t unit = units_.blocks();
+  return std::min((position / unit + 1) * unit, hashes_.size());
+}
+
 std::uint32_t PrefixUnits::look(GroupId group, std::uint32_t position) const {
-  const std::uint32_t unit = units_.blocks();
-  const std::uint32_t part = position % unit;
-  const auto most = static_cast<std::uint32_t>(
-      std::min<std::size_t>(std::size_t{position - part} + unit, hashes_.size()));
+  const std::uint32_t part = position % units_.blocks();
+  const auto most = static_cast<std::uint32_t>(end_of_unit(position));
   const auto is_there = [&](std::uint32_t end) {
     return is_there_(group, UnitPart{hashes_[end - 1], part});
   };
@@ -57,9 +61,11 @@ std::optional<UnitPart> PrefixUnits::find(GroupId group, std::uint32_t position)
   std::optional<std::uint32_t>& end = ends_[first + position];
   if (!end) {
     end = look(group, position);
-    // The others of the unit are where this one is.
+    // The others of the unit are where this one is; without one, what would hold them would hold
+    // this one.
     if (groups_[group.value].rule == HitRule::kFull) {
-      for (std::uint32_t other = position + 1; other < *end; ++other) {
+      const std::size_t last = *end > 0 ? *end : end_of_unit(position);
+      for (std::size_t other = position + std::size_t{1}; other < last; ++other) {
         if (!ends_[first + other]) ends_[first + other] = *end;
       }
     }
@@ -75,18 +81,40 @@ std::vector<std::vector<Digest>> PrefixUnits::chains(std::uint32_t blocks) {
     chains.push_back(natural);
     return chains;
   }
-  for (std::uint32_t group = 0; group < groups_.size(); ++group) {
-    std::vector<Digest> chain = natural;
-    for (std::size_t unit = 0; unit < chain.size(); ++unit) {
-      const std::size_t end = std::min<std::size_t>((unit + 1) * units_.blocks(), blocks);
-      const auto place = find(GroupId{group}, static_cast<std::uint32_t>(end - 1));
-      if (place) chain[unit] = place->key;
-    }
+  const auto add = [&chains](std::vector<Digest> chain) {
     if (std::find(chains.begin(), chains.end(), chain) == chains.end()) {
       chains.push_back(std::move(chain));
     }
+  };
+  for (std::uint32_t group = 0; group < groups_.size(); ++group) {
+    std::vector<Digest> chain = natural;
+    const std::vector<Row> rows = rows_of(GroupId{group}, blocks);
+    for (const Row& row : rows) chain[row.unit] = row.key;
+    add(chain);
+    // Beside the unit that the prefix goes on with, what continues the same ones before it: a chain
+    // says of each unit which one it follows.
+    for (const Row& row : rows) {
+      if (chain[row.unit] == row.key) continue;
+      std::vector<Digest> other(chain.begin(),
+                                chain.begin() + static_cast<std::ptrdiff_t>(row.unit));
+      other.push_back(row.key);
+      add(std::move(other));
+    }
   }
   return chains;
+}
+
+std::vector<PrefixUnits::Row> PrefixUnits::rows_of(GroupId group, std::uint32_t blocks) {
+  const ipc::GroupSpec& spec = groups_[group.value];
+  std::vector<Row> rows;
+  for (std::uint32_t i = blocks - ipc::blocks_needed({spec.rule, spec.window_blocks}, blocks);
+       i < blocks; ++i) {
+    const auto place = find(group, i);
+    if (!place) continue;
+    const Row row{i / units_.blocks(), place->key};
+    if (std::find(rows.begin(), rows.end(), row) == rows.end()) rows.push_back(row);
+  }
+  return rows;
 }
 
 Digest LackingParts::name_of(GroupId group, const Digest& key) {
@@ -106,8 +134,13 @@ bool LackingParts::has(GroupId group, const UnitPart& place) const {
   return found != lacking_.end() && ((found->second >> place.part) & 1U) != 0;
 }
 
-void LackingParts::forget(GroupId group, const Digest& key) {
-  if (!lacking_.empty()) lacking_.erase(name_of(group, key));
+void LackingParts::forget(GroupId group, const Digest& key, std::uint64_t parts) {
+  const auto found = lacking_.find(name_of(group, key));
+  if (found != lacking_.end() && (found->second &= ~parts) == 0) lacking_.erase(found);
+}
+
+std::uint64_t parts_shown(const ipc::GroupSpec& group, std::uint32_t part) noexcept {
+  return group.rule == HitRule::kFull ? UINT64_MAX : std::uint64_t{1} << part;
 }
 
 std::vector<UnitStore> units_to_store(const StoreUnits& units,

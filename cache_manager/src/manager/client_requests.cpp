@@ -59,10 +59,11 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
   slots.reserve(keys.size());
   std::vector<Extent> extents(client.engine->config()->shapes.size(),
                               Extent{.after = std::nullopt, .left = 0});
-  std::unordered_set<ipc::BlockKey> named;  // A request may name a block twice.
+  std::unordered_set<ipc::BlockKey> named;   // A request may name a block twice.
+  std::unordered_set<ipc::BlockKey> in_use;  // They lack parts, and cannot give way.
   for (const ipc::StoreKey& key : keys) {
     const ipc::BlockKey whole{client.root, key.block, key.group};
-    if (key.parts != 0) index.drop_lacking(whole, key.parts);
+    if (key.parts != 0 && !index.drop_lacking(whole, key.parts)) in_use.insert(whole);
     const bool missing = !index.has(whole) && named.insert(whole).second;
     extents[key.group.value].left += missing ? 1U : 0U;
   }
@@ -74,9 +75,14 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
   }
   index.begin_reserving();
   for (const ipc::StoreKey& key : keys) {
-    slots.push_back(index.reserve(client.peer.id, {client.root, key.block, key.group}, key.before,
-                                  client.shape(key.group), extents[key.group.value],
-                                  {client.account, key.retention}));
+    const ipc::BlockKey whole{client.root, key.block, key.group};
+    if (key.parts != 0 && in_use.contains(whole)) {
+      // Whoever took it for stored would not bring the parts again.
+      slots.push_back({.outcome = ipc::ReserveOutcome::kFull, .slot = 0});
+      continue;
+    }
+    slots.push_back(index.reserve(client.peer.id, whole, key.before, client.shape(key.group),
+                                  extents[key.group.value], {client.account, key.retention}));
   }
   for (const ipc::BlockKey& before : continued) index.stop_awaiting(before);
   return slots;

@@ -292,13 +292,15 @@ const ipc::BlockKey* PrefixIndex::reservation(const ipc::IncarnationId& client, 
   return &at->second->key;
 }
 
-void PrefixIndex::drop_lacking(const ipc::BlockKey& key, std::uint64_t parts) {
+bool PrefixIndex::drop_lacking(const ipc::BlockKey& key, std::uint64_t parts) {
   Entry* there = find(key);
-  if (there == nullptr || there->state != State::kVisible || !there->pins.empty() ||
-      there->awaited_by > 0 || (parts & ~there->block->parts()) == 0) {
-    return;
+  if (there == nullptr || there->state != State::kVisible ||
+      (parts & ~there->block->parts()) == 0) {
+    return true;
   }
+  if (!there->pins.empty() || there->awaited_by > 0) return false;
   erase(*there);
+  return true;
 }
 
 HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client,

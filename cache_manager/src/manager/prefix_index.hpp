@@ -99,8 +99,8 @@ class PrefixIndex {
   /// Visible, or on its way there.
   [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
   /// A visible unit that does not have these parts gives way to one that will, unless it is pinned,
-  /// or awaited: whoever reads it keeps what he has.
-  void drop_lacking(const ipc::BlockKey& key, std::uint64_t parts);
+  /// or awaited: whoever reads it keeps what he has. Whether none that lacks some is left.
+  bool drop_lacking(const ipc::BlockKey& key, std::uint64_t parts);
   /// Before the reservations of one request, as BlockRuns::begin().
   void begin_reserving() noexcept { runs_.begin(); }
   /// Reserves a slot for the key, evicting if it must; extent: as the pool's allocate(), and

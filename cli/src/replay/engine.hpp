@@ -201,6 +201,9 @@ class Engine final : private worker::SchedulerControl {
                                                   std::uint8_t priority,
                                                   std::optional<ipc::TimePoint> due);
   void submit_load(AttemptId id, Attempt& attempt);
+  /// What became of a load says what the unit has.
+  void note_loaded(ipc::GroupId group, const worker::UnitPart& place);
+  void note_not_loaded(ipc::GroupId group, const worker::UnitPart& place, std::uint8_t result);
   void on_load_done(AttemptId id, const worker::Completion& completion);
 
   // engine_step.cpp: compute, verify, store, let go.
@@ -224,6 +227,8 @@ class Engine final : private worker::SchedulerControl {
   void on_store_done(StoreJob job, const worker::Completion& completion);
   /// A store of the same contents is under way.
   [[nodiscard]] bool is_storing(ipc::GroupId group, const ipc::Digest& key) const;
+  /// Host memory has all of the unit.
+  void note_stored(const StoredUnit& unit);
   void write_back(const std::vector<worker::EvictedBlock>& blocks);
   /// What the plan takes from free and kept blocks may be taken now: nothing that the write policy
   /// keeps is lost by that, or it cannot be helped.

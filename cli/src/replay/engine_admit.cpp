@@ -351,7 +351,7 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     HeldBlock& held = attempt.blocks[attempt.loading[i]];
     const std::uint8_t result = result_of(completion, i);
     if (result != 0) {
-      lacking_.note(held.group, held.place, result);
+      note_not_loaded(held.group, held.place, result);
       held.source = BlockSource::kNowhere;
       ++counters_.recomputed;
       continue;
@@ -359,12 +359,24 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     ++counters_.loads;
     if (held.announced) {
       index_of(held.group).make_valid(held.block, worker_deaths_);
-      index_of(held.group).mark_stored(held.block, held.place.key);
+      note_loaded(held.group, held.place);
     }
     if (wants_verify()) attempt.verifying.push_back(attempt.loading[i]);
   }
   attempt.loading.clear();
   start_step(id, attempt);
+}
+
+void Engine::note_loaded(GroupId group, const worker::UnitPart& place) {
+  index_of(group).mark_stored(
+      place.key, worker::parts_shown(options_.geometry.groups[group.value], place.part));
+}
+
+void Engine::note_not_loaded(GroupId group, const worker::UnitPart& place, std::uint8_t result) {
+  lacking_.note(group, place, result);
+  if (result == static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound)) {
+    index_of(group).forget_stored(place.key);
+  }
 }
 
 bool Engine::wants_verify() {

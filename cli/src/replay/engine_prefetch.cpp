@@ -222,11 +222,15 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
   for (std::size_t i = 0; i < landing.items.size(); ++i) {
     const LoadItem& item = landing.items[i];
     GroupIndex& group = index_of(item.group);
-    const bool of_use = landing.wanted && landing.loaded[i];
+    const worker::UnitPart place{item.key, item.part};
+    const bool of_use = landing.wanted && landing.results[i] == 0;
     if (of_use) {
       ++counters_.loads;
       group.make_valid(item.block, worker_deaths_);
-      group.mark_stored(item.block, item.key);
+      note_loaded(item.group, place);
+    } else if (landing.wanted) {
+      // One that is not wanted may be of other weights, under which the key is another unit's.
+      note_not_loaded(item.group, place, landing.results[i]);
     }
     if (prefetched == nullptr) {
       group.release(item.block);

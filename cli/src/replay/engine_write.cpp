@@ -79,8 +79,7 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
     });
     const bool wanted = found ? write_policy_.on_hit(made.group, made.key)
                               : write_policy_.on_filled(made.group, made.key);
-    const HeldBlock& last = held[made.blocks.back()];
-    if (!wanted || index_of(made.group).is_stored(last.block)) continue;
+    if (!wanted || (made.parts & ~index_of(made.group).stored_parts(made.key)) == 0) continue;
     if (is_storing(made.group, made.key)) continue;
     StoredUnit& unit = units.emplace_back();
     unit.target = {made.group, made.key, made.before};
@@ -93,6 +92,14 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
 // A reservation would say of it that it is there already, which it is not if that store fails.
 bool Engine::is_storing(ipc::GroupId group, const ipc::Digest& key) const {
   return storing_[group.value].contains(key);
+}
+
+void Engine::note_stored(const StoredUnit& unit) {
+  lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
+  GroupIndex& group = index_of(unit.target.group);
+  // Without its name a block may be of before the weights changed, and another one have the name.
+  if (!group.is_indexed(unit.blocks.back().block)) return;
+  group.mark_stored(unit.target.block, units_.blocks() == 1 ? 1 : unit.target.parts);
 }
 
 void Engine::store(std::vector<StoredUnit> units, bool evicting) {
@@ -122,10 +129,12 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
         job.units.push_back(std::move(unit));
         break;
       case worker::Reservation::kAlreadyThere:
-        // What it lacked once, somebody has stored.
-        lacking_.forget(unit.target.group, unit.target.block);
         counters_.already_stored += unit.blocks.size();
-        index_of(unit.target.group).mark_stored(unit.blocks.back().block);
+        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
+        if (units_.blocks() == 1 ||
+            client_->presence(unit.target.group, unit.target.block) == worker::Presence::kHit) {
+          note_stored(unit);
+        }
         break;
       case worker::Reservation::kFull: full += unit.blocks.size(); break;
     }
@@ -170,12 +179,12 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
       stored = stored && item < completion.results.size() && completion.results[item] == 0;
     }
     if (!stored) continue;
-    lacking_.forget(unit.target.group, unit.target.block);
     counters_.stores += unit.blocks.size();
     if (job.evicting) counters_.written_back += unit.blocks.size();
-    const HeldBlock& last = unit.blocks.back();
-    if (job.era == era_ && index_of(last.group).is_indexed(last.block)) {
-      index_of(last.group).mark_stored(last.block);
+    if (job.era == era_) {
+      note_stored(unit);
+    } else {
+      lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
     }
   }
   if (job.era == era_) {

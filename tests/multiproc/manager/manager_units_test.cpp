@@ -167,6 +167,18 @@ TEST_F(ManagerUnitsTest, AUnitWithoutPartsThatComeNowGivesWay) {
   EXPECT_EQ(status()["pool"]["blocks"], 1);
 }
 
+TEST_F(ManagerUnitsTest, AUnitInUseKeepsItsPlaceAndPartsItLacksAreNotSaidToBeThere) {
+  finish(begin_store(1, 8, {3}));
+  const ipc::PinRequest pins{{key(1)}};
+  ASSERT_EQ(client_->call<ipc::PinReply>(MessageKind::kPin, pins).value().pinned, 1U);
+  EXPECT_EQ(reserve_parts(0b1001).value().slots.at(0).outcome, ipc::ReserveOutcome::kFull);
+  EXPECT_EQ(reserve_parts(0b1000).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(reserve_parts(0).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
+  EXPECT_EQ(presence(1), BlockPresence::kHit);
+  ASSERT_EQ(client_->call<ipc::PinReply>(MessageKind::kUnpin, pins).value().pinned, 1U);
+  EXPECT_EQ(reserve_parts(0b1001).value().slots.at(0).outcome, ipc::ReserveOutcome::kReserved);
+}
+
 TEST_F(ManagerUnitsTest, WhatIsUnderWayWhenAClientCountsInOtherUnitsEndsInItsOwn) {
   const auto jobs = begin_store(1, 8, {0, 1});
   const auto reserved = reserve({{kMain, key(2)}});

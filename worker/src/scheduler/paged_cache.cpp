@@ -138,7 +138,7 @@ PagedCache::Admission PagedCache::admit(Sequence& sequence,
     const UnitPart place = place_of(planned.group, planned.position);
     loads.push_back(LoadItem{planned.group, *block, place.key, place.part});
   }
-  sequence.published = 0;
+  sequence.published = sequence.judged = sequence.settled = 0;
   sequence.computed = wanted.hit_blocks * geometry_.tokens_per_block;
   return loads.empty() ? Admission::kReady : Admission::kLoading;
 }
@@ -208,17 +208,31 @@ bool PagedCache::may_end(const Sequence& sequence, std::size_t full) const {
   return full == sequence.prompt_tokens / tokens || full == computed / tokens;
 }
 
-std::vector<PagedCache::HeldUnit> PagedCache::held_units(const Sequence& sequence) const {
-  std::size_t full =
+std::size_t PagedCache::end_of_units(const Sequence& sequence) const {
+  const std::size_t full =
       std::min<std::size_t>(sequence.computed / geometry_.tokens_per_block, sequence.hashes.size());
   // Not at the last token: then blocks that a window or a state needs there are gone.
-  if (!may_end(sequence, full)) full -= full % units_.blocks();
+  return may_end(sequence, full) ? full : full - full % units_.blocks();
+}
+
+std::uint32_t PagedCache::published_units(const Sequence& sequence, std::size_t blocks) const {
+  // Before that a load may have to come, and what is a part of a unit now may be all of it later.
+  const std::size_t known = std::min<std::size_t>(sequence.published, blocks);
+  return static_cast<std::uint32_t>(known - known % units_.blocks());
+}
+
+std::vector<PagedCache::HeldUnit> PagedCache::held_units(const Sequence& sequence,
+                                                         std::size_t from,
+                                                         std::size_t to) const {
   std::vector<PrefixBlock> places;
   std::vector<BlockId> blocks;
   std::vector<const TableBlock*> held;
   for (std::uint32_t g = 0; g < sequence.table.size(); ++g) {
-    for (const auto& [position, block] : sequence.table[g]) {
-      if (position >= full) break;
+    const auto& table = sequence.table[g];
+    for (auto next = table.lower_bound(static_cast<std::uint32_t>(from)); next != table.end();
+         ++next) {
+      const auto& [position, block] = *next;
+      if (position >= to) break;
       BlockId source = block.block;
       if (!block.indexed) {
         // Another sequence was faster: what it made completes the unit.
@@ -233,7 +247,7 @@ std::vector<PagedCache::HeldUnit> PagedCache::held_units(const Sequence& sequenc
   }
   std::vector<HeldUnit> units;
   for (UnitStore& made :
-       units_to_store(units_, geometry_.groups, std::span(sequence.hashes).first(full), places)) {
+       units_to_store(units_, geometry_.groups, std::span(sequence.hashes).first(to), places)) {
     const auto all = [&](auto is) {
       return std::all_of(made.blocks.begin(), made.blocks.end(), is);
     };
@@ -249,13 +263,15 @@ std::vector<PagedCache::HeldUnit> PagedCache::held_units(const Sequence& sequenc
 }
 
 void PagedCache::judge(Sequence& sequence, WritePolicy& policy) const {
-  for (const HeldUnit& held : held_units(sequence)) {
+  const std::size_t end = end_of_units(sequence);
+  for (const HeldUnit& held : held_units(sequence, sequence.judged, end)) {
     const GroupId group = held.unit.group;
     TableBlock& last = sequence.table[group.value].at(held.last);
     if (std::exchange(last.judged, true)) continue;
     last.wanted =
         held.found ? policy.on_hit(group, held.unit.key) : policy.on_filled(group, held.unit.key);
   }
+  sequence.judged = std::max(sequence.judged, published_units(sequence, end));
 }
 
 std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
@@ -295,14 +311,14 @@ std::vector<PagedCache::Ahead> PagedCache::take_ahead(const Sequence& sequence,
   return blocks;
 }
 
-bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key) {
+bool PagedCache::land_ahead(const Sequence& sequence, Ahead& block, const UnitPart& place) {
   block.loading = false;
   GroupIndex& group = index_of(block.group);
   const ipc::Digest before =
       block.position == 0 ? ipc::Digest{} : sequence.hashes[block.position - 1];
   if (!group.announce(block.block, sequence.hashes[block.position], before)) return false;
   group.make_valid(block.block);
-  group.mark_stored(block.block, key);
+  mark_loaded(block.group, place);
   return true;
 }
 
@@ -338,18 +354,34 @@ WriteBackPlan PagedCache::plan_ahead(std::uint32_t share,
   return plan_write_back(index_, needed, under_way, policy);
 }
 
-std::vector<PagedCache::Unstored> PagedCache::unstored(const Sequence& sequence) const {
+std::vector<PagedCache::Unstored> PagedCache::unstored(
+    Sequence& sequence,
+    std::size_t most,
+    const std::function<bool(const StoreTarget&)>& under_way) const {
   std::vector<Unstored> found;
-  for (HeldUnit& held : held_units(sequence)) {
-    const GroupIndex& group = index_of(held.unit.group);
-    if (!sequence.table[held.unit.group.value].at(held.last).wanted) continue;
-    if (group.is_stored(held.blocks.back())) continue;
-    const bool known = std::all_of(held.blocks.begin(), held.blocks.end(),
-                                   [&group](BlockId block) { return group.is_indexed(block); });
-    if (!known) continue;
-    StoreTarget target{held.unit.group, held.unit.key, held.unit.before};
-    if (units_.blocks() > 1) target.parts = held.unit.parts;
-    found.push_back({target, std::move(held.blocks), held.first});
+  std::size_t blocks = 0;
+  const std::size_t end = end_of_units(sequence);
+  bool all_settled = true;
+  std::size_t from = sequence.settled;
+  // A unit of all groups after the other: what is found first are beginnings of the prefix.
+  while (from < end && blocks <= most) {
+    const std::size_t to = std::min<std::size_t>(from + units_.blocks(), end);
+    for (HeldUnit& held : held_units(sequence, from, to)) {
+      const GroupIndex& group = index_of(held.unit.group);
+      if (!sequence.table[held.unit.group.value].at(held.last).wanted) continue;
+      if ((held.unit.parts & ~group.stored_parts(held.unit.key)) == 0) continue;
+      const bool known = std::all_of(held.blocks.begin(), held.blocks.end(),
+                                     [&group](BlockId block) { return group.is_indexed(block); });
+      if (!known) continue;
+      all_settled = false;
+      StoreTarget target{held.unit.group, held.unit.key, held.unit.before};
+      if (units_.blocks() > 1) target.parts = held.unit.parts;
+      if (under_way && under_way(target)) continue;
+      blocks += held.blocks.size();
+      found.push_back({target, std::move(held.blocks), held.first});
+    }
+    from = to;
+    if (all_settled) sequence.settled = std::max(sequence.settled, published_units(sequence, to));
   }
   return found;
 }
@@ -371,9 +403,21 @@ void PagedCache::keep_first(std::vector<Unstored>& units, std::size_t blocks) {
   units.erase(too_much, units.end());
 }
 
-void PagedCache::mark_stored(GroupId group, BlockId block, const ipc::Digest& key) {
-  index_of(group).mark_stored(block, key);
+void PagedCache::mark_stored(const Unstored& unit) {
+  GroupIndex& group = index_of(unit.target.group);
+  // Without its name a block may be of before the weights changed, and another one have the name.
+  if (!group.is_indexed(unit.blocks.back())) return;
+  group.mark_stored(unit.target.block, units_.blocks() == 1 ? 1 : unit.target.parts);
 }
+
+void PagedCache::mark_loaded(GroupId group, const UnitPart& place) {
+  index_of(group).mark_stored(place.key, parts_shown(geometry_.groups[group.value], place.part));
+}
+
+void PagedCache::mark_not_found(GroupId group, const UnitPart& place) {
+  index_of(group).forget_stored(place.key);
+}
+
 void PagedCache::acquire(GroupId group, BlockId block) { index_of(group).acquire(block); }
 void PagedCache::release(GroupId group, BlockId block) { index_of(group).release(block); }
 void PagedCache::release_as_oldest(GroupId group, BlockId block) {

@@ -80,10 +80,18 @@ class PagedCache {
   /// A partial unit is one where its prompt ends, and with its last full block.
   void judge(Sequence& sequence, WritePolicy& policy) const;
   /// Units of the sequence's published blocks that the policy wants in host memory, and that are
-  /// not known to be there.
-  [[nodiscard]] std::vector<Unstored> unstored(const Sequence& sequence) const;
-  /// The unit with this key is in host memory: noted where the block ends it.
-  void mark_stored(ipc::GroupId group, ipc::BlockId block, const ipc::Digest& key);
+  /// not known to be there. What is settled is looked at once, so that a long sequence costs no
+  /// more by step than a short one. Without those that are `under_way`; the first ones by position,
+  /// so that more than `most` blocks of them, if there are so many, need not be looked for.
+  [[nodiscard]] std::vector<Unstored> unstored(
+      Sequence& sequence,
+      std::size_t most = SIZE_MAX,
+      const std::function<bool(const StoreTarget&)>& under_way = nullptr) const;
+  /// All of the unit is in host memory.
+  void mark_stored(const Unstored& unit);
+  /// What became of a load says what the unit in host memory has.
+  void mark_loaded(ipc::GroupId group, const UnitPart& place);
+  void mark_not_found(ipc::GroupId group, const UnitPart& place);
   [[nodiscard]] const StoreUnits& units() const noexcept { return units_; }
   void acquire(ipc::GroupId group, ipc::BlockId block);
   void release(ipc::GroupId group, ipc::BlockId block);
@@ -106,8 +114,8 @@ class PagedCache {
                                               std::uint32_t share,
                                               std::uint64_t spare);
   /// It was loaded with the contents of that place of the sequence: others find it, and it is held
-  /// on. key: of the unit that it came from. False when another block has them meanwhile.
-  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block, const ipc::Digest& key);
+  /// on. place: where it came from. False when another block has them meanwhile.
+  [[nodiscard]] bool land_ahead(const Sequence& sequence, Ahead& block, const UnitPart& place);
 
   /// What is to be stored before a sequence is let in by the plan, so that nothing is lost that the
   /// policy keeps. growth: blocks of each group more, for what is let in already. under_way: see
@@ -137,8 +145,15 @@ class PagedCache {
     std::uint32_t last = 0;
     bool found = false;  ///< All of it.
   };
-  /// Units that the sequence's blocks make, with what others have of the same contents.
-  [[nodiscard]] std::vector<HeldUnit> held_units(const Sequence& sequence) const;
+  /// Units that the sequence's blocks [from, to) make, with what others have of the same contents.
+  /// @pre whole units, but for the last one
+  [[nodiscard]] std::vector<HeldUnit> held_units(const Sequence& sequence,
+                                                 std::size_t from,
+                                                 std::size_t to) const;
+  /// Where the last one ends.
+  [[nodiscard]] std::size_t end_of_units(const Sequence& sequence) const;
+  /// Of so many blocks, those in whole units that were published.
+  [[nodiscard]] std::uint32_t published_units(const Sequence& sequence, std::size_t blocks) const;
   /// Others may go on from so many of its blocks, and from none before up to a whole unit.
   [[nodiscard]] bool may_end(const Sequence& sequence, std::size_t full) const;
 

@@ -120,7 +120,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void submit_loads(Number number, std::vector<LoadItem> items);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
-  void note_lacking(std::span<const LoadItem> items, const Completion& completion);
+  void note_lacking(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
   /// The manager does not answer in time: computing goes on without it for a while.
   void do_without_offload();
   /// Where its blocks come from, as far as that is worth it. looks: in host memory, too.
@@ -129,6 +129,8 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);
   void store(std::vector<PagedCache::Unstored> units, bool evicting);
+  /// A reservation was answered so.
+  void note_there(const PagedCache::Unstored& unit);
   void on_store_done(const StoreJob& job, const Completion& completion);
   /// A store of the same contents is under way.
   [[nodiscard]] bool is_storing(const StoreTarget& target) const;

@@ -205,7 +205,9 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
   if (completion.all_ok()) {
     if (sequence.fate == Sequence::Fate::kGoesOn && !sequence.mixed) {
       (void)cache_.publish(sequence);
-      for (const LoadItem& item : job.items) cache_.mark_stored(item.group, item.block, item.key);
+      for (const LoadItem& item : job.items) {
+        cache_.mark_loaded(item.group, {item.key, item.part});
+      }
     }
   } else {
     ipc::log_debug("scheduler: load of request {}: {}", job.number, completion.message);
@@ -214,7 +216,10 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
                                       [busy](std::uint8_t result) { return result == busy; });
     // Full queues are worth another try, all else is computed again.
     if (all_busy && ++sequence.load_tries < kMostLoadTries) return load_again(std::move(job));
-    note_lacking(job.items, completion);
+    for (std::size_t i = 0; i < std::min(job.items.size(), completion.results.size()); ++i) {
+      const LoadItem& item = job.items[i];
+      note_lacking(item.group, {item.key, item.part}, completion.results[i]);
+    }
     sequence.device_only = true;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
@@ -222,9 +227,10 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
   settle(job.number);
 }
 
-void Scheduler::note_lacking(std::span<const LoadItem> items, const Completion& completion) {
-  for (std::size_t i = 0; i < std::min(items.size(), completion.results.size()); ++i) {
-    lacking_.note(items[i].group, {items[i].key, items[i].part}, completion.results[i]);
+void Scheduler::note_lacking(ipc::GroupId group, const UnitPart& place, std::uint8_t result) {
+  lacking_.note(group, place, result);
+  if (result == static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound)) {
+    cache_.mark_not_found(group, place);
   }
 }
 

@@ -145,8 +145,11 @@ void Scheduler::on_landing(const Prefetcher::Landing& landing) {
                                       return ahead.group == item.group && ahead.block == item.block;
                                     });
     KVFERRY_CHECK(block != prefetched.blocks.end(), "a block landed that was not prefetched");
-    const bool loaded = landing.wanted && landing.loaded[i];
-    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block, item.key)) continue;
+    const UnitPart place{item.key, item.part};
+    const bool loaded = landing.wanted && landing.results[i] == 0;
+    // One that is not wanted may be of other weights, under which the key is another unit's.
+    if (landing.wanted) note_lacking(item.group, place, landing.results[i]);
+    if (loaded && cache_.land_ahead(sequences_.at(known->second), *block, place)) continue;
     prefetched.blocks.erase(block);
     cache_.release(item.group, item.block);
   }

@@ -22,12 +22,12 @@ constexpr std::size_t kWrittenAtOnce = 256;
 void Scheduler::store_new_blocks(Sequence& sequence) {
   if (sequence.mixed) return;
   cache_.judge(sequence, write_policy_);
-  std::vector<PagedCache::Unstored> found = cache_.unstored(sequence);
-  std::erase_if(found,
-                [this](const PagedCache::Unstored& unit) { return is_storing(unit.target); });
-  if (found.empty() || !offload_usable()) return;
-  PagedCache::keep_first(found,
-                         gate_.admit(PagedCache::count_blocks(found), ipc::MonotonicClock::now()));
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (!offload_usable() || !gate_.is_open(now)) return;
+  std::vector<PagedCache::Unstored> found = cache_.unstored(
+      sequence, gate_.room(now), [this](const StoreTarget& target) { return is_storing(target); });
+  if (found.empty()) return;
+  PagedCache::keep_first(found, gate_.admit(PagedCache::count_blocks(found), now));
   if (!found.empty()) store(std::move(found), false);
 }
 
@@ -39,6 +39,17 @@ bool Scheduler::is_storing(const StoreTarget& target) const {
 bool Scheduler::is_writing_back() const {
   return std::any_of(writing_back_.begin(), writing_back_.end(),
                      [](std::uint64_t blocks) { return blocks > 0; });
+}
+
+void Scheduler::note_there(const PagedCache::Unstored& unit) {
+  const StoreTarget& target = unit.target;
+  // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
+  if (cache_.units().blocks() > 1 &&
+      client_->presence(target.group, target.block) != Presence::kHit) {
+    return;
+  }
+  lacking_.forget(target.group, target.block, target.parts);
+  cache_.mark_stored(unit);
 }
 
 void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
@@ -71,11 +82,7 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
         reserved.push_back((*slots)[i].slot);
         job.units.push_back(std::move(unit));
         break;
-      case Reservation::kAlreadyThere:
-        // What it lacked once, somebody has stored.
-        lacking_.forget(group, unit.target.block);
-        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
-        break;
+      case Reservation::kAlreadyThere: note_there(unit); break;
       case Reservation::kFull: full += unit.blocks.size(); break;
     }
   }
@@ -120,8 +127,8 @@ void Scheduler::on_store_done(const StoreJob& job, const Completion& completion)
         stored = stored && item < completion.results.size() && completion.results[item] == 0;
       }
       if (stored) {
-        cache_.mark_stored(group, unit.blocks.back(), unit.target.block);
-        lacking_.forget(group, unit.target.block);
+        cache_.mark_stored(unit);
+        lacking_.forget(group, unit.target.block, unit.target.parts);
       }
       for (std::size_t i = unit.blocks.size(); i-- > 0;) {
         if (job.evicting) {

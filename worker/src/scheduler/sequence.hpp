@@ -58,6 +58,8 @@ struct Sequence {
   std::uint32_t computed = 0;   ///< Tokens whose keys and values are there.
   std::uint32_t planned = 0;    ///< Of kRunning: computed after the pass.
   std::uint32_t published = 0;  ///< Full blocks that others were told of.
+  std::uint32_t judged = 0;     ///< Blocks of units that the write policy knows all of.
+  std::uint32_t settled = 0;    ///< Blocks of units of which nothing is left to be stored.
   Fate fate = Fate::kGoesOn;
   /// Some of its blocks were computed with other weights than are in use: nobody else finds them.
   bool mixed = false;

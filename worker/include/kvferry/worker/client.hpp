@@ -78,7 +78,7 @@ struct StoreTarget {
   /// manager is replaced.
   std::optional<ipc::Retention> retention{};
   /// Of a store unit, the parts that will be stored, a bit for each: a unit that is there without
-  /// some of them gives way to this one, as long as nobody pins it. 0: whatever is there suffices.
+  /// some of them gives way to this one; kFull while it is in use. 0: whatever is there suffices.
   std::uint64_t parts = 0;
 };
 struct StoreSlot {

@@ -69,9 +69,13 @@ class GroupIndex {
 
   /// A note of the owner's, dropped with the index entry: the host tier has it.
   void mark_stored(ipc::BlockId block);
-  /// The store unit with this key has it: noted where it ends with this block, as what the note is
-  /// of is the unit that ends with the block.
-  void mark_stored(ipc::BlockId block, const ipc::Digest& unit);
+  /// The store unit with this key has these parts, a bit for each, and those noted before. Noted
+  /// with the block that ends it: no effect when none is indexed under the key.
+  void mark_stored(const ipc::Digest& unit, std::uint64_t parts);
+  /// It was found to lack a part, or to be gone.
+  void forget_stored(const ipc::Digest& unit);
+  /// What is known to be there of the unit with this key; nothing where no block ends it.
+  [[nodiscard]] std::uint64_t stored_parts(const ipc::Digest& unit) const;
   [[nodiscard]] bool is_stored(ipc::BlockId block) const;
   [[nodiscard]] bool is_indexed(ipc::BlockId block) const;
   [[nodiscard]] std::uint64_t valid_since(ipc::BlockId block) const;
@@ -82,10 +86,10 @@ class GroupIndex {
   struct Block {
     ipc::Digest hash;
     std::uint64_t valid_since = 0;
+    std::uint64_t stored = 0;  ///< Parts of the unit that it ends.
     std::uint32_t references = 0;
     bool indexed = false;
     bool valid = false;
-    bool stored = false;
     bool used = false;  ///< Released by one of several holders since it was last unused.
     std::uint32_t previous = kNone;  ///< Neighbours in the kept list, towards older ...
     std::uint32_t next = kNone;      ///< ... and newer; or the next free block.

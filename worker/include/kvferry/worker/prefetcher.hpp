@@ -77,7 +77,9 @@ class Prefetcher {
     Id id = 0;
     bool wanted = false;  ///< Not stopped when it came: what is loaded may be used.
     std::vector<LoadItem> items;
-    std::vector<bool> loaded;    ///< Of each item.
+    /// Of each item, as Completion::results: 0 for what was loaded, kNotFound for what host memory
+    /// does not have, kCancelled for what was never sent.
+    std::vector<std::uint8_t> results;
     std::uint64_t bytes = 0;     ///< Moved over the link.
     ipc::TimePoint submitted{};  ///< The job.
   };

@@ -38,12 +38,23 @@ class PrefixUnits {
   /// a partial one that holds it. @pre position < hashes.size()
   [[nodiscard]] std::optional<UnitPart> find(ipc::GroupId group, std::uint32_t position);
   /// The units that hold the first blocks of the prefix, for Client::use_prefix() and pin(): one
-  /// chain where all groups have the same ones, else one more for each group with others.
+  /// chain where all groups have the same ones, else one more for each group with others, and for
+  /// each unit that holds some more of what a group needs, as where a window's row ended in
+  /// between. Units are named whole, also where the prefix needs a part of them alone.
   [[nodiscard]] std::vector<std::vector<ipc::Digest>> chains(std::uint32_t blocks);
 
  private:
   /// The end of the unit that holds it; 0: there is none.
   [[nodiscard]] std::uint32_t look(ipc::GroupId group, std::uint32_t position) const;
+  /// Of the whole unit, or of the prefix.
+  [[nodiscard]] std::size_t end_of_unit(std::size_t position) const;
+  struct Row {
+    std::size_t unit = 0;  ///< Of the prefix.
+    ipc::Digest key;
+    friend bool operator==(const Row&, const Row&) = default;
+  };
+  /// Of what the group needs of so many blocks, the units that there are, by position.
+  [[nodiscard]] std::vector<Row> rows_of(ipc::GroupId group, std::uint32_t blocks);
 
   StoreUnits units_;
   std::span<const ipc::GroupSpec> groups_;
@@ -65,8 +76,8 @@ class LackingParts {
   /// was not found, nor where units have all their parts: then it is gone.
   void note(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
   [[nodiscard]] bool has(ipc::GroupId group, const UnitPart& place) const;
-  /// The unit was stored anew.
-  void forget(ipc::GroupId group, const ipc::Digest& key);
+  /// The unit has these parts, a bit for each; of others nothing is said.
+  void forget(ipc::GroupId group, const ipc::Digest& key, std::uint64_t parts);
   /// Keys mean other units now.
   void forget_all() { lacking_.clear(); }
 
@@ -79,6 +90,10 @@ class LackingParts {
   std::span<const ipc::GroupSpec> groups_;
   std::unordered_map<ipc::Digest, std::uint64_t> lacking_;  ///< A bit for each part.
 };
+
+/// What a unit has where one of its parts was loaded: in a group that holds all its blocks a unit
+/// has all of them up to its end, in others that part is known alone.
+[[nodiscard]] std::uint64_t parts_shown(const ipc::GroupSpec& group, std::uint32_t part) noexcept;
 
 /// A block of a prefix that an engine holds, with its contents complete.
 struct PrefixBlock {
