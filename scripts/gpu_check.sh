@@ -12,7 +12,7 @@ usage: gpu_check.sh --bin DIR [--out DIR] [--trace FILE] [--requests N] [--devic
 
   --bin DIR       holds kvferry, device_cuda_{conformance,borrow,model}_test, kvferry_device_peer,
                   cache_manager_data_order_cuda_test,
-                  multiproc_{layers,engine_shares,hand_over,store_units}_cuda_test and kvferry_layers_engine_child
+                  multiproc_{layers,engine_shares,hand_over,store_units}_cuda_test and kvferry_layers_{engine,load}_child
   --out DIR       logs and reports (default: a new folder under /tmp)
   --trace FILE    what to replay (default: the generated workload)
   --requests N    how much of it (default 300)

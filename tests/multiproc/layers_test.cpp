@@ -97,6 +97,22 @@ TEST_P(LayersTest, LoadOfWhatIsNotThereFailsTheStepThatWaits) {
   expect_failed(answer, ErrorCode::kNotFound);
 }
 
+// What is computed of blocks that never came is found under no key.
+TEST_P(LayersTest, StoreOfAStepWhoseLoadFailsFailsWithIt) {
+  const LayerTicket loads{33, 1};
+  const LayerTicket stores{34, 1};
+  ipc::Step computes = awaiting(loads, 20, 3);
+  computes.fills = seeded(40, 3, 900);
+  computes.computes = stores;
+  const auto answer = send(computes);
+  const ipc::JobId store = submit_store(40, 3, stores, 2);
+  const ipc::JobId load = submit_load(20, 3, loads);
+  expect_job_failed(load, ErrorCode::kNotFound);
+  expect_failed(answer, ErrorCode::kNotFound);
+  expect_job_failed(store, ErrorCode::kCancelled);
+  expect_job_failed(submit_load(50, 3, std::nullopt, 2), ErrorCode::kNotFound);
+}
+
 TEST_P(LayersTest, StepWhoseLoadNeverComesEndsAtItsDeadline) {
   ipc::Step verify = awaiting({9, 1}, 20, 3);
   verify.patience = 100ms;

@@ -212,5 +212,41 @@ TEST_F(LayerWordsTest, WhatALoadIsAwaitedForFailsWithItsManagerAndNothingElse) {
   EXPECT_TRUE(words_.end({3, 1}).has_value());
 }
 
+TEST_F(LayerWordsTest, StoreFailsWithTheLoadThatItIsComputedOf) {
+  const auto stored = LayerWords::Use::kIsStored;
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s), stored).has_value());
+  words_.follow({1, 1}, {0, 1});
+  words_.fail({0, 1}, error());
+  EXPECT_EQ(words_.enter({1, 1}).error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(words_.end({1, 1}).error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kPeerDied);
+  // The next uses of both slots have nothing to do with each other.
+  ASSERT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 2}, Deadline::after(60s), stored).has_value());
+  words_.fail({0, 2}, error());
+  EXPECT_TRUE(words_.end({1, 2}).has_value());
+  ASSERT_FALSE(words_.end({0, 2}).has_value());
+}
+
+TEST_F(LayerWordsTest, StoreThatFollowsALoadThatHasFailedFailsAtOnce) {
+  words_.fail({0, 1}, error());
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s), LayerWords::Use::kIsStored).has_value());
+  words_.follow({1, 1}, {0, 1});
+  EXPECT_EQ(words_.word(1).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.end({1, 1}).error().code, ErrorCode::kCancelled);
+}
+
+// And the load does not fail with its store.
+TEST_F(LayerWordsTest, LoadGoesOnWithoutTheStoreThatFollowsIt) {
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s), LayerWords::Use::kIsStored).has_value());
+  words_.follow({1, 1}, {0, 1});
+  words_.fail({1, 1}, error());
+  EXPECT_EQ(words_.end({1, 1}).error().code, ErrorCode::kPeerDied);
+  EXPECT_TRUE(words_.end({0, 1}).has_value());
+}
+
 }  // namespace
 }  // namespace kvferry::worker

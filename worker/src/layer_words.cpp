@@ -87,6 +87,18 @@ Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline, Use 
   return ipc::ok();
 }
 
+void LayerWords::follow(const LayerTicket& store, const LayerTicket& load) {
+  if (!check_slot(store.slot) || !check_slot(load.slot) || store.slot == load.slot) return;
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[load.slot];
+  if (slot.use != load.use || slot.over) return;
+  if (slot.failure) {
+    fail_follower(store, *slot.failure);
+  } else {
+    slot.followers.push_back(store);
+  }
+}
+
 Status LayerWords::await_layer(ipc::Stream& stream, std::uint32_t slot, std::uint32_t layer) const {
   KVFERRY_TRY(check_slot(slot));
   return stream.wait_word(word(slot), layer + 1);
@@ -113,8 +125,17 @@ void LayerWords::fail_slot(std::uint32_t number, const ipc::Error& error) {
   if (slot.failure) return;
   slot.failure = error;
   slot.deadline.reset();
+  // Before its waiters go on: what they write then is not what is to be stored.
+  for (const LayerTicket& store : std::exchange(slot.followers, {})) fail_follower(store, error);
   word(number).store(kReleased);
   ipc::log_warn("layers: use {} of slot {} failed: {}", slot.use, number, error.to_string());
+}
+
+void LayerWords::fail_follower(const LayerTicket& store, const ipc::Error& error) {
+  const Slot& slot = slots_[store.slot];
+  if (slot.use != store.use || slot.complete) return;
+  fail_slot(store.slot, KVFERRY_ERROR(kCancelled, "it is computed of what a load did not bring: {}",
+                                      error.to_string()));
 }
 
 void LayerWords::note_early(const LayerTicket& ticket, const ipc::Error& error) {

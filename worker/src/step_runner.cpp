@@ -7,6 +7,7 @@
 #include "make_stream.hpp"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace kvferry::worker {
@@ -266,6 +267,7 @@ Status StepRunner::launch_layers(const ipc::Step& step,
     work.tickets.push_back(*ticket);
     if (is_stored) work.computes = *ticket;
   }
+  if (step.computes && step.awaits) layers_.follow(*step.computes, *step.awaits);
   for (const GroupStep& group : groups) {
     GroupResult& result = work.results.emplace_back();
     if (!step.awaits || group.verifies.empty()) continue;
@@ -379,7 +381,8 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
   if (!status && !work->error) work->error = status.error();
   // Not all of it may have been launched, and after its end nobody marks what its store waits for.
   if (work->error && work->computes) layers_.fail(*work->computes, *work->error);
-  for (const ipc::LayerTicket& ticket : work->tickets) {
+  // The load's error is the one to tell, not that of the store which failed with it.
+  for (const ipc::LayerTicket& ticket : std::views::reverse(work->tickets)) {
     const Status whole = layers_.end(ticket);
     if (!whole && !work->error) work->error = whole.error();
   }

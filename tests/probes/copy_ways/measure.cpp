@@ -44,19 +44,13 @@ std::chrono::nanoseconds processor_time_of_process() {
   return duration_of(usage.ru_utime) + duration_of(usage.ru_stime);
 }
 
-/// Of the bytes between two looks at a lane, by when they were there.
-double rate_gbps(const Progress& before, const Progress& after) {
-  const std::chrono::duration<double, std::nano> time = after.at - before.at;
-  return time.count() > 0 ? static_cast<double>(after.bytes - before.bytes) / time.count() : 0;
-}
-
-std::vector<Progress> progress_of(const std::vector<std::unique_ptr<LaneTraffic>>& traffic) {
-  std::vector<Progress> progress;
-  progress.reserve(traffic.size());
+std::vector<std::uint64_t> bytes_of(const std::vector<std::unique_ptr<LaneTraffic>>& traffic) {
+  std::vector<std::uint64_t> bytes;
+  bytes.reserve(traffic.size());
   for (const auto& lane : traffic) {
-    progress.push_back(lane->progress());
+    bytes.push_back(lane->bytes());
   }
-  return progress;
+  return bytes;
 }
 
 }  // namespace
@@ -90,7 +84,7 @@ Figures Measurement::rates(const std::vector<Lane>& lanes,
   const auto processor_time = [this] {
     return processor_time_of_process() - decode_.processor_time();
   };
-  const std::vector<Progress> before = progress_of(traffic);
+  const std::vector<std::uint64_t> before = bytes_of(traffic);
   const std::chrono::nanoseconds processor_before = processor_time();
   const auto start = std::chrono::steady_clock::now();
   if (sampled) {
@@ -104,10 +98,12 @@ Figures Measurement::rates(const std::vector<Lane>& lanes,
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
   const std::chrono::duration<double, std::milli> processor_ms =
       processor_time() - processor_before;
-  const std::vector<Progress> after = progress_of(traffic);
+  const std::vector<std::uint64_t> after = bytes_of(traffic);
 
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    figures.lane_gbps.push_back(rate_gbps(before[i], after[i]));
+    // Over all of the time: of lanes that take turns for long each is faster in its own.
+    const std::chrono::duration<double, std::nano> time_ns = passed;
+    figures.lane_gbps.push_back(static_cast<double>(after[i] - before[i]) / time_ns.count());
   }
   figures.gbps = std::accumulate(figures.lane_gbps.begin(), figures.lane_gbps.end(), 0.0);
   if (figures.gbps <= 0) {

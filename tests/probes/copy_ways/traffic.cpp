@@ -23,15 +23,7 @@ void Alarm::watch_for(std::chrono::duration<double> time) {
 }
 
 LaneTraffic::LaneTraffic(const Lane& lane, Alarm& alarm)
-    : lane_(lane),
-      alarm_(alarm),
-      progress_{.bytes = 0, .at = std::chrono::steady_clock::now()},
-      thread_([this](const std::stop_token& stop) { run(stop); }) {}
-
-Progress LaneTraffic::progress() const {
-  const std::scoped_lock lock(mutex_);
-  return progress_;
-}
+    : lane_(lane), alarm_(alarm), thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void LaneTraffic::run(const std::stop_token& stop) {
   try {
@@ -51,9 +43,7 @@ void LaneTraffic::keep_enqueuing(const std::stop_token& stop) {
     if (call >= kCallsAhead) {
       // wait-driver: a call of this lane; it waits for the device only
       KVFERRY_PROBE_CUDA(cudaEventSynchronize(event.get()));
-      const std::scoped_lock lock(mutex_);
-      progress_.bytes += lane_.way->call_bytes();
-      progress_.at = std::chrono::steady_clock::now();
+      bytes_ += lane_.way->call_bytes();
     }
     lane_.way->enqueue(call, lane_.stream.get());
     KVFERRY_PROBE_CUDA(cudaEventRecord(event.get(), lane_.stream.get()));

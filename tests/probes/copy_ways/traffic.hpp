@@ -4,6 +4,7 @@
 
 #include "probes/copy_ways/way.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -29,11 +30,6 @@ class Alarm {
   std::exception_ptr failure_;
 };
 
-struct Progress {
-  std::uint64_t bytes = 0;
-  std::chrono::steady_clock::time_point at;  ///< when the last of them were there
-};
-
 /// Keeps a lane busy, by a thread of its own, from construction to destruction.
 class LaneTraffic {
  public:
@@ -42,7 +38,8 @@ class LaneTraffic {
   LaneTraffic& operator=(const LaneTraffic&) = delete;
   ~LaneTraffic() = default;
 
-  Progress progress() const;
+  /// Of all calls that are over.
+  std::uint64_t bytes() const { return bytes_.load(); }
 
  private:
   void run(const std::stop_token& stop);
@@ -50,8 +47,7 @@ class LaneTraffic {
 
   const Lane& lane_;
   Alarm& alarm_;
-  mutable std::mutex mutex_;
-  Progress progress_;    // guarded by mutex_
+  std::atomic<std::uint64_t> bytes_ = 0;
   std::jthread thread_;  // declared last: it uses all of the above
 };
 

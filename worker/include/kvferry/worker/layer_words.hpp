@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace kvferry::worker {
 
@@ -33,9 +34,10 @@ using ipc::LayerTicket;
 /// A step with a load, on every rank: begin(ticket), enqueue await_layer() before each layer's
 /// first read, or launch the graph that has it, and observe the end; then end(ticket) says whether
 /// the blocks held what they should. With a store likewise, with mark_layer() after each layer's
-/// last write. After that, and after the completion of the job, the slot may be used again. Each
-/// use that begin() took ends with end(), also when nothing of it was launched: until then no other
-/// use has the slot, an engine's that came after this one's death included.
+/// last write. Where it does both, follow() ties them. After that, and after the completion of the
+/// job, the slot may be used again. Each use that begin() took ends with end(), also when nothing
+/// of it was launched: until then no other use has the slot, an engine's that came after this one's
+/// death included.
 ///
 /// On CUDA: fewer streams than CUDA_DEVICE_MAX_CONNECTIONS (8 unless set) may wait at a time, one
 /// of which is the agent's; and kernels that run while others wait have run, or been loaded, before
@@ -64,6 +66,11 @@ class LayerWords {
   [[nodiscard]] ipc::Status begin(const LayerTicket& ticket,
                                   ipc::Deadline deadline,
                                   Use use = Use::kAwaitsLoad);
+  /// A step computes what is stored of what a load brings: when the load fails the store does
+  /// (kCancelled), before anything is let go that waits for the load. Otherwise what was computed
+  /// of blocks that never came would be found under the keys of what should have been. Nothing for
+  /// a use that is over. @pre both uses have begun.
+  void follow(const LayerTicket& store, const LayerTicket& load);
   /// The stream goes on when the layer is there, or when the use has failed.
   [[nodiscard]] ipc::Status await_layer(ipc::Stream& stream,
                                         std::uint32_t slot,
@@ -113,12 +120,14 @@ class LayerWords {
     std::uint32_t transfers = 0;  ///< Of this use, between enter() and leave().
     std::optional<ipc::TimePoint> deadline;
     std::optional<ipc::Error> failure;
-    std::optional<EarlyFailure> early;  ///< Of a later use, which the slot is not free for yet.
+    std::vector<LayerTicket> followers{};  ///< Fail with it.
+    std::optional<EarlyFailure> early;     ///< Of a later use, which the slot is not free for yet.
   };
 
   [[nodiscard]] ipc::Status open(const LayerTicket& ticket);
   void note_early(const LayerTicket& ticket, const ipc::Error& error);
   void fail_slot(std::uint32_t number, const ipc::Error& error);
+  void fail_follower(const LayerTicket& store, const ipc::Error& error);
 
   const std::unique_ptr<ipc::PinnedBuffer> words_;
   std::function<void()> sooner_;
