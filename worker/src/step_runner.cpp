@@ -7,7 +7,6 @@
 #include "make_stream.hpp"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 namespace kvferry::worker {
@@ -382,10 +381,10 @@ void StepRunner::finish(std::list<InFlight>::iterator work, const Status& status
   // Not all of it may have been launched, and after its end nobody marks what its store waits for.
   if (work->error && work->computes) layers_.fail(*work->computes, *work->error);
   // The load's error is the one to tell, not that of the store which failed with it.
-  for (const ipc::LayerTicket& ticket : std::views::reverse(work->tickets)) {
+  std::for_each(work->tickets.rbegin(), work->tickets.rend(), [&](const ipc::LayerTicket& ticket) {
     const Status whole = layers_.end(ticket);
     if (!whole && !work->error) work->error = whole.error();
-  }
+  });
   const ipc::StepReply results = take_results(*work);
   const std::optional<ipc::DecodeReply> outputs = take_outputs_of(*work);
   InFlight ended = std::move(*work);
