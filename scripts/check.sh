@@ -179,7 +179,7 @@ sanitized_suites() { # preset, labels, tests that are left out beside not_saniti
 
 # Not for the slow one of the two either: whole runs that wait for most of their time, of processes
 # that the shorter ones have too.
-long_runs='BenchTest\.(ComparesA|MeasuresEvery|MeasuresWhat|BlockFirst|ShowsA)|ReplayPauseTest\.FlushUnder'
+long_runs='BenchTest\.(AnAblation|ComparesA|MeasuresEvery|MeasuresInterference|MeasuresThe|MeasuresWhat|BlockFirst|ShowsA)|ReplayPauseTest\.FlushUnder'
 long_runs+='|ReplayFaultTest\.(ASecondMover|AClearThatFails)|^Victims/ReplayDeathTest'
 readonly long_runs
 
