@@ -143,17 +143,38 @@ TEST_F(PoolChecksTest, AnErrorOfTheCopyIsToldAndNotThatOfTheCheck) {
 }
 
 // Compute would read it before anybody could say so.
-TEST_F(PoolChecksTest, ALoadByLayersIsCheckedBeforeAnythingOfItIsCopied) {
+TEST_F(PoolChecksTest, NothingOfADamagedLoadByLayersIsToldToTheWorker) {
   for (std::uint32_t i = 0; i < 3; ++i) put_place(i, contents(i));
-  for (std::uint32_t i = 0; i < 3; ++i) put_block(i, contents(100 + i));
   ipc::MoverJob load = load_of(1, 3);
   load.layers = ipc::LayerTicket{};
   flip(1, 77, 1);
   engine_->submit(load);
+  ipc::PacketSocket worker = next_hello();
+  greet(worker);
   const ipc::MoverJobDone done = wait_answer(1);
   EXPECT_THAT(done.results, ElementsAre(static_cast<std::uint8_t>(ErrorCode::kCancelled), kCorrupt,
                                         static_cast<std::uint8_t>(ErrorCode::kCancelled)));
-  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_EQ(block(i), contents(100 + i));
+  EXPECT_THAT(done.message, HasSubstr("damaged"));
+  const auto told = worker.try_receive();
+  ASSERT_TRUE(told.has_value()) << told.error().to_string();
+  EXPECT_FALSE(told->has_value());
+}
+
+TEST_F(PoolChecksTest, OfAGoodLoadByLayersTheWorkerIsToldAll) {
+  for (std::uint32_t i = 0; i < 3; ++i) put_place(i, contents(i));
+  ipc::MoverJob load = load_of(1, 3);
+  load.layers = ipc::LayerTicket{};
+  engine_->submit(load);
+  ipc::PacketSocket worker = next_hello();
+  greet(worker);
+  ipc::StageRequest request;
+  do {
+    request = next_request(worker);
+    ASSERT_TRUE(request.layers.has_value());
+    reply(worker, request);
+  } while (!request.layers->last);
+  EXPECT_THAT(wait_answer(1).results, Each(0));
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_EQ(block(i), contents(i));
 }
 
 TEST_F(PoolChecksTest, ManyLoadsAtATimeAreEachToldTheirOwn) {

@@ -148,6 +148,10 @@ void CopyPipeline::abandon(ErrorCode code, std::string_view message) {
     chunk->job->fail(*chunk, code, message);
     end(*chunk);
   }
+  for (Chunk* chunk : std::exchange(unchecked_, {})) {
+    chunk->job->fail(*chunk, code, message);
+    end(*chunk);
+  }
   // Closing tells the agent to drop what it has not begun.
   context_.staging.disconnect();
 }

@@ -130,7 +130,7 @@ RunningJob* CopyPipeline::oldest() noexcept {
 // Each lane has its half of the ring, so that loads and stores never wait for each other's slots.
 bool CopyPipeline::adopt_ring(const LaneJob& job) {
   if (arena_ == job.arena) return true;
-  if (!asked_.empty() || !copying_.empty()) return false;
+  if (!asked_.empty() || !copying_.empty() || !unchecked_.empty()) return false;
   arena_ = job.arena;
   free_slots_.clear();
   for (std::uint32_t slot = context_.lane; slot < arena_->arena->layout().staging.slots;
@@ -312,6 +312,7 @@ Status CopyPipeline::await_progress(std::optional<ipc::TimePoint> until) {
     taken_ = enqueued_;
     for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
   }
+  if (take_checked()) return ipc::ok();
   if (is_watched() ? watch_copies() : watch_hand_over()) return ipc::ok();
   if (unnoticed_ > 0 && notices_.empty() && !unnotified_) ask_for_notice();
   if (unnotified_) return end_unnotified();
@@ -324,8 +325,8 @@ Status CopyPipeline::await_progress(std::optional<ipc::TimePoint> until) {
   ipc::Deadline next_look = ipc::Deadline::after(kDeviceCheck);
   if (until) next_look = next_look.earlier(ipc::Deadline::at(*until));
   // wait: own copies (together at most kDeviceHang without progress) and the worker's hand-overs
-  // (until the manager's job deadline kills this mover), and time for more of them; next_look, at
-  // most kDeviceCheck; the worker's pidfd, cancel and revoke, and new jobs
+  // (until the manager's job deadline kills this mover), checks of loads, and time for more of
+  // them; next_look, at most kDeviceCheck; the worker's pidfd, cancel and revoke, and new jobs
   const int ready = ::poll(waited.data(), waited.size(), next_look.poll_timeout_ms());
   const std::uint64_t copied = ready > 0 ? take_count(context_.copied.fd()) : 0;
   for (std::uint64_t i = 0; i < copied && !notices_.empty(); ++i) {
@@ -438,20 +439,42 @@ void CopyPipeline::take_copies(std::size_t count) {
     copying_calls_ -= calls_of(chunk);
     copying_bytes_ -= chunk.plan.size_bytes;
     context_.transitions.record(Transition::kMoverCopied, step(chunk, chunk.number));
-    const auto abandoned = chunk.job->abandoned();
-    if (chunk.failed || stores() || !chunk.job->hands_over()) {
-      end(chunk);
-    } else if (chunk.job->is_layered() && chunk.job->has_failed()) {
-      // A layer before this one is not there: it may not be said that this one is.
-      chunk.job->fail(chunk, ErrorCode::kCancelled, "another part of the job failed");
-      end(chunk);
-    } else if (abandoned) {
-      chunk.job->fail(chunk, *abandoned, "staging was abandoned");
-      end(chunk);
-    } else {
-      ask_worker(chunk);
+    go_on(chunk);
+  }
+}
+
+void CopyPipeline::go_on(Chunk& chunk) {
+  RunningJob& job = *chunk.job;
+  if (chunk.failed || stores() || !job.hands_over()) return end(chunk);
+  if (const auto abandoned = job.abandoned()) {
+    job.fail(chunk, *abandoned, "staging was abandoned");
+    return end(chunk);
+  }
+  if (job.is_layered() && job.has_failed()) {
+    // A layer before this one is not there: it may not be said that this one is.
+    job.fail(chunk, ErrorCode::kCancelled, "another part of the job failed");
+    return end(chunk);
+  }
+  if (const auto& check = job.job().check; check != nullptr) {
+    const LoadCheck::State state = check->state();
+    // It may have been decided since the one before this was held: they go in order.
+    const bool is_next = std::none_of(unchecked_.begin(), unchecked_.end(),
+                                      [&job](const Chunk* held) { return held->job == &job; });
+    if (state == LoadCheck::State::kPending || !is_next) return unchecked_.push_back(&chunk);
+    if (state == LoadCheck::State::kDamaged) {
+      job.fail(chunk, ErrorCode::kCancelled,
+               "a block of a load by layers is damaged in host memory");
+      return end(chunk);
     }
   }
+  ask_worker(chunk);
+}
+
+bool CopyPipeline::take_checked() {
+  if (unchecked_.empty()) return false;
+  const std::deque<Chunk*> waiting = std::exchange(unchecked_, {});
+  for (Chunk* chunk : waiting) go_on(*chunk);
+  return unchecked_.size() < waiting.size();
 }
 
 void CopyPipeline::end(Chunk& chunk) {

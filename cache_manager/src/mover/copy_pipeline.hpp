@@ -125,6 +125,10 @@ class CopyPipeline {
   void take_copies(std::size_t count);
   [[nodiscard]] bool looks_hung() noexcept;
   [[nodiscard]] ipc::Status end_unnotified();
+  /// What has been copied goes to the worker, or nowhere.
+  void go_on(Chunk& chunk);
+  /// True when something waits no longer for a check.
+  bool take_checked();
   /// The worker's answer to a hand-over is an error.
   void fail_hand_over(Chunk& chunk, const ipc::Error& error);
   void end(Chunk& chunk);
@@ -144,6 +148,7 @@ class CopyPipeline {
   HandOverMeter hand_overs_;
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
+  std::deque<Chunk*> unchecked_;           ///< Copied; what the worker may be told is not known.
   std::uint64_t started_bytes_ = 0;
   std::size_t copying_calls_ = 0;
   std::uint64_t copying_bytes_ = 0;

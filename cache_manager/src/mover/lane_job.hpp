@@ -9,6 +9,7 @@
 #include "kvferry/ipc/lease/arena.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "mover/copy_plan.hpp"
+#include "mover/load_check.hpp"
 #include "mover/strategy_chooser.hpp"
 
 #include <array>
@@ -45,7 +46,8 @@ struct LaneJob {
   std::shared_ptr<const MappedArena> arena;
   std::shared_ptr<ipc::PoolMapping> pool;
   ipc::TimePoint submitted;
-  CopyStrategy strategy = CopyStrategy::kBatch;  ///< Since it began.
+  std::shared_ptr<const LoadCheck> check = nullptr;  ///< Of a load by layers; null: not checked.
+  CopyStrategy strategy = CopyStrategy::kBatch;      ///< Since it began.
 };
 
 }  // namespace kvferry::cache_manager

@@ -19,13 +19,14 @@ namespace {
 constexpr std::size_t kMostPartsToSum = std::size_t{1} << 17;
 /// A load of many blocks is checked by several.
 constexpr unsigned kMostCheckers = 4;
-/// Between two looks at what else there is to do.
-constexpr std::uint64_t kBytesOfATurn = std::uint64_t{8} << 20;
+/// Between two looks at what else there is to do, and what one checker takes before the next one
+/// helps: 80 us of one processor.
+constexpr std::uint64_t kBytesOfATurn = std::uint64_t{1} << 20;
 
 }  // namespace
 
-PoolChecks::PoolChecks(Done done, Summed summed)
-    : done_(std::move(done)), summed_(std::move(summed)) {
+PoolChecks::PoolChecks(Done done, Summed summed, std::function<void()> decided)
+    : done_(std::move(done)), summed_(std::move(summed)), decided_(std::move(decided)) {
   const unsigned checkers = std::clamp(std::thread::hardware_concurrency() / 4, 1U, kMostCheckers);
   for (unsigned i = 0; i < checkers; ++i) {
     threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-check", ipc::OwnThread::Runs::kOurCode,
@@ -35,7 +36,9 @@ PoolChecks::PoolChecks(Done done, Summed summed)
                                                       [this] { run_sums(); }));
 }
 
-PoolChecks::~PoolChecks() {
+PoolChecks::~PoolChecks() { stop(); }
+
+void PoolChecks::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -48,6 +51,7 @@ PoolChecks::~PoolChecks() {
   sums_changed_.notify_all();
   // wait-brief: our threads, each in one part at most; limit OwnThread::kEndsWithin
   for (const auto& thread : threads_) thread->wait_end();
+  threads_.clear();
 }
 
 bool PoolChecks::names_sums(const ipc::MoverJob& job) noexcept {
@@ -79,33 +83,31 @@ PoolChecks::WorkRef PoolChecks::work_of(const ipc::MoverJob& job,
     }
   }
   work->left = work->parts.size();
+  if (is_check && job.layers) work->gate = std::make_shared<LoadCheck>();
   return work;
 }
 
-void PoolChecks::begin(const ipc::MoverJob& job,
-                       const std::shared_ptr<ipc::PoolMapping>& pool,
-                       const BlockParts& parts) {
-  const bool is_check = names_sums(job) && !job.layers;
-  if (!is_check && !job.wants_sums) return;
+std::shared_ptr<const LoadCheck> PoolChecks::begin(const ipc::MoverJob& job,
+                                                   const std::shared_ptr<ipc::PoolMapping>& pool,
+                                                   const BlockParts& parts) {
+  const bool is_check = names_sums(job);
+  if (!is_check && !job.wants_sums) return nullptr;
   WorkRef work = work_of(job, pool, parts, is_check);
   const std::lock_guard lock(mutex_);
-  if (!under_way_.emplace(job.job, work).second) return;  // it will be refused
-  if (is_check) queue_check(std::move(work));
-}
-
-void PoolChecks::check_first(const ipc::MoverJob& job,
-                             const std::shared_ptr<ipc::PoolMapping>& pool,
-                             const BlockParts& parts,
-                             std::function<void(std::vector<std::uint8_t>)> checked) {
-  WorkRef work = work_of(job, pool, parts, /*is_check=*/true);
-  work->checked = std::move(checked);
-  const std::lock_guard lock(mutex_);
-  queue_check(std::move(work));
+  if (!under_way_.emplace(job.job, work).second) return nullptr;  // it will be refused
+  if (is_check) queue_check(work);
+  return work->gate;
 }
 
 void PoolChecks::queue_check(WorkRef work) {
   ++waiting_;
-  checks_.push_back(std::move(work));
+  // For an answer nobody waits before it was copied; for those by layers compute does.
+  auto place = checks_.end();
+  if (work->gate != nullptr) {
+    place = std::find_if(checks_.begin(), checks_.end(),
+                         [](const WorkRef& queued) { return queued->gate == nullptr; });
+  }
+  checks_.insert(place, std::move(work));
   changed_.notify_all();
 }
 
@@ -116,7 +118,7 @@ void PoolChecks::finish(ipc::MoverJobDone done) {
     const auto at = under_way_.find(done.job);
     if (at == under_way_.end()) {
       work = nullptr;
-    } else if (at->second->is_check && at->second->left > 0) {
+    } else if (at->second->is_check && !at->second->is_checked) {
       at->second->held = std::move(done);
       return;
     } else {
@@ -156,7 +158,7 @@ void PoolChecks::forget_sums() {
 void PoolChecks::run_checks() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    // wait-idle: loads to check; begin(), check_first() or the end; thread kvf-check
+    // wait-idle: loads to check; begin() or the end; thread kvf-check
     changed_.wait(lock, [&] { return stopping_ || !checks_.empty(); });
     if (stopping_) return;
     take_parts(lock);
@@ -212,19 +214,24 @@ void PoolChecks::take_parts(std::unique_lock<std::mutex>& lock) {
 }
 
 void PoolChecks::end_check(const WorkRef& work) {
-  if (work->checked) {
-    work->checked(results_of(*work));
-  } else {
-    std::optional<ipc::MoverJobDone> held;
-    {
-      const std::lock_guard lock(mutex_);
-      held = std::exchange(work->held, std::nullopt);
-      if (held) under_way_.erase(work->job);
-    }
-    if (held) {
-      merge(*held, *work);
-      done_(std::move(*held));
-    }
+  std::vector<std::uint8_t> results = results_of(*work);
+  const bool is_good =
+      std::all_of(results.begin(), results.end(), [](std::uint8_t result) { return result == 0; });
+  std::optional<ipc::MoverJobDone> held;
+  {
+    const std::lock_guard lock(mutex_);
+    work->results = std::move(results);
+    work->is_checked = true;
+    held = std::exchange(work->held, std::nullopt);
+    if (held) under_way_.erase(work->job);
+  }
+  if (work->gate != nullptr) {
+    work->gate->decide(is_good);
+    decided_();
+  }
+  if (held) {
+    merge(*held, *work);
+    done_(std::move(*held));
   }
   const std::lock_guard lock(mutex_);
   --waiting_;
@@ -255,10 +262,12 @@ std::vector<std::uint8_t> PoolChecks::results_of(const Work& work) {
 }
 
 void PoolChecks::merge(ipc::MoverJobDone& done, const Work& work) {
-  const std::vector<std::uint8_t> results = results_of(work);
-  for (std::size_t i = 0; i < results.size() && i < done.results.size(); ++i) {
-    if (results[i] == 0 || done.results[i] != 0) continue;
-    done.results[i] = results[i];
+  constexpr auto kCancelled = static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled);
+  for (std::size_t i = 0; i < work.results.size() && i < done.results.size(); ++i) {
+    // One that is damaged ends its whole load by layers: this is why.
+    const bool is_open = done.results[i] == 0 || (work.gate && done.results[i] == kCancelled);
+    if (work.results[i] == 0 || !is_open) continue;
+    done.results[i] = work.results[i];
     if (done.message.empty()) done.message = "some blocks are damaged in host memory";
   }
 }

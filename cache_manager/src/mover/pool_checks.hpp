@@ -6,6 +6,7 @@
 #include "kvferry/ipc/os/own_thread.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "mover/copy_plan.hpp"
+#include "mover/load_check.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -23,30 +24,29 @@ namespace kvferry::cache_manager {
 /// Checksums of what jobs move to and from the pool. Of a store they are computed when it has been
 /// answered, by a thread that runs when nothing else wants its processor; of a load, whose items
 /// name them, while it is copied, and its answer waits for both. An item whose contents are others
-/// ends as kCorrupt.
+/// ends as kCorrupt. Of a load by layers nothing is to be told to compute before: see LoadCheck.
 /// @threading any; calls back from its threads, and from within finish().
 class PoolChecks {
  public:
   using Done = std::function<void(ipc::MoverJobDone)>;
   using Summed = std::function<void(ipc::MoverSums)>;
 
-  /// Of a load's answer, and of jobs that are not checked, as lanes give them.
-  PoolChecks(Done done, Summed summed);
+  /// done: of a load's answer, and of jobs that are not checked, as lanes give them. decided: some
+  /// LoadCheck was.
+  PoolChecks(Done done, Summed summed, std::function<void()> decided);
   PoolChecks(const PoolChecks&) = delete;
   PoolChecks& operator=(const PoolChecks&) = delete;
   /// What waits for a check ends unanswered.
   ~PoolChecks();
+  /// Calls nothing back from its threads from now on.
+  void stop();
 
-  /// Of a job that is about to begin. Nothing to do for one that neither wants nor names sums.
-  void begin(const ipc::MoverJob& job,
-             const std::shared_ptr<ipc::PoolMapping>& pool,
-             const BlockParts& parts);
-  /// A load's sums alone, before it is copied: of those that compute begins to read at once. The
-  /// results of its items are given to the callback; kCorrupt or 0.
-  void check_first(const ipc::MoverJob& job,
-                   const std::shared_ptr<ipc::PoolMapping>& pool,
-                   const BlockParts& parts,
-                   std::function<void(std::vector<std::uint8_t>)> checked);
+  /// Of a job that is about to begin. Nothing to do for one that neither wants nor names sums. Null
+  /// but for a load by layers that names some.
+  [[nodiscard]] std::shared_ptr<const LoadCheck> begin(
+      const ipc::MoverJob& job,
+      const std::shared_ptr<ipc::PoolMapping>& pool,
+      const BlockParts& parts);
   /// The job has been copied, or has failed.
   void finish(ipc::MoverJobDone done);
   /// No answer waits for a check.
@@ -54,9 +54,6 @@ class PoolChecks {
   /// The manager is gone: sums of stores that were answered are of no use to anybody, and their
   /// pool is to go.
   void forget_sums();
-
-  /// Names sums that it is to be checked against.
-  [[nodiscard]] static bool names_sums(const ipc::MoverJob& job) noexcept;
 
  private:
   struct Part {
@@ -75,11 +72,15 @@ class PoolChecks {
     std::size_t next = 0;  ///< Of the parts.
     std::size_t left = 0;  ///< Of the parts that are to be summed.
     bool is_check = false;
+    bool is_checked = false;
+    std::vector<std::uint8_t> results;      ///< Of its items, once it is checked; kCorrupt or 0.
+    std::shared_ptr<LoadCheck> gate;        ///< By layers.
     std::optional<ipc::MoverJobDone> held;  ///< Copied before it was checked.
-    std::function<void(std::vector<std::uint8_t>)> checked;
   };
   using WorkRef = std::shared_ptr<Work>;
 
+  /// Names sums that it is to be checked against.
+  [[nodiscard]] static bool names_sums(const ipc::MoverJob& job) noexcept;
   [[nodiscard]] static WorkRef work_of(const ipc::MoverJob& job,
                                        const std::shared_ptr<ipc::PoolMapping>& pool,
                                        const BlockParts& parts,
@@ -97,11 +98,12 @@ class PoolChecks {
 
   const Done done_;
   const Summed summed_;
+  const std::function<void()> decided_;
   std::mutex mutex_;  ///< Guards the next five; held for no sum, and never by the thread of sums.
   std::condition_variable changed_;
   std::map<ipc::JobId, WorkRef> under_way_;  ///< Of jobs that lanes have.
   std::deque<WorkRef> checks_;
-  std::size_t waiting_ = 0;  ///< Answers that wait for a check, and checks that somebody awaits.
+  std::size_t waiting_ = 0;  ///< Checks that have not ended, for which answers wait.
   bool stopping_ = false;
   /// Guards the next four. Its thread may be kept from running while it holds this: nobody whom
   /// anybody waits for waits for it.

@@ -77,7 +77,7 @@ TransferEngine::TransferEngine(ipc::Device& device,
     : device_(device),
       options_(std::move(options)),
       done_(std::move(done)),
-      checks_(done_, options_.on_sums),
+      checks_(done_, options_.on_sums, [this] { loads_.look_again(); }),
       stores_(
           device,
           lane_options(ipc::CopyDirection::kDeviceToHost, 0, options_),
@@ -94,13 +94,15 @@ TransferEngine::TransferEngine(ipc::Device& device,
       [this] { return submitted_.load(std::memory_order_relaxed); });
 }
 
+// Its threads call the lanes, and lanes' threads it: it stays until they are gone.
+TransferEngine::~TransferEngine() { checks_.stop(); }
+
 void TransferEngine::submit(ipc::MoverJob job) {
   submitted_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     if (admitting_ && pool_ && arena_->session == job.session &&
         arena_->arena->epoch() == job.epoch) {
-      if (job.layers && PoolChecks::names_sums(job)) return check_first(std::move(job));
       // Under the lock, so that quiesce finds in the queues whatever was admitted before it.
       return admit(std::move(job));
     }
@@ -126,40 +128,9 @@ void TransferEngine::admit(ipc::MoverJob job) {
     refuse(job, planned.error());
     return;
   }
-  checks_.begin(job, pool_, arena_->parts);
+  auto check = checks_.begin(job, pool_, arena_->parts);
   TransferLane& lane = job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
-  lane.submit(LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now()});
-}
-
-void TransferEngine::check_first(ipc::MoverJob job) {
-  auto kept = std::make_shared<ipc::MoverJob>(std::move(job));
-  checked_first_.emplace(kept->job, false);
-  checks_.check_first(
-      *kept, pool_, arena_->parts, [this, kept](const std::vector<std::uint8_t>& results) {
-        bool is_cancelled = false;
-        {
-          const std::lock_guard lock(mutex_);
-          const auto node = checked_first_.extract(kept->job);
-          is_cancelled = !node.empty() && node.mapped();
-        }
-        if (is_cancelled) {
-          return refuse(*kept, KVFERRY_ERROR(kCancelled, "cancelled before it started"));
-        }
-        if (std::all_of(results.begin(), results.end(), [](std::uint8_t r) { return r == 0; })) {
-          for (ipc::MoverItem& item : kept->items) item.shard_sum = item.replicated_sum = 0;
-          return submit(std::move(*kept));
-        }
-        ipc::MoverJobDone result;
-        result.job = kept->job;
-        result.message = "a block of a load by layers is damaged in host memory";
-        for (const std::uint8_t code : results) {
-          result.results.push_back(
-              code != 0 ? code : static_cast<std::uint8_t>(ipc::ErrorCode::kCancelled));
-        }
-        options_.transitions.record(ipc::Transition::kMoverAnswer,
-                                    {.job = kept->job, .detail = kept->items.size()});
-        done_(std::move(result));
-      });
+  lane.submit(LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now(), std::move(check)});
 }
 
 void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
@@ -174,10 +145,6 @@ void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {
 }
 
 void TransferEngine::cancel(ipc::JobId job) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto at = checked_first_.find(job); at != checked_first_.end()) at->second = true;
-  }
   stores_.cancel(job);
   loads_.cancel(job);
 }

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,6 +41,9 @@ class TransferEngine final : public ipc::ArenaUser {
                  Options options,
                  TransferLane::Done done,
                  std::function<void(const ipc::Error&)> device_failed);
+  TransferEngine(const TransferEngine&) = delete;
+  TransferEngine& operator=(const TransferEngine&) = delete;
+  ~TransferEngine();
 
   void submit(ipc::MoverJob job);
   void cancel(ipc::JobId job);
@@ -63,19 +65,16 @@ class TransferEngine final : public ipc::ArenaUser {
   /// No job of ours uses the device, and the worker does not compute, as far as is known.
   [[nodiscard]] bool is_quiet();
   void admit(ipc::MoverJob job);  ///< @pre mutex_ is held.
-  /// Of a load by layers: compute reads what is there, and may not be told later.
-  void check_first(ipc::MoverJob job);  ///< @pre mutex_ is held.
   void refuse(const ipc::MoverJob& job, const ipc::Error& error);
 
   ipc::Device& device_;
   Options options_;
   TransferLane::Done done_;
 
-  std::mutex mutex_;  // guards arena_, pool_, admitting_, checked_first_
+  std::mutex mutex_;  // guards arena_, pool_, admitting_
   std::shared_ptr<const MappedArena> arena_;
   std::shared_ptr<ipc::PoolMapping> pool_;
   bool admitting_ = false;
-  std::map<ipc::JobId, bool> checked_first_;  ///< By layers, under way; cancelled?
 
   std::atomic<std::uint64_t> submitted_ = 0;
   PoolChecks checks_;

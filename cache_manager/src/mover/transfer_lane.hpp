@@ -75,6 +75,8 @@ class TransferLane {
   /// Connects to the worker's agent while there is nothing else to do, so that it is known whether
   /// the worker computes.
   void greet();
+  /// At loads that waited for a check: it was decided.
+  void look_again() { wanted_.signal(); }
   /// What the worker says of its compute; nothing: it has not been greeted, or says nothing.
   [[nodiscard]] std::optional<bool> is_computing() const { return staging_.was_computing(); }
   /// Ok when nothing is queued or runs before the deadline: this process touches neither arena nor

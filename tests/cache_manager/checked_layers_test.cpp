@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// Loads by layers whose blocks are checked while they are copied: the worker is told of nothing
+// before that is decided, of everything after it, and of nothing at all when a block is damaged.
+#include "cache_manager/faulty_engine_fixture.hpp"
+#include "mover/transfer_lane.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvferry::cache_manager {
+namespace {
+
+using ipc::CopyDirection;
+using ipc::ErrorCode;
+using ipc::PacketSocket;
+using ipc::StageRequest;
+using test::DeviceCall;
+using testing::Each;
+using testing::HasSubstr;
+
+class CheckedLayersTest : public FaultyEngineFixture,
+                          public testing::WithParamInterface<CopyStrategy> {
+ protected:
+  static constexpr std::uint32_t kBlocks = 3;
+
+  void SetUp() override {
+    FaultyEngineFixture::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    mapped_ = std::make_shared<MappedArena>(*arena_);
+    mapped_->session = session_;
+    mapped_->strategy = GetParam();
+    TransferLane::Options options;
+    options.direction = CopyDirection::kHostToDevice;
+    options.lane = 1;
+    options.staging.agent_path = dir_ / "agent";
+    options.staging.engine = "chat";
+    options.staging.mover = ipc::IncarnationId::random();
+    lane_.emplace(
+        *device_, options, [this](ipc::MoverJobDone done) { answer(std::move(done)); },
+        [this](const ipc::Error& error) { device_failed(error); });
+  }
+  void TearDown() override {
+    lane_.reset();
+    mapped_.reset();
+    FaultyEngineFixture::TearDown();
+  }
+
+  std::shared_ptr<LoadCheck> submit(std::uint64_t id, std::uint32_t blocks = kBlocks) {
+    std::vector<Move> moves;
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      put_source(CopyDirection::kHostToDevice, {i, i}, contents(i));
+      moves.push_back({i, i});
+    }
+    auto check = std::make_shared<LoadCheck>();
+    ipc::MoverJob load = job(id, CopyDirection::kHostToDevice, moves);
+    load.layers = ipc::LayerTicket{};
+    lane_->submit(LaneJob{std::move(load), mapped_, pool_, ipc::MonotonicClock::now(), check});
+    return check;
+  }
+  void decide(LoadCheck& check, bool is_good) {
+    check.decide(is_good);
+    lane_->look_again();
+  }
+  /// Until the lane has seen the end of a copy and been around again. @pre one was submitted.
+  void wait_copied() {
+    ASSERT_TRUE(plan_.wait_calls(DeviceCall::kWriteWord, 1, test::soon()));
+    for (int i = 0; i < 4; ++i) {
+      const std::uint64_t looks = plan_.calls(DeviceCall::kQuery);
+      lane_->look_again();
+      ASSERT_TRUE(plan_.wait_calls(DeviceCall::kQuery, looks + 1, test::soon()));
+    }
+  }
+  static void expect_silence(PacketSocket& worker) {
+    const auto packet = worker.try_receive();
+    ASSERT_TRUE(packet.has_value()) << packet.error().to_string();
+    EXPECT_FALSE(packet->has_value()) << "the worker was told something";
+  }
+  /// Until the worker was told of all layers, in order.
+  static void serve(PacketSocket& worker) {
+    StageRequest request;
+    std::uint32_t through = 0;
+    do {
+      request = next_request(worker);
+      ASSERT_TRUE(request.layers.has_value());
+      EXPECT_GE(request.layers->through, through);
+      through = request.layers->through;
+      reply(worker, request);
+    } while (!request.layers->last);
+  }
+
+  std::shared_ptr<MappedArena> mapped_;
+  std::optional<TransferLane> lane_;
+};
+
+TEST_P(CheckedLayersTest, TheWorkerIsToldOfNothingBeforeTheCheckIsDecided) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  expect_silence(worker);
+  EXPECT_FALSE(is_answered(1));
+  decide(*check, true);
+  serve(worker);
+  EXPECT_THAT(wait_answer(1).results, Each(0));
+}
+
+TEST_P(CheckedLayersTest, WhatIsCopiedAfterTheDecisionDoesNotGoPastWhatWasHeldBefore) {
+  plan_.hold_copies();
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  ASSERT_TRUE(plan_.wait_held(2, test::soon()));
+  plan_.let_go();
+  wait_copied();
+  // The lane learns of it only when it sees the next copy's end.
+  check->decide(true);
+  plan_.let_all_go();
+  serve(worker);
+  EXPECT_THAT(wait_answer(1).results, Each(0));
+}
+
+TEST_P(CheckedLayersTest, ADamagedBlockEndsItAndTheWorkerIsToldOfNothing) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  decide(*check, false);
+  const ipc::MoverJobDone done = wait_answer(1);
+  EXPECT_THAT(done.results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
+  EXPECT_THAT(done.message, HasSubstr("damaged"));
+  expect_silence(worker);
+  // Its slots are free again.
+  decide(*submit(2), true);
+  serve(worker);
+  EXPECT_THAT(wait_answer(2).results, Each(0));
+}
+
+TEST_P(CheckedLayersTest, WhatWasFoundBeforeTheCopyEndedCounts) {
+  const auto damaged = submit(1);
+  damaged->decide(false);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
+  expect_silence(worker);
+}
+
+TEST_P(CheckedLayersTest, TheEndOfTheEpochDoesNotWaitForACheck) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  lane_->revoke(ErrorCode::kRevoked);
+  EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kRevoked)));
+  EXPECT_TRUE(lane_->wait_idle(test::soon()).has_value());
+}
+
+TEST_P(CheckedLayersTest, ALoadThatIsNotCheckedGoesPastOneThatIs) {
+  const auto check = submit(1, 1);  // which leaves a slot of the ring
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  put_place(7, contents(7));
+  ipc::MoverJob other = job(2, CopyDirection::kHostToDevice, {{7, 7}});
+  lane_->submit(LaneJob{std::move(other), mapped_, pool_, ipc::MonotonicClock::now()});
+  if (GetParam() == CopyStrategy::kStaged) {
+    const StageRequest request = next_request(worker);
+    EXPECT_FALSE(request.layers.has_value());
+    reply(worker, request);
+  }
+  EXPECT_THAT(wait_answer(2).results, Each(0));
+  EXPECT_FALSE(is_answered(1));
+  decide(*check, true);
+  serve(worker);
+  EXPECT_THAT(wait_answer(1).results, Each(0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies,
+                         CheckedLayersTest,
+                         testing::Values(CopyStrategy::kStaged, CopyStrategy::kBatch),
+                         [](const auto& param) { return std::string(to_string(param.param)); });
+
+}  // namespace
+}  // namespace kvferry::cache_manager
