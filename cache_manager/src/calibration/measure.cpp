@@ -210,8 +210,15 @@ Result<Calibration> measure_calibration(ipc::Device& device,
   KVFERRY_ASSIGN(calibration.key, calibration_key(device, geometry, order));
   if (!steps.begin()) return KVFERRY_ERROR(kCancelled, "the measurement was stopped");
   KVFERRY_ASSIGN(const std::unique_ptr<MeasureBed> bed, MeasureBed::make(device, geometry, order));
-  Measurement measurement(*bed, steps);
-  KVFERRY_TRY(measurement.run(static_cast<std::uint32_t>(geometry.groups.size()), calibration));
+  if (!steps.take_device()) return KVFERRY_ERROR(kCancelled, "the measurement was stopped");
+  Status measured = bed->take_device();
+  if (measured) {
+    Measurement measurement(*bed, steps);
+    measured = measurement.run(static_cast<std::uint32_t>(geometry.groups.size()), calibration);
+  }
+  bed->give_device_back();
+  steps.gave_device_back();
+  KVFERRY_TRY(measured);
   return calibration;
 }
 

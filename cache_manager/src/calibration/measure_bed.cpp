@@ -72,24 +72,35 @@ Result<std::unique_ptr<MeasureBed>> MeasureBed::make(ipc::Device& device,
   const std::uint64_t most = std::min(kMostBytes, memory.free_bytes / kPartOfFree);
   KVFERRY_ASSIGN(const auto planned, plan_small(geometry, order, most));
   std::unique_ptr<MeasureBed> bed(new MeasureBed(device, planned.first, planned.second));
-  KVFERRY_TRY(bed->set_up(planned.first));
+  KVFERRY_TRY(bed->set_up_host());
   return bed;
 }
 
 MeasureBed::MeasureBed(ipc::Device& device, const ipc::ArenaLayout& layout, std::uint32_t blocks)
-    : device_(device), parts_(layout), blocks_(blocks), results_(blocks, 0) {}
+    : device_(device), layout_(layout), parts_(layout_), blocks_(blocks), results_(blocks, 0) {}
 
-Status MeasureBed::set_up(const ipc::ArenaLayout& layout) {
+Status MeasureBed::take_device() {
   // VMM: giving it back waits for nobody's work.
-  KVFERRY_ASSIGN(memory_, device_.allocate(flat_bytes(layout), ipc::HandleKind::kVmm, nullptr));
+  KVFERRY_ASSIGN(memory_, device_.allocate(flat_bytes(layout_), ipc::HandleKind::kVmm, nullptr));
   std::uint64_t next = 0;
-  for (const std::uint64_t segment : layout.segment_bytes) {
+  for (const std::uint64_t segment : layout_.segment_bytes) {
     segments_.push_back(memory_->address() + next);
     next += align_up(segment, ipc::kArenaAlignment);
   }
+  KVFERRY_ASSIGN(stream_, device_.make_stream(ipc::StreamPriority::kNormal));
+  return ipc::ok();
+}
+
+void MeasureBed::give_device_back() {
+  stream_.reset();  // waits, with a limit
+  segments_.clear();
+  memory_.reset();
+}
+
+Status MeasureBed::set_up_host() {
   std::uint64_t host_bytes = 0;
   std::mt19937_64 random(kBlockSeed);
-  for (std::uint32_t g = 0; g < layout.groups.size(); ++g) {
+  for (std::uint32_t g = 0; g < layout_.groups.size(); ++g) {
     const ipc::GroupId group{g};
     // As the pool has them: all replicated parts together, then all shards.
     const std::uint64_t replicated = parts_.replicated_bytes(group);
@@ -110,12 +121,11 @@ Status MeasureBed::set_up(const ipc::ArenaLayout& layout) {
   std::byte* page = host_memory_.data() + (align_up(address, kPageBytes) - address);
   KVFERRY_TRY(device_.register_host(page, align_up(host_bytes, kPageBytes)));
   host_ = page;
-  KVFERRY_ASSIGN(stream_, device_.make_stream(ipc::StreamPriority::kNormal));
   return ipc::ok();
 }
 
 MeasureBed::~MeasureBed() {
-  stream_.reset();  // waits, with a limit
+  give_device_back();
   if (host_ == nullptr) return;
   if (const Status status = device_.unregister_host(host_); !status) {
     ipc::log_warn("memory of a measurement not unregistered: {}", status.error().to_string());

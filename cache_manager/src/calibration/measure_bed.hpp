@@ -19,17 +19,24 @@
 namespace kvferry::cache_manager {
 
 /// A small arena, host memory for its blocks, and copies between them as a lane makes them: by the
-/// same plans. Nothing in it is anybody's. @threading one thread.
+/// same plans. Nothing in it is anybody's. What it has of the device is taken last and given back
+/// first: whoever waits for that does not wait for 64 MiB of host memory to be touched, pinned and
+/// unpinned. @threading one thread.
 class MeasureBed {
  public:
   static constexpr std::uint64_t kMostBytes = 64ULL << 20;  ///< On the device, and on the host.
 
+  /// Without what it has of the device.
   [[nodiscard]] static ipc::Result<std::unique_ptr<MeasureBed>> make(ipc::Device& device,
                                                                      const ipc::Geometry& geometry,
                                                                      ipc::ArenaOrder order);
   MeasureBed(const MeasureBed&) = delete;
   MeasureBed& operator=(const MeasureBed&) = delete;
   ~MeasureBed();
+
+  /// Before anything is enqueued.
+  [[nodiscard]] ipc::Status take_device();
+  void give_device_back();
 
   /// Blocks that each group has.
   [[nodiscard]] std::uint32_t blocks() const noexcept { return blocks_; }
@@ -53,10 +60,11 @@ class MeasureBed {
 
  private:
   MeasureBed(ipc::Device& device, const ipc::ArenaLayout& layout, std::uint32_t blocks);
-  [[nodiscard]] ipc::Status set_up(const ipc::ArenaLayout& layout);
+  [[nodiscard]] ipc::Status set_up_host();
   [[nodiscard]] ipc::Status enqueue_chunk(CopyStrategy strategy, ipc::CopyDirection direction);
 
   ipc::Device& device_;
+  const ipc::ArenaLayout layout_;
   const BlockParts parts_;
   const std::uint32_t blocks_;
   std::vector<std::vector<ipc::MoverItem>> items_;  ///< Of each group.

@@ -65,7 +65,6 @@ Calibrator::~Calibrator() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
-    stop_ = true;
   }
   changed_.notify_all();
   // wait-brief: its own thread, which was told to stop: at most a step; limit
@@ -78,7 +77,6 @@ void Calibrator::start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder
     const std::lock_guard lock(mutex_);
     task_ = Task{std::move(chooser), order};
     is_new_ = true;
-    stop_ = false;
   }
   changed_.notify_all();
 }
@@ -86,16 +84,37 @@ void Calibrator::start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder
 Status Calibrator::stop(ipc::Deadline deadline) {
   std::unique_lock lock(mutex_);
   task_.reset();
-  stop_ = true;
+  ++stops_;
   changed_.notify_all();
   // wait: a timed step of the calibration; deadline, of the caller; nothing
-  if (changed_.wait_until(lock, deadline.when(), [this] { return !busy_; })) return ipc::ok();
+  if (changed_.wait_until(lock, deadline.when(), [this] { return !has_device_; })) {
+    return ipc::ok();
+  }
   return KVFERRY_ERROR(kTimeout, "a measurement of copies did not end in time");
 }
 
 bool Calibrator::stopped() {
   const std::lock_guard lock(mutex_);
-  return stop_;
+  return is_stopped();
+}
+
+bool Calibrator::take_device() {
+  const std::lock_guard lock(mutex_);
+  has_device_ = !is_stopped();
+  return has_device_;
+}
+
+void Calibrator::give_device_back() {
+  {
+    const std::lock_guard lock(mutex_);
+    has_device_ = false;
+  }
+  changed_.notify_all();
+}
+
+void Calibrator::keep(const Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (!is_stopped() && !task_) task_ = task;
 }
 
 void Calibrator::run() {
@@ -104,14 +123,12 @@ void Calibrator::run() {
     bool is_due = true;
     {
       std::unique_lock lock(mutex_);
-      busy_ = false;
-      changed_.notify_all();
       wait_task(lock);
       if (ending_) return;
       task = std::exchange(task_, std::nullopt);
       is_new_ = false;
       is_due = ipc::MonotonicClock::now() >= next_try_;
-      busy_ = true;
+      stops_before_ = stops_;
     }
     if (is_due || found_) {
       calibrate(*task);
@@ -137,13 +154,13 @@ void Calibrator::wait_task(std::unique_lock<std::mutex>& lock) {
 bool Calibrator::wait_quiet(std::optional<ipc::Deadline> limit) {
   std::unique_lock lock(mutex_);
   ipc::Duration look = kFirstLook;
-  while (!stop_ && !(limit && limit->expired())) {
+  while (!is_stopped() && !(limit && limit->expired())) {
     lock.unlock();
     const bool quiet = quiet_();
     lock.lock();
-    if (quiet) return !stop_;
+    if (quiet) return !is_stopped();
     // wait: a moment without jobs; look, at most kLongestLook = 500 ms, again and again; stop()
-    changed_.wait_for(lock, look, [this] { return stop_; });
+    changed_.wait_for(lock, look, [this] { return is_stopped(); });
     look = std::min(2 * look, kLongestLook);
   }
   return false;
@@ -152,16 +169,16 @@ bool Calibrator::wait_quiet(std::optional<ipc::Deadline> limit) {
 Result<std::optional<ipc::CacheLock>> Calibrator::wait_turn() {
   const ipc::Deadline deadline = ipc::Deadline::after(kTurnPatience);
   std::unique_lock lock(mutex_);
-  while (!stop_ && !deadline.expired()) {
+  while (!is_stopped() && !deadline.expired()) {
     lock.unlock();
     auto turn = ipc::CacheLock::try_take(options_.cache_dir);
     lock.lock();
     if (!turn) return std::optional<ipc::CacheLock>();  // saving says why
     if (*turn) return std::optional(std::move(*turn));
     // wait: another process that measures; kTurnLook, together kTurnPatience = 60 s; stop()
-    changed_.wait_for(lock, kTurnLook, [this] { return stop_; });
+    changed_.wait_for(lock, kTurnLook, [this] { return is_stopped(); });
   }
-  if (stop_) return stopped_error();
+  if (is_stopped()) return stopped_error();
   return KVFERRY_ERROR(kBusy, "other movers of this machine measure, for {} s and more",
                        seconds_of(kTurnPatience));
 }
@@ -188,9 +205,11 @@ void Calibrator::try_later(const Task& task, const ipc::Error& error) {
   ipc::log_info(
       "copies not calibrated yet, strategies are chosen by the size of chunks; again in {} s: {}",
       seconds_of(retry_), error.to_string());
-  const std::lock_guard lock(mutex_);
-  next_try_ = ipc::MonotonicClock::now() + retry_;
-  if (!stop_ && !task_) task_ = task;
+  {
+    const std::lock_guard lock(mutex_);
+    next_try_ = ipc::MonotonicClock::now() + retry_;
+  }
+  keep(task);
 }
 
 // Between tries: another mover may have measured meanwhile.
@@ -201,8 +220,7 @@ void Calibrator::look_for_kept(const Task& task) {
       return adopt(task, std::move(kept).value());
     }
   }
-  const std::lock_guard lock(mutex_);
-  if (!stop_ && !task_) task_ = task;
+  keep(task);
 }
 
 void Calibrator::adopt(const Task& task, Calibration found) {
@@ -249,6 +267,8 @@ Result<Calibration> Calibrator::measure(ipc::ArenaOrder order) {
     before = jobs_();
     return true;
   };
+  steps.take_device = [this] { return take_device(); };
+  steps.gave_device_back = [this] { give_device_back(); };
   steps.counts = [this, &before] { return jobs_() == before && quiet_(); };
   auto measured = measure_with(order, steps);
   if (!measured && measured.error().code == ErrorCode::kCancelled && !stopped()) {

@@ -25,7 +25,7 @@ namespace kvferry::cache_manager {
 /// the background, in moments without jobs. Serving never waits for it: until it is there, choosers
 /// use their rule of thumb, and a job that comes during a step shares the link with it for a few
 /// milliseconds. It holds memory of the device only while an arena is mapped, so that what a clear
-/// finds free is not ours.
+/// finds free is not ours, and a clear waits for a step and for no more than that.
 /// @threading any.
 class Calibrator {
  public:
@@ -49,7 +49,8 @@ class Calibrator {
   /// Gives the chooser the calibration for such an arena, now or later, unless it is stopped
   /// before.
   void start(std::shared_ptr<StrategyChooser> chooser, ipc::ArenaOrder order);
-  /// Ends what start() began. Ok: nothing of the device is held any more. kTimeout.
+  /// Ends what start() began, from its next step on. Ok: nothing of the device is held any more.
+  /// kTimeout.
   [[nodiscard]] ipc::Status stop(ipc::Deadline deadline);
 
  private:
@@ -76,6 +77,11 @@ class Calibrator {
   /// Until no job is there. False: stopped, or not by then.
   [[nodiscard]] bool wait_quiet(std::optional<ipc::Deadline> limit);
   [[nodiscard]] bool stopped();
+  [[nodiscard]] bool is_stopped() const { return ending_ || stops_ != stops_before_; }  ///< Locked.
+  [[nodiscard]] bool take_device();
+  void give_device_back();
+  /// As what runs, unless it was stopped or there is another one.
+  void keep(const Task& task);
 
   ipc::Device& device_;
   const Options options_;
@@ -89,8 +95,9 @@ class Calibrator {
   std::optional<Task> task_;
   bool is_new_ = false;        ///< task_ is of start(), not of try_later().
   ipc::TimePoint next_try_{};  ///< To measure.
-  bool busy_ = false;
-  bool stop_ = false;  ///< What runs should end.
+  std::uint64_t stops_ = 0;
+  std::uint64_t stops_before_ = 0;  ///< What runs was begun: at another number it should end.
+  bool has_device_ = false;         ///< Memory of it, or work on it.
   bool ending_ = false;
   std::optional<ipc::OwnThread> thread_;  // last: starts when all above exists
 };

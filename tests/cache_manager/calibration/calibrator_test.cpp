@@ -90,8 +90,13 @@ class CountingDevice final : public test::ForwardingDevice {
     registered += size_bytes;
     return ForwardingDevice::register_host(data, size_bytes);
   }
+  ipc::Status unregister_host(void* data) override {
+    ++unregistered;
+    return ForwardingDevice::unregister_host(data);
+  }
   std::uint64_t allocated = 0;
   std::uint64_t registered = 0;
+  std::uint64_t unregistered = 0;
 };
 
 TEST(MeasureLimitsTest, TakesASmallPartOfTheDeviceAndOfWhatIsFreeThere) {
@@ -104,6 +109,44 @@ TEST(MeasureLimitsTest, TakesASmallPartOfTheDeviceAndOfWhatIsFreeThere) {
     EXPECT_LE(device.allocated, std::min<std::uint64_t>(64ULL << 20, free_bytes / 8));
     EXPECT_LE(device.registered, 64ULL << 20);
   }
+}
+
+// Whoever stops a measurement waits for that part of it only.
+TEST(MeasureLimitsTest, TheDeviceIsTakenWhenAllElseIsThereAndGivenBackFirst) {
+  CountingDevice device(ipc::open_device(ipc::DeviceSpec::parse(device_text()).value()));
+  const auto free_bytes = [&device] { return device.memory_info()->free_bytes; };
+  int taken = 0;
+  int given_back = 0;
+  CalibrationSteps steps;
+  steps.take_device = [&] {
+    EXPECT_EQ(device.allocated, 0U);
+    EXPECT_GT(device.registered, 0U);
+    return ++taken > 0;
+  };
+  steps.gave_device_back = [&] {
+    ++given_back;
+    EXPECT_EQ(free_bytes(), kDeviceBytes);
+    EXPECT_EQ(device.unregistered, 0U);
+  };
+  const auto measure = [&] {
+    return measure_calibration(device, geometry("tiny"), ArenaOrder::kLayerFirst, steps);
+  };
+  ASSERT_TRUE(measure().has_value());
+  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(given_back, 1);
+  EXPECT_EQ(device.unregistered, 1U);
+  // Stopped while it is measured.
+  steps.begin = [&, begun = 0]() mutable { return ++begun < 5; };
+  device.allocated = device.unregistered = 0;
+  EXPECT_EQ(measure().error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(given_back, 2);
+  // And before anything was taken.
+  steps.begin = [] { return true; };
+  steps.take_device = [] { return false; };
+  device.allocated = 0;
+  EXPECT_EQ(measure().error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(device.allocated, 0U);
+  EXPECT_EQ(given_back, 2);
 }
 
 TEST(MeasureLimitsTest, BlocksThatAreTooLargeForThatAreRefusedByName) {

@@ -77,6 +77,11 @@ inline constexpr double kMostCalibrationSpread = 1.25;
 struct CalibrationSteps {
   /// Waits until a step may be taken. False: measuring ends, as kCancelled.
   std::function<bool()> begin = [] { return true; };
+  /// Before memory and a stream of the device are taken; those of the host are there. False:
+  /// measuring ends, as kCancelled.
+  std::function<bool()> take_device = [] { return true; };
+  /// After take_device() was true: nothing of the device is held any more.
+  std::function<void()> gave_device_back = [] {};
   /// Nothing disturbed the step that was just taken; else it is taken again.
   std::function<bool()> counts = [] { return true; };
   /// How many times as long as the median the slowest of a few large copies may take, for most
