@@ -361,6 +361,11 @@ int worker_command(const Arguments& arguments) {
       ->type_name("N")
       ->check(copy_ctas)
       ->default_str(std::to_string(config.copies.scatter));
+  app->add_option("--ahead-ctas", config.copies.ahead,
+                  "Likewise of one that scatters what was fetched ahead")
+      ->type_name("N")
+      ->check(copy_ctas)
+      ->default_str(std::to_string(config.copies.ahead));
   add_seconds(*app, "--idle-trim", config.idle_trim,
               "Without a step for so long, what the allocator caches goes back to the driver; "
               "0: never");

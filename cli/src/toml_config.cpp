@@ -18,6 +18,7 @@ using namespace std::string_view_literals;
 
 constexpr std::array kConfigurable = {"active"sv,
                                       "agent-swaps"sv,
+                                      "ahead-ctas"sv,
                                       "arena"sv,
                                       "arena-memory"sv,
                                       "blocks"sv,

@@ -47,6 +47,28 @@ TEST_F(StagedJobsTest, TheNextJobsGathersAreAskedForBeforeTheLastOnesHaveEnded) 
   EXPECT_EQ(wait_answer(3).results, std::vector<std::uint8_t>{0});
 }
 
+TEST_F(StagedJobsTest, TheWorkerIsToldOfLoadsThatNobodyWaitsForYet) {
+  PacketSocket loads;
+  for (const std::uint8_t priority : {ipc::Urgency::kAhead, ipc::Urgency::kOrdinary}) {
+    submit(priority, CopyDirection::kHostToDevice, 1, priority);
+    if (!loads.valid()) {
+      loads = next_hello();
+      greet(loads);
+    }
+    const StageRequest request = next_request(loads);
+    EXPECT_EQ(request.is_ahead, priority == ipc::Urgency::kAhead);
+    reply(loads, request);
+    EXPECT_THAT(wait_answer(priority).results, Each(0));
+  }
+  submit(9, CopyDirection::kDeviceToHost, 1, ipc::Urgency::kAhead);
+  PacketSocket stores = next_hello();
+  greet(stores);
+  const StageRequest request = next_request(stores);
+  EXPECT_FALSE(request.is_ahead);
+  reply(stores, request);
+  EXPECT_THAT(wait_answer(9).results, Each(0));
+}
+
 TEST_F(StagedJobsTest, NoMoreIsUnderWayThanThereAreSlotsAndABetterJobGoesNext) {
   submit(1, CopyDirection::kDeviceToHost, kSlotsOfLane + 2);
   PacketSocket agent = next_hello();

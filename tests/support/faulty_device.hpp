@@ -104,6 +104,11 @@ class FaultPlan {
     const std::lock_guard lock(mutex_);
     holding_kernels_ = true;
   }
+  /// That the last kernel which packs was launched with, at most; 0: its stream has no limit.
+  [[nodiscard]] std::uint32_t thread_blocks() {
+    const std::lock_guard lock(mutex_);
+    return thread_blocks_;
+  }
   /// So many of those have been enqueued and held, those that were let go included.
   [[nodiscard]] bool wait_held(std::uint32_t count, ipc::Deadline deadline) {
     std::unique_lock lock(mutex_);
@@ -163,6 +168,10 @@ class FaultPlan {
       default: return false;
     }
   }
+  void note_kernel(std::uint32_t thread_blocks) {
+    const std::lock_guard lock(mutex_);
+    thread_blocks_ = thread_blocks;
+  }
   void note_held() {
     const std::lock_guard lock(mutex_);
     ++held_;
@@ -186,8 +195,9 @@ class FaultPlan {
   const void* where_ = nullptr;
   bool holding_ = false;          ///< Copies,
   bool holding_kernels_ = false;  ///< gathers and scatters.
-  std::uint32_t gated_ = 0;       ///< Have been given a place before the gate,
-  std::uint32_t held_ = 0;        ///< and have been enqueued there.
+  std::uint32_t thread_blocks_ = 0;
+  std::uint32_t gated_ = 0;  ///< Have been given a place before the gate,
+  std::uint32_t held_ = 0;   ///< and have been enqueued there.
   std::uint32_t let_go_ = 0;
   std::uint32_t own_gate_ = 0;
   std::uint32_t* gate_ = &own_gate_;
@@ -230,6 +240,7 @@ class FaultyStream final : public ForwardingStream {
                      std::span<const std::uint32_t> ids,
                      ipc::DevicePtr packed,
                      std::uint64_t packed_stride) override {
+    plan_.note_kernel(thread_blocks_);
     return enqueue(
         DeviceCall::kGather, packed.raw(),
         [&] { return real().gather(table, ids, packed, packed_stride); },
@@ -239,10 +250,15 @@ class FaultyStream final : public ForwardingStream {
                       std::span<const std::uint32_t> ids,
                       ipc::DevicePtr packed,
                       std::uint64_t packed_stride) override {
+    plan_.note_kernel(thread_blocks_);
     return enqueue(
         DeviceCall::kScatter, packed.raw(),
         [&] { return real().scatter(table, ids, packed, packed_stride); },
         [&] { return real().scatter(table, ids.first(ids.size() / 2), packed, packed_stride); });
+  }
+  void limit_thread_blocks(std::uint32_t most) noexcept override {
+    thread_blocks_ = most;
+    real().limit_thread_blocks(most);
   }
   ipc::Status notify(int event_fd) override {
     return enqueue(
@@ -284,6 +300,7 @@ class FaultyStream final : public ForwardingStream {
   }
 
   FaultPlan& plan_;
+  std::uint32_t thread_blocks_ = 0;
 };
 
 class FaultyDevice final : public ForwardingDevice {

@@ -3,136 +3,27 @@
 // A staging agent whose device fails: what it was asked for and has launched may still write, so
 // that it is never answered; nor is anybody told that it has ended. A launch that is refused has
 // ended.
-#include "ipc/os/temp_dir.hpp"
-#include "kvferry/ipc/device/device.hpp"
-#include "kvferry/ipc/lease/arena.hpp"
-#include "kvferry/ipc/model/geometry.hpp"
-#include "kvferry/ipc/os/shared_memory.hpp"
-#include "staging_agent.hpp"
-#include "support/faulty_device.hpp"
-#include "worker/host_device.hpp"
+#include "worker/agent_fixture.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace kvferry::worker {
 namespace {
 
 using ipc::Deadline;
 using ipc::ErrorCode;
-using ipc::IncarnationId;
-using ipc::PacketSocket;
-using ipc::RegionSet;
 using ipc::StageKind;
-using ipc::StageReply;
-using ipc::StageRequest;
 using ipc::Status;
 using std::chrono_literals::operator""s;
 using test::DeviceCall;
 using test::FaultKind;
 using testing::HasSubstr;
 
-constexpr std::uint64_t kPoolBytes = 4ULL << 20;
-
-class AgentFailureTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    config_.engine = "chat";
-    config_.geometry = ipc::load_geometry("tiny", 1).value();
-    config_.arena.gpu_blocks = 8;
-    config_.arena.staging_slots = 2;
-    config_.arena.staging_slot_bytes = 1 << 20;
-    const auto layout = ipc::plan_arena(config_.geometry, config_.arena).value();
-    memory_.emplace(
-        ipc::Arena::allocate(device_, ipc::Epoch{1}, layout, ipc::HandleKind::kVmm, nullptr)
-            .value());
-    ASSERT_TRUE(arena_.on_mapped(session_, *memory_, ipc::ArenaContents::kPrepared).has_value());
-    agent_ = std::make_unique<StagingAgent>(
-        loop_, dir_, config_, device_, arena_, layers_, activity_, CopyBudget{},
-        ipc::TransitionLog{}, [this](const ipc::Error& error) { failures_.push_back(error); });
-    pool_ = ipc::SharedMemory::create_pool("kvferry-test-pool", kPoolBytes, false).value();
-  }
-  void TearDown() override { agent_.reset(); }
-
-  bool run_until(const std::function<bool()>& condition) {
-    const Deadline deadline = Deadline::after(20s);
-    while (!condition() && !deadline.expired()) {
-      loop_.run_once(deadline.earlier(Deadline::after(std::chrono::milliseconds(20))));
-    }
-    return condition();
-  }
-  /// What comes next: a reply, or that the connection has ended.
-  ipc::Result<StageReply> receive() {
-    std::optional<ipc::Result<StageReply>> reply;
-    EXPECT_TRUE(run_until([&] {
-      if (reply) return true;
-      auto packet = mover_.try_receive();
-      if (!packet) {
-        reply = packet.error();
-      } else if (packet->has_value()) {
-        reply = ipc::decode<StageReply>((**packet).bytes, "StageReply");
-      }
-      return reply.has_value();
-    }));
-    return reply.value_or(KVFERRY_ERROR(kTimeout, "nothing came"));
-  }
-  /// The answer to a hello.
-  Status connect() {
-    mover_ =
-        PacketSocket::connect(dir_.rank_socket("chat", 0, "agent"), Deadline::after(20s)).value();
-    ipc::AgentHello hello;
-    hello.mover = id_;
-    hello.engine = "chat";
-    KVFERRY_TRY(mover_.send(ipc::encode(hello)));
-    KVFERRY_ASSIGN(const StageReply reply, receive());
-    EXPECT_EQ(reply.id, 0U);
-    if (reply.error) return *reply.error;
-    return ipc::ok();
-  }
-  void lend() {
-    StageRequest request;
-    request.id = ++last_id_;
-    request.kind = StageKind::kPool;
-    request.pool_bytes = kPoolBytes;
-    const int fd = pool_.get();
-    ASSERT_TRUE(mover_.send(ipc::encode(request), {&fd, 1}).has_value());
-  }
-  void ask(StageKind kind) {
-    StageRequest request;
-    request.id = ++last_id_;
-    request.session = session_;
-    request.epoch = ipc::Epoch{1};
-    request.kind = kind;
-    request.blocks = {1, 2};
-    const bool straight = kind == StageKind::kStore || kind == StageKind::kLoad;
-    if (straight) request.parts = {{RegionSet::kSharded, 0, 2, 4096}};
-    ASSERT_TRUE(mover_.send(ipc::encode(request)).has_value());
-  }
-
-  const test::ShortTempDir temp_;
-  const ipc::RuntimeDir dir_ = ipc::RuntimeDir::open(temp_.path().string(), "default").value();
-  ipc::RankConfig config_;
-  test::FaultPlan plan_;
-  test::FaultyDevice device_{test::open_host_device(64ULL << 20), plan_};
-  ipc::EventLoop loop_;
-  const ipc::SessionId session_ = ipc::SessionId::random();
-  std::optional<ipc::Arena> memory_;
-  WorkerArena arena_{device_, ipc::Rank{0}};
-  LayerWords layers_{device_};
-  const ipc::ComputeActivity activity_;
-  std::vector<ipc::Error> failures_;
-  ipc::UniqueFd pool_;
-  std::unique_ptr<StagingAgent> agent_;
-  PacketSocket mover_;
-  const IncarnationId id_ = IncarnationId::random();
-  std::uint64_t last_id_ = 0;
-};
+using AgentFailureTest = AgentFixture;
 
 TEST_F(AgentFailureTest, LaunchThatIsRefusedIsAnsweredAndTheNextOneServed) {
   ASSERT_TRUE(connect().has_value());

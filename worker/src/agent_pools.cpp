@@ -85,8 +85,8 @@ Status StagingAgent::launch_straight(const StageRequest& stage, InFlight& work) 
   const GroupView& group = work.use.arena().groups[stage.group.value];
   const bool stores = stage.kind == ipc::StageKind::kStore;
   ipc::Stream& stream = stream_of(work).stream();
-  stream.limit_thread_blocks(stores ? std::min(budget_.gather, kStraightStoreBlocks)
-                                    : std::min(budget_.scatter, kStraightLoadBlocks));
+  stream.limit_thread_blocks(std::min(budget_.of(stores, stage.is_ahead),
+                                      stores ? kStraightStoreBlocks : kStraightLoadBlocks));
   for (const ipc::StagePart& part : stage.parts) {
     const std::uint64_t stride = group.packed(part.set);
     KVFERRY_ASSIGN(void* host, work.pool->pinned_across(part.pool_offset, part.count * stride));

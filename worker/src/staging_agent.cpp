@@ -465,12 +465,10 @@ Status StagingAgent::launch_kernel(const StageRequest& stage, InFlight& work) {
   }
   ipc::Stream& stream = stream_of(work).stream();
   const ipc::DevicePtr slot = arena.slots[stage.slot];
-  if (stage.kind == ipc::StageKind::kGather) {
-    stream.limit_thread_blocks(budget_.gather);
-    return stream.gather(*table, stage.blocks, slot, stride);
-  }
-  stream.limit_thread_blocks(budget_.scatter);
-  return stream.scatter(*table, stage.blocks, slot, stride);
+  const bool stores = stage.kind == ipc::StageKind::kGather;
+  stream.limit_thread_blocks(budget_.of(stores, stage.is_ahead));
+  return stores ? stream.gather(*table, stage.blocks, slot, stride)
+                : stream.scatter(*table, stage.blocks, slot, stride);
 }
 
 void StagingAgent::answer(std::uint64_t connection, std::uint64_t id, std::optional<Error> error) {

@@ -31,6 +31,7 @@ ipc::StageRequest CopyPipeline::request_of(const Chunk& chunk) const {
   request.session = job.arena->session;
   request.epoch = job.arena->arena->epoch();
   request.group = chunk.plan.group;
+  request.is_ahead = !stores() && chunk.job->urgency().priority <= ipc::Urgency::kAhead;
   if (chunk.job->is_agents()) {
     request.kind = stores() ? ipc::StageKind::kStore : ipc::StageKind::kLoad;
     request.blocks = chunk.plan.blocks;

@@ -25,7 +25,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 18;
+inline constexpr std::uint32_t kWireVersion = 19;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {

@@ -77,8 +77,9 @@ struct StageRequest {
   std::optional<StageLayers> layers;
   std::vector<StagePart> parts;  ///< kStore, kLoad only.
   std::uint64_t pool_bytes = 0;  ///< kPool only.
+  bool is_ahead = false;         ///< Of a load that nobody waits for yet.
   template <typename V> void visit(V& v) {
-    v(id, session, epoch, kind, group, set, slot, blocks, layers, parts, pool_bytes);
+    v(id, session, epoch, kind, group, set, slot, blocks, layers, parts, pool_bytes, is_ahead);
   }
 };
 struct StageReply {
