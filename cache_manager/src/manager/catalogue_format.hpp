@@ -20,7 +20,7 @@ namespace kvferry::cache_manager::catalogue {
 
 inline constexpr std::uint64_t kMagic = 0x6b76'6361'7461'6c67;  // "kvcatalg"
 /// Of the format. Who finds another one has no use for the pool.
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 inline constexpr std::uint64_t kPage = 4096;
 inline constexpr std::uint32_t kUsers = 4096;
 inline constexpr std::uint32_t kRoots = 1024;

@@ -64,13 +64,20 @@ class PoolChecks {
     std::size_t item = 0;
     bool is_shard = false;
   };
+  /// Of a part that is checked: what one thread sums.
+  struct Piece {
+    std::uint64_t offset = 0;
+    std::uint64_t size_bytes = 0;
+    std::uint64_t sum = 0;
+  };
   struct Work {
     ipc::JobId job;
     std::shared_ptr<ipc::PoolMapping> pool;
     std::vector<Part> parts;
     std::size_t items = 0;
-    std::size_t next = 0;  ///< Of the parts.
-    std::size_t left = 0;  ///< Of the parts that are to be summed.
+    std::vector<Piece> pieces;  ///< Of a check: of all parts, in their order.
+    std::size_t next = 0;       ///< Of the pieces.
+    std::size_t left = 0;       ///< Of the pieces that are to be summed.
     bool is_check = false;
     bool is_checked = false;
     std::vector<std::uint8_t> results;      ///< Of its items, once it is checked; kCorrupt or 0.
@@ -88,9 +95,10 @@ class PoolChecks {
   void queue_check(WorkRef work);  ///< @pre mutex_ is held
   void run_checks();
   void run_sums();
-  /// The next parts of a check. @pre mutex_ is held, and there is one.
-  void take_parts(std::unique_lock<std::mutex>& lock);
-  static void sum_up(Work& work, std::size_t first, std::size_t end);
+  /// The next pieces of a check. @pre mutex_ is held, and there is one.
+  void take_pieces(std::unique_lock<std::mutex>& lock);
+  static void cut(Work& work);
+  static void join(Work& work);
   void end_check(const WorkRef& work);
   void end_sums(const Work& work);
   [[nodiscard]] static std::vector<std::uint8_t> results_of(const Work& work);
