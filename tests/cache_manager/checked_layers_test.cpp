@@ -70,16 +70,7 @@ class CheckedLayersTest : public FaultyEngineFixture,
   /// Until the lane has seen the end of a copy and been around again. @pre one was submitted.
   void wait_copied() {
     ASSERT_TRUE(plan_.wait_calls(DeviceCall::kWriteWord, 1, test::soon()));
-    for (int i = 0; i < 4; ++i) {
-      const std::uint64_t looks = plan_.calls(DeviceCall::kQuery);
-      lane_->look_again();
-      ASSERT_TRUE(plan_.wait_calls(DeviceCall::kQuery, looks + 1, test::soon()));
-    }
-  }
-  static void expect_silence(PacketSocket& worker) {
-    const auto packet = worker.try_receive();
-    ASSERT_TRUE(packet.has_value()) << packet.error().to_string();
-    EXPECT_FALSE(packet->has_value()) << "the worker was told something";
+    wait_looks([this] { lane_->look_again(); });
   }
   /// Until the worker was told of all layers, in order.
   static void serve(PacketSocket& worker) {
@@ -103,7 +94,7 @@ TEST_P(CheckedLayersTest, TheWorkerIsToldOfNothingBeforeTheCheckIsDecided) {
   PacketSocket worker = next_hello();
   greet(worker);
   wait_copied();
-  expect_silence(worker);
+  expect_silent(worker);
   EXPECT_FALSE(is_answered(1));
   decide(*check, true);
   serve(worker);
@@ -134,7 +125,7 @@ TEST_P(CheckedLayersTest, ADamagedBlockEndsItAndTheWorkerIsToldOfNothing) {
   const ipc::MoverJobDone done = wait_answer(1);
   EXPECT_THAT(done.results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
   EXPECT_THAT(done.message, HasSubstr("damaged"));
-  expect_silence(worker);
+  expect_silent(worker);
   // Its slots are free again.
   decide(*submit(2), true);
   serve(worker);
@@ -147,7 +138,7 @@ TEST_P(CheckedLayersTest, WhatWasFoundBeforeTheCopyEndedCounts) {
   PacketSocket worker = next_hello();
   greet(worker);
   EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
-  expect_silence(worker);
+  expect_silent(worker);
 }
 
 TEST_P(CheckedLayersTest, TheEndOfTheEpochDoesNotWaitForACheck) {

@@ -102,25 +102,6 @@ class DataOrderTest : public FaultyEngineFixture {
     greet(agent);
     return agent;
   }
-  /// Until the lane of that direction has looked at its stream, begun what it could, and looked
-  /// again. @pre something of it is under way.
-  void wait_around(CopyDirection direction) {
-    constexpr int kLooks = 4;  // The first one may have begun before.
-    for (int i = 0; i < kLooks; ++i) {
-      const std::uint64_t looks = plan_.calls(DeviceCall::kQuery);
-      // Work for it that is none.
-      engine_->submit(job(++last_empty_, direction, {}));
-      engine_->cancel(ipc::JobId{last_empty_});
-      ASSERT_TRUE(plan_.wait_calls(DeviceCall::kQuery, looks + 1, test::soon()));
-    }
-  }
-  static void expect_silent(PacketSocket& agent) {
-    const auto early = agent.try_receive();
-    ASSERT_TRUE(early.has_value()) << early.error().to_string();
-    EXPECT_FALSE(early->has_value()) << "it was asked early";
-  }
-
-  std::uint64_t last_empty_ = 1'000'000;
 };
 
 class StraightOrderTest : public DataOrderTest, public testing::WithParamInterface<CopyStrategy> {
@@ -136,7 +117,7 @@ class StraightOrderTest : public DataOrderTest, public testing::WithParamInterfa
     ASSERT_TRUE(plan_.wait_held(1, test::soon()));
     submit_blocks(2, direction, 1);
     ASSERT_TRUE(plan_.wait_held(2, test::soon()));
-    wait_around(direction);
+    wait_lane(direction);
     EXPECT_FALSE(is_answered(1));
     EXPECT_FALSE(is_answered(2));
     EXPECT_TRUE(target(direction, {0, 0}) == Bytes(kBlockBytes, 0xEE)) << "it is held";
@@ -144,7 +125,7 @@ class StraightOrderTest : public DataOrderTest, public testing::WithParamInterfa
     expect_moved(1, direction, 0);
     submit_blocks(3, direction, 2);
     ASSERT_TRUE(plan_.wait_held(3, test::soon()));
-    wait_around(direction);
+    wait_lane(direction);
     EXPECT_FALSE(is_answered(2));
     plan_.let_all_go();
     expect_moved(2, direction, 1);
@@ -196,7 +177,7 @@ TEST_F(DataOrderTest, StagedStoreIsAnsweredOnlyAfterItsCopyHasEnded) {
   submit_blocks(2, CopyDirection::kDeviceToHost, 1);
   const StageRequest second = next_request(agent);
   EXPECT_NE(second.slot, first.slot) << "its copy has not read it yet";
-  wait_around(CopyDirection::kDeviceToHost);
+  wait_lane(CopyDirection::kDeviceToHost);
   EXPECT_FALSE(is_answered(1));
   plan_.let_all_go();
   expect_moved(1, CopyDirection::kDeviceToHost, 0);
@@ -218,7 +199,7 @@ TEST_F(DataOrderTest, StagedStoreCopiesASlotOnlyAfterItsGatherWasAnswered) {
   gather(second);
   reply(agent, second);
   expect_moved(2, CopyDirection::kDeviceToHost, 1);
-  wait_around(CopyDirection::kDeviceToHost);
+  wait_lane(CopyDirection::kDeviceToHost);
   EXPECT_EQ(plan_.calls(DeviceCall::kCopy), 1U);
   EXPECT_TRUE(place(0) == Bytes(kBlockBytes, 0xEE));
   late->end();
@@ -238,7 +219,7 @@ TEST_F(DataOrderTest, StagedLoadAsksForItsScatterOnlyAfterItsCopyHasEnded) {
   ASSERT_TRUE(plan_.wait_held(1, test::soon()));
   submit_blocks(3, CopyDirection::kHostToDevice, 2);
   ASSERT_TRUE(plan_.wait_held(2, test::soon()));
-  wait_around(CopyDirection::kHostToDevice);
+  wait_lane(CopyDirection::kHostToDevice);
   ASSERT_NO_FATAL_FAILURE(expect_silent(agent));
   plan_.let_all_go();
   for (int i = 0; i < 2; ++i) {
@@ -262,7 +243,7 @@ TEST_F(DataOrderTest, StagedLoadIsAnsweredOnlyAfterItsScatterWasAnswered) {
   scatter(second);
   reply(agent, second);
   expect_moved(2, CopyDirection::kHostToDevice, 1);
-  wait_around(CopyDirection::kHostToDevice);
+  wait_lane(CopyDirection::kHostToDevice);
   EXPECT_FALSE(is_answered(1));
   EXPECT_TRUE(block(0) == Bytes(kBlockBytes, 0xEE));
   late->end();
@@ -296,7 +277,7 @@ TEST_F(DataOrderTest, SlotOfAStoreIsGivenOnOnlyAfterItsCopyHasEnded) {
   };
   while (asked < kSlotsOfLane) ASSERT_TRUE(answer_next());
   while (asked < kChunks) {
-    wait_around(CopyDirection::kDeviceToHost);
+    wait_lane(CopyDirection::kDeviceToHost);
     // A notice may tell of two copies at once, so that nothing need come before the second one.
     pollfd waited{agent.fd(), POLLIN, 0};
     if (::poll(&waited, 1, 0) == 1) {
@@ -323,7 +304,7 @@ TEST_F(DataOrderTest, SlotOfALoadIsGivenOnOnlyAfterItsScatterWasAnswered) {
     while (open.size() < std::min(kSlotsOfLane, kChunks - answered)) {
       open.push_back(next_request(agent));
     }
-    wait_around(CopyDirection::kHostToDevice);
+    wait_lane(CopyDirection::kHostToDevice);
     EXPECT_EQ(plan_.calls(DeviceCall::kCopy), std::min(kChunks, answered + kSlotsOfLane));
     ASSERT_NO_FATAL_FAILURE(expect_silent(agent));
     // Any of them: the agent's launches end as they like.

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -114,6 +115,30 @@ class FaultyEngineFixture : public StagedFixture {
     return made;
   }
 
+  /// Until a lane has looked at its stream, begun what it could, and looked again; wake: has it do
+  /// so. @pre something of it is under way.
+  void wait_looks(const std::function<void()>& wake) {
+    constexpr int kLooks = 4;  // The first one may have begun before.
+    for (int i = 0; i < kLooks; ++i) {
+      const std::uint64_t looks = plan_.calls(test::DeviceCall::kQuery);
+      wake();
+      ASSERT_TRUE(plan_.wait_calls(test::DeviceCall::kQuery, looks + 1, test::soon()));
+    }
+  }
+  /// Of the engine's lane of that direction.
+  void wait_lane(ipc::CopyDirection direction) {
+    wait_looks([this, direction] {
+      // Work for it that is none.
+      engine_->submit(job(++last_empty_, direction, {}));
+      engine_->cancel(ipc::JobId{last_empty_});
+    });
+  }
+  static void expect_silent(ipc::PacketSocket& worker) {
+    const auto told = worker.try_receive();
+    ASSERT_TRUE(told.has_value()) << told.error().to_string();
+    EXPECT_FALSE(told->has_value()) << "the worker was told something";
+  }
+
   test::FaultPlan plan_;
   ipc::UniqueFd pool_fd_;
   ipc::SharedMapping pool_view_;
@@ -121,7 +146,8 @@ class FaultyEngineFixture : public StagedFixture {
   std::unique_ptr<BlockAccess> access_;
 
  private:
-  test::FaultyDevice* faulty_ = nullptr;     ///< device_.
+  test::FaultyDevice* faulty_ = nullptr;  ///< device_.
+  std::uint64_t last_empty_ = 1'000'000;
   std::unique_ptr<ipc::PinnedBuffer> gate_;  ///< Of the plan.
 };
 

@@ -31,24 +31,11 @@ class FenceFixture : public FaultyEngineFixture, public testing::WithParamInterf
 
   void adjust(TransferEngine::Options& options) override { options.strategy = GetParam(); }
   static Bytes untouched() { return Bytes(kBlockBytes, 0xEE); }
-  /// Until the lane of that direction has been around again. @pre something of it is under way.
-  void wait_lane(CopyDirection direction) {
-    constexpr int kLooks = 4;  // The first one may have begun before.
-    for (int i = 0; i < kLooks; ++i) {
-      const std::uint64_t looks = plan_.calls(DeviceCall::kQuery);
-      // Work for it that is none.
-      engine_->submit(job(++last_empty_, direction, {}));
-      engine_->cancel(ipc::JobId{last_empty_});
-      ASSERT_TRUE(plan_.wait_calls(DeviceCall::kQuery, looks + 1, test::soon()));
-    }
-  }
   void expect_whole(std::uint64_t id, CopyDirection direction, const Move& move) {
     const ipc::MoverJobDone done = wait_answer(id);
     EXPECT_THAT(done.results, Each(0)) << done.message;
     EXPECT_TRUE(target(direction, move) == contents(move.block)) << "block " << move.block;
   }
-
-  std::uint64_t last_empty_ = 1'000'000;
 };
 
 /// Kernels that pack straight from or into the pool.

@@ -52,10 +52,12 @@ class MixedStrategiesTest : public StagedFixture {
     std::vector<ipc::PacketSocket> agents;
     while (!ended_) {
       std::vector<pollfd> waited{{listener_->fd(), POLLIN, 0}};
-      for (const ipc::PacketSocket& agent : agents) waited.push_back({agent.fd(), POLLIN, 0});
+      for (const ipc::PacketSocket& agent : agents) {
+        waited.push_back({holds_slots_ ? -1 : agent.fd(), POLLIN, 0});
+      }
       ::poll(waited.data(), waited.size(), 5);
       for (std::size_t i = 1; i < waited.size(); ++i) {
-        if (waited[i].revents != 0) answer_one(agents[i - 1]);
+        if (waited[i].revents != 0 && !holds_slots_) answer_one(agents[i - 1]);
       }
       if (waited[0].revents == 0) continue;
       auto accepted = listener_->try_accept();
@@ -105,12 +107,14 @@ class MixedStrategiesTest : public StagedFixture {
   }
   void copy(std::uint64_t id,
             CopyDirection direction,
-            const std::vector<std::pair<std::uint32_t, std::uint64_t>>& blocks) {
+            const std::vector<std::pair<std::uint32_t, std::uint64_t>>& blocks,
+            std::uint8_t priority = 0) {
     ipc::MoverJob job;
     job.job = ipc::JobId{id};
     job.session = session_;
     job.epoch = ipc::Epoch{1};
     job.direction = direction;
+    job.urgency.priority = priority;
     for (const auto& [number, place] : blocks) {
       job.items.push_back(
           {ipc::GroupId{0}, ipc::BlockId{number}, place * kSlotBytes, place * kSlotBytes, true});
@@ -130,6 +134,7 @@ class MixedStrategiesTest : public StagedFixture {
   }
 
   std::atomic<std::uint32_t> handed_over_ = 0;
+  std::atomic<bool> holds_slots_ = false;  ///< The agent answers nothing.
   std::atomic<bool> ended_ = false;
   std::thread thread_;
 };
@@ -166,6 +171,24 @@ TEST_F(MixedStrategiesTest, SmallJobsGoWithoutTheWorkerBesideLargeOnesAndAllByte
     for (std::uint32_t b = 0; b < 8; ++b) ASSERT_EQ(block(7 - b), expected.at(b)) << round;
     EXPECT_EQ(handed_over_ - before, 10U) << "five blocks each way";
   }
+}
+
+// Every kFairShare-th chunk is the oldest job's, which has more to do and no slot to do it in.
+TEST_F(MixedStrategiesTest, ATurnWithoutASlotDoesNotHoldUpWhatNeedsNone) {
+  std::uint64_t id = 0;
+  wait_calibrated(id);
+  holds_slots_ = true;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> large;
+  for (std::uint32_t i = 0; i < 8; ++i) large.emplace_back(i, 16 + i);
+  copy(++id, CopyDirection::kDeviceToHost, large);
+  const std::uint64_t held = id;
+  for (std::uint32_t i = 0; i < 3 * TransferLane::kFairShare; ++i) {
+    copy(++id, CopyDirection::kDeviceToHost, {{0, 0}}, ipc::Urgency::kOrdinary + 1);
+    ASSERT_EQ(wait_answer(id).results, std::vector<std::uint8_t>{0});
+  }
+  EXPECT_FALSE(is_answered(held));
+  holds_slots_ = false;
+  EXPECT_EQ(wait_answer(held).results, std::vector<std::uint8_t>(8, 0));
 }
 
 }  // namespace
