@@ -9,7 +9,8 @@
 namespace kvferry::worker {
 
 /// Thread blocks of each kernel that gathers what is stored, scatters what was loaded, or scatters
-/// what was fetched ahead (loads of Urgency::kAhead and below), at most and at least 1. Each may keep a multiprocessor from compute for some 10 us; fewer copy slower.
+/// what was fetched ahead (loads of Urgency::kAhead and below), at most and at least 1. Each may
+/// keep a multiprocessor from compute for some 10 us; fewer copy slower.
 struct CopyBudget {
   std::uint32_t gather = ipc::kCopyThreadBlocks;
   std::uint32_t scatter = ipc::kCopyThreadBlocks;
