@@ -29,6 +29,8 @@ class CheckedLayersTest : public FaultyEngineFixture,
  protected:
   static constexpr std::uint32_t kBlocks = 3;
 
+  // As many slots of the lane as the load has chunks.
+  void adjust_arena(ipc::ArenaOptions& options) override { options.staging_slots = 8; }
   void SetUp() override {
     FaultyEngineFixture::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
@@ -51,9 +53,9 @@ class CheckedLayersTest : public FaultyEngineFixture,
     FaultyEngineFixture::TearDown();
   }
 
-  std::shared_ptr<LoadCheck> submit(std::uint64_t id, std::uint32_t blocks = kBlocks) {
+  std::shared_ptr<LoadCheck> submit(std::uint64_t id) {
     std::vector<Move> moves;
-    for (std::uint32_t i = 0; i < blocks; ++i) {
+    for (std::uint32_t i = 0; i < kBlocks; ++i) {
       put_source(CopyDirection::kHostToDevice, {i, i}, contents(i));
       moves.push_back({i, i});
     }
@@ -151,8 +153,44 @@ TEST_P(CheckedLayersTest, TheEndOfTheEpochDoesNotWaitForACheck) {
   EXPECT_TRUE(lane_->wait_idle(test::soon()).has_value());
 }
 
+TEST_P(CheckedLayersTest, ACancelledLoadDoesNotWaitForItsCheck) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  lane_->cancel(ipc::JobId{1});
+  EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
+  decide(*check, true);
+  expect_silent(worker);
+}
+
+TEST_P(CheckedLayersTest, ALaneThatEndsDoesNotWaitForACheckThatNobodyEnds) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  lane_.reset();
+  EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
+}
+
+TEST_P(CheckedLayersTest, AWorkerThatIsLostMeanwhileFailsItAndIsFoundAgain) {
+  const auto check = submit(1);
+  PacketSocket worker = next_hello();
+  greet(worker);
+  wait_copied();
+  worker = PacketSocket();
+  decide(*check, true);
+  EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kPeerDied)));
+  decide(*submit(2), true);
+  worker = next_hello();
+  greet(worker);
+  serve(worker);
+  EXPECT_THAT(wait_answer(2).results, Each(0));
+}
+
+// Of the ring it leaves some slots to others.
 TEST_P(CheckedLayersTest, ALoadThatIsNotCheckedGoesPastOneThatIs) {
-  const auto check = submit(1, 1);  // which leaves a slot of the ring
+  const auto check = submit(1);
   PacketSocket worker = next_hello();
   greet(worker);
   wait_copied();

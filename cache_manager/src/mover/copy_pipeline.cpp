@@ -29,7 +29,7 @@ constexpr std::size_t kMostCalls = 512;
 constexpr std::uint32_t kLanes = 2;
 /// Of jobs that have ended; more are seldom under way at once.
 constexpr std::size_t kSparePlans = 8;
-/// Chunks of layer-wise stores that wait for the worker's compute.
+/// Chunks by layers that wait: of stores for the worker's compute, of loads for their check.
 constexpr std::ptrdiff_t kMostWaiting = 4;
 /// A copy or hand-over of so many bytes, alone under way, is looked at for so long before it is
 /// slept on: a notice costs 35 us of time and 43 of a processor (H100, CUDA 13.0), a copy of a 2
@@ -106,13 +106,16 @@ RunningJob* CopyPipeline::best() noexcept {
   return best;
 }
 
-// Chunks of layer-wise stores wait for compute, each in a slot of the ring: others need some, too.
+// Chunks by layers wait, each in a slot of the ring: others need some, too.
 bool CopyPipeline::may_start(const RunningJob& job) const noexcept {
   if (!job.has_next()) return false;
-  if (!stores() || !job.is_layered()) return true;
-  const auto waiting = std::count_if(asked_.begin(), asked_.end(), [](const auto& entry) {
-    return entry.second->job->is_layered();
-  });
+  if (!job.is_layered() || !(stores() || (job.is_staged() && is_pending(job)))) return true;
+  const auto waits = [](const Chunk* chunk) { return is_pending(*chunk->job); };
+  const auto waiting =
+      stores() ? std::count_if(asked_.begin(), asked_.end(),
+                               [](const auto& entry) { return entry.second->job->is_layered(); })
+               : std::count_if(copying_.begin(), copying_.end(), waits) +
+                     std::count_if(unchecked_.begin(), unchecked_.end(), waits);
   const std::uint32_t slots = job.job().arena->arena->layout().staging.slots / kLanes;
   return waiting < std::clamp<std::ptrdiff_t>(slots / 2, 1, kMostWaiting);
 }
@@ -179,7 +182,7 @@ Chunk& CopyPipeline::start_next(RunningJob& job, CopyDepth::Kind kind) {
 bool CopyPipeline::connect(RunningJob& job) {
   if (!asked_.empty()) return true;
   // A greeting is waited for here, so first comes what is on its way.
-  if (!context_.staging.is_connected() && !copying_.empty()) return false;
+  if (!context_.staging.is_connected() && !(copying_.empty() && unchecked_.empty())) return false;
   const Status connected = context_.staging.ensure_connected(ipc::Deadline::after(kConnectDeadline),
                                                              context_.stopped.fd());
   if (connected) {
@@ -312,7 +315,7 @@ Status CopyPipeline::await_progress(std::optional<ipc::TimePoint> until) {
     taken_ = enqueued_;
     for (Chunk* chunk : std::exchange(copying_, {})) end(*chunk);
   }
-  if (take_checked()) return ipc::ok();
+  if (take_checked() || watch_checks()) return ipc::ok();
   if (is_watched() ? watch_copies() : watch_hand_over()) return ipc::ok();
   if (unnoticed_ > 0 && notices_.empty() && !unnotified_) ask_for_notice();
   if (unnotified_) return end_unnotified();
@@ -389,7 +392,14 @@ bool CopyPipeline::watch_copies() {
   return some;
 }
 
+bool CopyPipeline::watch_checks() {
+  if (unchecked_.empty() || !copying_.empty() || !asked_.empty()) return false;
+  (void)ipc::look_for(kWatch, [this] { return has_news(); });
+  return take_checked();
+}
+
 void CopyPipeline::look() {
+  (void)take_checked();
   if (copying_.empty() || !copying_.front()->is_marked || !take_ended()) return;
   if (!asked_.empty()) take_replies();
 }
@@ -490,8 +500,19 @@ void CopyPipeline::stop(ipc::JobId stopped, ErrorCode code) {
     return;
   }
   // Only what has not started: the epoch goes on, so hand-overs are worth waiting for.
+  const std::string why = fmt::format("{} while it ran", to_string(code));
   for (const auto& job : jobs_) {
-    if (job->id() == stopped) job->fail_rest(code, fmt::format("{} while it ran", to_string(code)));
+    if (job->id() == stopped) job->fail_rest(code, why);
+  }
+  // Nor what the worker knows nothing of yet.
+  const auto held =
+      std::stable_partition(unchecked_.begin(), unchecked_.end(),
+                            [stopped](const Chunk* chunk) { return chunk->job->id() != stopped; });
+  const std::vector<Chunk*> ended(held, unchecked_.end());
+  unchecked_.erase(held, unchecked_.end());
+  for (Chunk* chunk : ended) {
+    chunk->job->fail(*chunk, code, why);
+    end(*chunk);
   }
 }
 

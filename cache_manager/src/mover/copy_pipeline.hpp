@@ -70,7 +70,8 @@ class CopyPipeline {
   /// @pre has_room() and may_start().
   [[nodiscard]] bool start_chunk(RunningJob& job, bool before_better);
 
-  /// With kRevoked all hand-overs are abandoned; else what has started goes on to its end.
+  /// With kRevoked all hand-overs are abandoned; else what has started goes on to its end, but for
+  /// what waits for a check.
   void stop(ipc::JobId stopped, ipc::ErrorCode code);
   /// Until something came, or until then. kTimeout: the device hangs, and copies may still write;
   /// the device's error: the same.
@@ -127,8 +128,15 @@ class CopyPipeline {
   [[nodiscard]] ipc::Status end_unnotified();
   /// What has been copied goes to the worker, or nowhere.
   void go_on(Chunk& chunk);
+  /// Nothing of it may be handed over yet.
+  [[nodiscard]] static bool is_pending(const RunningJob& job) noexcept {
+    const auto& check = job.job().check;
+    return check != nullptr && check->state() == LoadCheck::State::kPending;
+  }
   /// True when something waits no longer for a check.
   bool take_checked();
+  /// Likewise, after a while in which there may be nothing else to wait for.
+  [[nodiscard]] bool watch_checks();
   /// The worker's answer to a hand-over is an error.
   void fail_hand_over(Chunk& chunk, const ipc::Error& error);
   void end(Chunk& chunk);

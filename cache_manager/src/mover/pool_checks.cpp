@@ -52,6 +52,10 @@ void PoolChecks::stop() {
   // wait-brief: our threads, each in a piece or a part at most; limit OwnThread::kEndsWithin
   for (const auto& thread : threads_) thread->wait_end();
   threads_.clear();
+  const std::lock_guard lock(mutex_);
+  for (const auto& [job, work] : under_way_) {
+    if (work->gate != nullptr && !work->is_checked) work->gate->decide(false);
+  }
 }
 
 bool PoolChecks::names_sums(const ipc::MoverJob& job) noexcept {
@@ -70,6 +74,7 @@ PoolChecks::WorkRef PoolChecks::work_of(const ipc::MoverJob& job,
   work->pool = pool;
   work->items = job.items.size();
   work->is_check = is_check;
+  work->urgency = job.urgency;
   for (std::size_t i = 0; i < job.items.size(); ++i) {
     const ipc::MoverItem& item = job.items[i];
     if (!parts.has(item.group)) continue;  // it will be refused
@@ -87,31 +92,42 @@ PoolChecks::WorkRef PoolChecks::work_of(const ipc::MoverJob& job,
   return work;
 }
 
-std::shared_ptr<const LoadCheck> PoolChecks::begin(const ipc::MoverJob& job,
-                                                   const std::shared_ptr<ipc::PoolMapping>& pool,
-                                                   const BlockParts& parts) {
+ipc::Result<std::shared_ptr<const LoadCheck>> PoolChecks::begin(
+    const ipc::MoverJob& job,
+    const std::shared_ptr<ipc::PoolMapping>& pool,
+    const BlockParts& parts) {
   const bool is_check = names_sums(job);
-  if (!is_check && !job.wants_sums) return nullptr;
+  if (!is_check && !job.wants_sums) return std::shared_ptr<const LoadCheck>();
   WorkRef work = work_of(job, pool, parts, is_check);
   const std::lock_guard lock(mutex_);
-  if (!under_way_.emplace(job.job, work).second) return nullptr;  // it will be refused
+  if (!under_way_.emplace(job.job, work).second) {
+    return KVFERRY_ERROR(kInvalidArgument, "job {} runs already", job.job.value);
+  }
   if (is_check) queue_check(work);
-  return work->gate;
+  return std::shared_ptr<const LoadCheck>(work->gate);
 }
 
-void PoolChecks::queue_check(WorkRef work) {
+void PoolChecks::queue_check(const WorkRef& work) {
   ++waiting_;
-  // For an answer nobody waits before it was copied; for those by layers compute does.
-  auto place = checks_.end();
-  if (work->gate != nullptr) {
-    place = std::find_if(checks_.begin(), checks_.end(),
-                         [](const WorkRef& queued) { return queued->gate == nullptr; });
-  }
+  const auto place = std::find_if(checks_.begin(), checks_.end(), [&work](const WorkRef& queued) {
+    return work->urgency.goes_before(queued->urgency);
+  });
+  checks_.insert(place, work);
   const std::size_t turns = work->pieces.size() / kPiecesOfATurn + 1;
-  checks_.insert(place, std::move(work));
   for (std::size_t i = 0; i < std::min<std::size_t>(turns, kMostCheckers); ++i) {
     changed_.notify_one();
   }
+}
+
+bool PoolChecks::drop_check(const WorkRef& work) {
+  if (work->left == 0) return false;  // somebody ends it right now
+  work->is_dropped = true;
+  work->left -= work->pieces.size() - work->next;
+  work->next = work->pieces.size();
+  std::erase(checks_, work);
+  if (work->left > 0) return false;
+  --waiting_;
+  return true;
 }
 
 void PoolChecks::finish(ipc::MoverJobDone done) {
@@ -122,8 +138,14 @@ void PoolChecks::finish(ipc::MoverJobDone done) {
     if (at == under_way_.end()) {
       work = nullptr;
     } else if (at->second->is_check && !at->second->is_checked) {
-      at->second->held = std::move(done);
-      return;
+      const bool is_lost = std::none_of(done.results.begin(), done.results.end(),
+                                        [](std::uint8_t result) { return result == 0; });
+      // What its check has found counts no more, but for the load by layers that it has ended.
+      if (!is_lost || !drop_check(at->second)) {
+        at->second->held = std::move(done);
+        return;
+      }
+      under_way_.erase(at);
     } else {
       work = std::move(at->second);
       under_way_.erase(at);
@@ -186,6 +208,7 @@ void PoolChecks::run_sums() {
       parts_to_sum_ -= std::min(parts_to_sum_, work->parts.size());
     }
     for (Part& part : work->parts) {
+      if (sums_stop_) return;
       part.sum = ipc::checksum(work->pool->bytes(part.offset, part.size_bytes));
     }
     end_sums(*work);
@@ -206,8 +229,9 @@ void PoolChecks::take_pieces(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   work->left -= end - first;
   if (work->left > 0) return;
+  const bool is_dropped = work->is_dropped;
   lock.unlock();
-  end_check(work);
+  end_check(work, is_dropped);
   lock.lock();
 }
 
@@ -238,11 +262,14 @@ void PoolChecks::join(Work& work) {
   }
 }
 
-void PoolChecks::end_check(const WorkRef& work) {
-  join(*work);
-  std::vector<std::uint8_t> results = results_of(*work);
-  const bool is_good =
-      std::all_of(results.begin(), results.end(), [](std::uint8_t result) { return result == 0; });
+void PoolChecks::end_check(const WorkRef& work, bool is_dropped) {
+  std::vector<std::uint8_t> results(work->items, 0);
+  if (!is_dropped) {
+    join(*work);
+    results = results_of(*work);
+  }
+  const bool is_good = !is_dropped && std::all_of(results.begin(), results.end(),
+                                                  [](std::uint8_t result) { return result == 0; });
   std::optional<ipc::MoverJobDone> held;
   {
     const std::lock_guard lock(mutex_);

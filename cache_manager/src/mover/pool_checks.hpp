@@ -8,6 +8,7 @@
 #include "mover/copy_plan.hpp"
 #include "mover/load_check.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -38,12 +39,13 @@ class PoolChecks {
   PoolChecks& operator=(const PoolChecks&) = delete;
   /// What waits for a check ends unanswered.
   ~PoolChecks();
-  /// Calls nothing back from its threads from now on.
+  /// Calls nothing back from its threads from now on; what is not decided by then is damaged.
   void stop();
 
   /// Of a job that is about to begin. Nothing to do for one that neither wants nor names sums. Null
-  /// but for a load by layers that names some.
-  [[nodiscard]] std::shared_ptr<const LoadCheck> begin(
+  /// but for a load by layers that names some. kInvalidArgument: another one of that name is under
+  /// way.
+  [[nodiscard]] ipc::Result<std::shared_ptr<const LoadCheck>> begin(
       const ipc::MoverJob& job,
       const std::shared_ptr<ipc::PoolMapping>& pool,
       const BlockParts& parts);
@@ -79,6 +81,8 @@ class PoolChecks {
     std::size_t next = 0;       ///< Of the pieces.
     std::size_t left = 0;       ///< Of the pieces that are to be summed.
     bool is_check = false;
+    bool is_dropped = false;  ///< Nobody wants to know: the job failed.
+    ipc::Urgency urgency;
     bool is_checked = false;
     std::vector<std::uint8_t> results;      ///< Of its items, once it is checked; kCorrupt or 0.
     std::shared_ptr<LoadCheck> gate;        ///< By layers.
@@ -92,14 +96,16 @@ class PoolChecks {
                                        const std::shared_ptr<ipc::PoolMapping>& pool,
                                        const BlockParts& parts,
                                        bool is_check);
-  void queue_check(WorkRef work);  ///< @pre mutex_ is held
+  void queue_check(const WorkRef& work);  ///< @pre mutex_ is held
+  /// Of a job that failed: sums no more. True: nobody sums now. @pre mutex_ is held
+  [[nodiscard]] bool drop_check(const WorkRef& work);
   void run_checks();
   void run_sums();
   /// The next pieces of a check. @pre mutex_ is held, and there is one.
   void take_pieces(std::unique_lock<std::mutex>& lock);
   static void cut(Work& work);
   static void join(Work& work);
-  void end_check(const WorkRef& work);
+  void end_check(const WorkRef& work, bool is_dropped);
   void end_sums(const Work& work);
   [[nodiscard]] static std::vector<std::uint8_t> results_of(const Work& work);
   static void merge(ipc::MoverJobDone& done, const Work& work);
@@ -119,7 +125,7 @@ class PoolChecks {
   std::condition_variable sums_changed_;
   std::deque<WorkRef> sums_;
   std::size_t parts_to_sum_ = 0;
-  bool sums_stop_ = false;
+  std::atomic<bool> sums_stop_ = false;  ///< Set under it.
   std::vector<std::unique_ptr<ipc::OwnThread>> threads_;
 };
 

@@ -129,8 +129,10 @@ void TransferEngine::admit(ipc::MoverJob job) {
     return;
   }
   auto check = checks_.begin(job, pool_, arena_->parts);
+  if (!check) return refuse(job, check.error());
   TransferLane& lane = job.direction == ipc::CopyDirection::kDeviceToHost ? stores_ : loads_;
-  lane.submit(LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now(), std::move(check)});
+  lane.submit(
+      LaneJob{std::move(job), arena_, pool_, ipc::MonotonicClock::now(), std::move(check).value()});
 }
 
 void TransferEngine::refuse(const ipc::MoverJob& job, const ipc::Error& error) {

@@ -372,5 +372,89 @@ TEST_F(CalibratorTest, WithoutAPlaceToKeepItItIsMeasuredAllTheSame) {
   EXPECT_TRUE(wait_choice(*served).has_value());
 }
 
+/// A simulated device that is measured itself, as a GPU is.
+class MeasuredDevice final : public test::ForwardingDevice {
+ public:
+  explicit MeasuredDevice(std::unique_ptr<ipc::Device> real)
+      : ForwardingDevice(std::move(real)), spec_(ForwardingDevice::spec()) {
+    spec_.kind = ipc::DeviceKind::kCuda;
+  }
+  [[nodiscard]] const ipc::DeviceSpec& spec() const noexcept override { return spec_; }
+
+ private:
+  ipc::DeviceSpec spec_;
+};
+
+class CalibratorStopTest : public CalibratorTest {
+ protected:
+  CalibratorStopTest() { device_ = std::make_unique<MeasuredDevice>(std::move(device_)); }
+  void TearDown() override {
+    go_on();
+    calibrator_.reset();
+  }
+  /// Of which the first step that has memory of the device stands until go_on().
+  void make_standing() {
+    calibrator_.emplace(
+        *device_,
+        Calibrator::Options{geometry("tiny"), dir_ / "cache", std::chrono::minutes(1),
+                            std::chrono::hours(1)},
+        [this] {
+          std::unique_lock lock(mutex_);
+          if (device_->memory_info()->free_bytes == kDeviceBytes) return true;
+          stands_ = true;
+          looked_.notify_all();
+          looked_.wait_until(lock, test::soon().when(), [this] { return goes_on_; });
+          return true;
+        },
+        [] { return std::uint64_t{0}; });
+  }
+  [[nodiscard]] bool wait_standing() {
+    std::unique_lock lock(mutex_);
+    return looked_.wait_until(lock, test::soon().when(), [this] { return stands_; });
+  }
+  void go_on() {
+    const std::lock_guard lock(mutex_);
+    goes_on_ = true;
+    looked_.notify_all();
+  }
+
+ private:
+  bool stands_ = false;
+  bool goes_on_ = false;
+};
+
+TEST_F(CalibratorStopTest, StopWaitsWhileTheDeviceIsHeldAndNextOneIsServed) {
+  make_standing();
+  const auto stopped = chooser();
+  calibrator_->start(stopped, ArenaOrder::kLayerFirst);
+  ASSERT_TRUE(wait_standing());
+  EXPECT_LT(device_->memory_info()->free_bytes, kDeviceBytes);
+  const auto held = calibrator_->stop(ipc::Deadline::after(std::chrono::milliseconds(20)));
+  ASSERT_FALSE(held.has_value());
+  EXPECT_EQ(held.error().code, ErrorCode::kTimeout);
+  // The next epoch does not bring the stopped one back to life.
+  keep_strided();
+  const auto next = chooser();
+  calibrator_->start(next, ArenaOrder::kLayerFirst);
+  go_on();
+  EXPECT_EQ(wait_choice(*next), CopyStrategy::kStrided);
+  ASSERT_TRUE(calibrator_->stop(test::soon()).has_value());
+  EXPECT_EQ(device_->memory_info()->free_bytes, kDeviceBytes);
+  ipc::MoverJob job;
+  job.items.push_back({ipc::GroupId{0}, ipc::BlockId{0}, 0, 0, true});
+  EXPECT_EQ(stopped->choose(job, true, {}, std::nullopt), CopyStrategy::kDirect);
+}
+
+TEST_F(CalibratorStopTest, StopEndsWithTheStepAndTheDeviceIsFree) {
+  make_standing();
+  calibrator_->start(chooser(), ArenaOrder::kLayerFirst);
+  ASSERT_TRUE(wait_standing());
+  EXPECT_FALSE(calibrator_->stop(ipc::Deadline::after(ipc::Duration::zero())).has_value());
+  go_on();
+  ASSERT_TRUE(calibrator_->stop(test::soon()).has_value());
+  EXPECT_EQ(device_->memory_info()->free_bytes, kDeviceBytes);
+  EXPECT_FALSE(std::filesystem::exists(file_));
+}
+
 }  // namespace
 }  // namespace kvferry::cache_manager
