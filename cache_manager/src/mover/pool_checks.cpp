@@ -22,6 +22,9 @@ constexpr unsigned kMostCheckers = 8;
 /// Between two looks at what else there is to do, and what one checker takes before the next one
 /// helps: 50 us of one processor.
 constexpr std::size_t kPiecesOfATurn = 4;
+/// Of loads that are checked while they are copied, for which nobody waits before both are done:
+/// one checker for each 8 MiB. More take memory bandwidth and processors from whatever is urgent.
+constexpr std::size_t kPiecesOfAChecker = 64;  ///< And of its turn.
 
 }  // namespace
 
@@ -113,6 +116,7 @@ void PoolChecks::queue_check(const WorkRef& work) {
     return work->urgency.goes_before(queued->urgency);
   });
   checks_.insert(place, work);
+  if (work->gate == nullptr) beside_pieces_ += work->pieces.size();
   const std::size_t turns = work->pieces.size() / kPiecesOfATurn + 1;
   for (std::size_t i = 0; i < std::min<std::size_t>(turns, kMostCheckers); ++i) {
     changed_.notify_one();
@@ -122,8 +126,9 @@ void PoolChecks::queue_check(const WorkRef& work) {
 bool PoolChecks::drop_check(const WorkRef& work) {
   if (work->left == 0) return false;  // somebody ends it right now
   work->is_dropped = true;
-  work->left -= work->pieces.size() - work->next;
-  work->next = work->pieces.size();
+  const std::size_t first = work->next;
+  take_up_to(*work, work->pieces.size());
+  work->left -= work->pieces.size() - first;
   std::erase(checks_, work);
   if (work->left > 0) return false;
   --waiting_;
@@ -184,9 +189,13 @@ void PoolChecks::run_checks() {
   std::unique_lock lock(mutex_);
   for (;;) {
     // wait-idle: loads to check; begin() or the end; thread kvf-check
-    changed_.wait(lock, [&] { return stopping_ || !checks_.empty(); });
+    auto next = checks_.end();
+    changed_.wait(lock, [&] {
+      next = next_check();
+      return stopping_ || next != checks_.end();
+    });
     if (stopping_) return;
-    take_pieces(lock);
+    take_pieces(lock, *next);
   }
 }
 
@@ -215,18 +224,33 @@ void PoolChecks::run_sums() {
   }
 }
 
-void PoolChecks::take_pieces(std::unique_lock<std::mutex>& lock) {
-  const WorkRef work = checks_.front();
+std::deque<PoolChecks::WorkRef>::iterator PoolChecks::next_check() {
+  const std::size_t most = 1 + beside_pieces_ / kPiecesOfAChecker;
+  return std::find_if(checks_.begin(), checks_.end(), [this, most](const WorkRef& work) {
+    return work->gate != nullptr || beside_ < most;
+  });
+}
+
+void PoolChecks::take_up_to(Work& work, std::size_t end) {
+  if (work.gate == nullptr) beside_pieces_ -= end - work.next;
+  work.next = end;
+}
+
+void PoolChecks::take_pieces(std::unique_lock<std::mutex>& lock, WorkRef work) {
+  const bool is_beside = work->gate == nullptr;
   const std::size_t first = work->next;
-  work->next = std::min(work->pieces.size(), first + kPiecesOfATurn);
-  if (work->next == work->pieces.size()) checks_.pop_front();
-  const std::size_t end = work->next;
+  const std::size_t end =
+      std::min(work->pieces.size(), first + (is_beside ? kPiecesOfAChecker : kPiecesOfATurn));
+  take_up_to(*work, end);
+  if (end == work->pieces.size()) std::erase(checks_, work);
+  if (is_beside) ++beside_;
   lock.unlock();
   for (std::size_t i = first; i < end; ++i) {
     Piece& piece = work->pieces[i];
     piece.sum = ipc::checksum(work->pool->bytes(piece.offset, piece.size_bytes));
   }
   lock.lock();
+  if (is_beside) --beside_;
   work->left -= end - first;
   if (work->left > 0) return;
   const bool is_dropped = work->is_dropped;

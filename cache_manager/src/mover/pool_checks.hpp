@@ -101,8 +101,12 @@ class PoolChecks {
   [[nodiscard]] bool drop_check(const WorkRef& work);
   void run_checks();
   void run_sums();
-  /// The next pieces of a check. @pre mutex_ is held, and there is one.
-  void take_pieces(std::unique_lock<std::mutex>& lock);
+  /// Of which a thread may sum something now; checks_.end(): of none. @pre mutex_ is held
+  [[nodiscard]] std::deque<WorkRef>::iterator next_check();
+  /// The next pieces of a check. @pre mutex_ is held, and it is in checks_.
+  void take_pieces(std::unique_lock<std::mutex>& lock, WorkRef work);
+  /// Nobody else sums those. @pre mutex_ is held
+  void take_up_to(Work& work, std::size_t end);
   static void cut(Work& work);
   static void join(Work& work);
   void end_check(const WorkRef& work, bool is_dropped);
@@ -113,11 +117,13 @@ class PoolChecks {
   const Done done_;
   const Summed summed_;
   const std::function<void()> decided_;
-  std::mutex mutex_;  ///< Guards the next five; held for no sum, and never by the thread of sums.
+  std::mutex mutex_;  ///< Guards the next seven; held for no sum, and never by the thread of sums.
   std::condition_variable changed_;
   std::map<ipc::JobId, WorkRef> under_way_;  ///< Of jobs that lanes have.
   std::deque<WorkRef> checks_;
-  std::size_t waiting_ = 0;  ///< Checks that have not ended, for which answers wait.
+  std::size_t beside_ = 0;         ///< Threads that sum what is copied meanwhile.
+  std::size_t beside_pieces_ = 0;  ///< Of those in checks_, that nobody sums yet.
+  std::size_t waiting_ = 0;        ///< Checks that have not ended, for which answers wait.
   bool stopping_ = false;
   /// Guards the next four. Its thread may be kept from running while it holds this: nobody whom
   /// anybody waits for waits for it.
