@@ -3,6 +3,7 @@
 #include "eviction/reuse_model.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -12,9 +13,13 @@ namespace {
 
 constexpr double kFirstEdge = 4;  ///< At least: below that steps would be empty.
 constexpr double kStepsBelowCapacity = 64;
-/// Requests' worth of belief in the step before, and in what all classes have in common.
+/// Requests' worth of belief in the step before, and for a class in its own one before, and in the
+/// class that is used half as often.
 constexpr double kBeliefInNeighbour = 0.5;
 constexpr double kBeliefInAll = 0.3;
+/// Of a class little is known: its rate is so many times that of blocks used half as often. Caches
+/// are like that; without it each class has to be learned by itself.
+constexpr double kRiseByUses = 1.8;
 /// A class's rate is at most so many times that of all, or one by that.
 constexpr double kMostRatio = 30;
 /// Standard deviations of a rise that is believed.
@@ -22,14 +27,14 @@ constexpr double kSignificant = 3;
 /// Nothing is known: one block in ten is used again in the time that has passed since its last use.
 constexpr double kFirstGuess = 0.1;
 
-constexpr std::size_t kUseLevels = 5;
+constexpr std::size_t kUseLevels = 7;
 constexpr std::size_t kTurnLevels = 4;
 static_assert(ReuseModel::kClasses == kUseLevels * kTurnLevels);
 
+// 1, 2, 3 to 4, 5 to 8 and so on.
 std::size_t level_of_uses(std::uint32_t uses) {
-  if (uses <= 2) return uses <= 1 ? 0 : 1;
-  if (uses <= 4) return 2;
-  return uses <= 8 ? 3 : 4;
+  const auto level = static_cast<std::size_t>(std::bit_width(std::max(uses, 1U) - 1));
+  return std::min(level, kUseLevels - 1);
 }
 
 std::size_t level_of_turn(std::uint32_t turn) {
@@ -149,18 +154,25 @@ void ReuseModel::learn(std::span<const double> pending, double passed) {
   std::vector<double> time(time_);
   for (std::size_t cell = 0; cell < kCells; ++cell) time[cell] += pending[cell];
   const Curve common = common_rates(time);
+  std::vector<Curve> ratios_of(kClasses);  // To that.
   for (std::size_t block_class = 0; block_class < kClasses; ++block_class) {
     Curve rates{};
     Curve events{};
-    double ratio = 1;
+    Curve& ratios = ratios_of[block_class];
+    const Curve* const below =
+        block_class < kTurnLevels ? nullptr : &ratios_of[block_class - kTurnLevels];
+    double before = 1;  // of the step before
     for (std::size_t bin = 0; bin < kBins; ++bin) {
       const std::size_t cell = block_class * kBins + bin;
       const double weight = 1 / dispersion(uses_[cell], squares_[cell]);
-      events[bin] = uses_[cell] * weight + kBeliefInAll;
-      ratio = (uses_[cell] * weight + kBeliefInAll * ratio) /
-              (time[cell] * common[bin] * weight + kBeliefInAll);
-      ratio = std::clamp(ratio, 1 / kMostRatio, kMostRatio);
-      rates[bin] = common[bin] * ratio;
+      const double in_step = below != nullptr && bin == 0 ? 0 : kBeliefInAll;
+      const double in_below = below != nullptr ? kBeliefInAll : 0;
+      const double rise = below != nullptr ? kRiseByUses * (*below)[bin] : 0;
+      events[bin] = uses_[cell] * weight + in_step + in_below;
+      const double ratio = (uses_[cell] * weight + in_step * before + in_below * rise) /
+                           (time[cell] * common[bin] * weight + in_step + in_below);
+      before = ratios[bin] = std::clamp(ratio, 1 / kMostRatio, kMostRatio);
+      rates[bin] = common[bin] * ratios[bin];
     }
     let_fall(rates, events);
     set_worth(block_class, rates);

@@ -20,7 +20,8 @@ namespace kvferry::cache_manager {
 /// watched. Where there is little data, an estimate leans on the steps before it, a class on all
 /// classes; and a rate rises with time only where that is significant: acting on noise costs more
 /// than the noise hides. Blocks are used again together, so that events are counted as requests,
-/// not as blocks (overdispersion by hits squared).
+/// not as blocks (overdispersion by hits squared). A class leans on the one that is used half as
+/// often, as well.
 ///
 /// Worth: the most uses for the time of a place that keeping a block for any while can be expected
 /// to bring, max over t of P(used by t) / E(time kept until then). (The index of Gittins, 1979; hit
@@ -30,7 +31,7 @@ namespace kvferry::cache_manager {
 class ReuseModel {
  public:
   static constexpr std::size_t kBins = 40;  ///< Steps of age.
-  static constexpr std::size_t kClasses = 20;
+  static constexpr std::size_t kClasses = 28;
   static constexpr std::size_t kCells = kClasses * kBins;
   using Cell = std::uint32_t;  ///< A class and a step of age.
 

@@ -38,7 +38,7 @@ void live(ReuseModel& model, Cell first, int blocks, std::mt19937& random, const
 TEST(ReuseModelTest, StepsCoverAllAgesAndClassesAreApart) {
   const ReuseModel model(kCapacity);
   std::set<Cell> firsts;
-  for (const std::uint32_t uses : {1U, 2U, 3U, 5U, 9U, 1000U}) {
+  for (const std::uint32_t uses : {1U, 2U, 3U, 5U, 9U, 17U, 33U, 1000U}) {
     for (const std::uint32_t turn : {1U, 2U, 3U, 5U, 1000U}) {
       const Cell first = ReuseModel::first_cell(uses, turn);
       firsts.insert(first);
