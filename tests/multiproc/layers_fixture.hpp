@@ -260,6 +260,14 @@ class LayersTest : public testing::TestWithParam<LayersCase> {
     EXPECT_THAT(done.results, testing::Each(testing::Ne(0)));
     EXPECT_THAT(done.message, testing::HasSubstr(text));
   }
+  /// Of a load of a use after that of a step that was sent: it goes another way, and comes before
+  /// the step has begun once in a while. Then it is served (false), and the step's use is over.
+  bool is_refused(ipc::JobId load, const std::string& text) {
+    EXPECT_TRUE(run_until([&] { return completion(load).has_value(); }));
+    if (completion(load)->all_ok()) return false;
+    expect_job_refused(load, text);
+    return true;
+  }
   /// The host tier has blocks [0, count), from the device blocks that begin at 0.
   void fill_host(std::uint32_t count) {
     ipc::Step fill = step();

@@ -6,6 +6,7 @@
 #include "kvferry/ipc/wire/codec.hpp"
 #include "multiproc/layers_fixture.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <csignal>
@@ -131,33 +132,49 @@ TEST_P(LayersTest, LaterUseOfASlotIsBusyAndLeavesTheStepThatRunsAlone) {
   ipc::Step wipe = step();
   wipe.fills = seeded(20, kCount, 1);
   expect_clean(send(wipe));
-  const auto answer = send(awaiting({33, 1}, 20, kCount));
-  const auto later = send(awaiting({33, 2}, 20, kCount));
-  // It would say that all layers of these blocks are there.
-  expect_job_refused(submit_load(40, kCount, LayerTicket{33, 3}), "begin use 3 in another slot");
-  EXPECT_FALSE(answer->reply.has_value());
-  expect_done(submit_load(20, kCount, LayerTicket{33, 1}));
-  expect_clean(answer);
-  expect_failed(later, ErrorCode::kBusy);
-  const auto next = send(awaiting({33, 4}, 40, kCount));
-  expect_done(submit_load(40, kCount, LayerTicket{33, 4}));
-  expect_clean(next);
+  for (std::uint64_t use = 1; use < 100; use += 3) {
+    const auto answer = send(awaiting({33, use}, 20, kCount));
+    const auto later = send(awaiting({33, use + 1}, 20, kCount));
+    // It would say that all layers of these blocks are there.
+    const ipc::JobId early = submit_load(40, kCount, LayerTicket{33, use + 2});
+    if (!is_refused(early, fmt::format("begin use {} in another slot", use + 2))) {
+      expect_failed(answer, ErrorCode::kStaleEpoch);
+      expect_failed(later, ErrorCode::kStaleEpoch);
+      continue;
+    }
+    EXPECT_FALSE(answer->reply.has_value());
+    expect_done(submit_load(20, kCount, LayerTicket{33, use}));
+    expect_clean(answer);
+    expect_failed(later, ErrorCode::kBusy);
+    const auto next = send(awaiting({33, use + 3}, 40, kCount));
+    expect_done(submit_load(40, kCount, LayerTicket{33, use + 3}));
+    return expect_clean(next);
+  }
+  FAIL() << "no step began before the load of a later use";
 }
 
 // What is told of a use before its slot is free for it is kept for its step.
 TEST_P(LayersTest, StepOfAUseThatWasRefusedWhileItsSlotWasBusyFailsAtOnce) {
   constexpr std::uint32_t kCount = 4;
   fill_host(kCount);
-  const auto answer = send(awaiting({34, 1}, 20, kCount));
-  expect_job_refused(submit_load(40, kCount, LayerTicket{34, 2}), "begin use 2 in another slot");
-  expect_done(submit_load(20, kCount, LayerTicket{34, 1}));
-  expect_clean(answer);
-  ipc::Step next = awaiting({34, 2}, 40, kCount);
-  next.patience = kForEver;
-  const auto refused = send(next);
-  ASSERT_TRUE(run_until([&] { return refused->reply.has_value(); }));
-  ASSERT_FALSE(refused->reply->has_value());
-  EXPECT_THAT(refused->reply->error().message, testing::HasSubstr("begin use 2 in another slot"));
+  for (std::uint64_t use = 1; use < 100; use += 2) {
+    const std::string text = fmt::format("begin use {} in another slot", use + 1);
+    const auto answer = send(awaiting({34, use}, 20, kCount));
+    if (!is_refused(submit_load(40, kCount, LayerTicket{34, use + 1}), text)) {
+      expect_failed(answer, ErrorCode::kStaleEpoch);
+      continue;
+    }
+    expect_done(submit_load(20, kCount, LayerTicket{34, use}));
+    expect_clean(answer);
+    ipc::Step next = awaiting({34, use + 1}, 40, kCount);
+    next.patience = kForEver;
+    const auto refused = send(next);
+    ASSERT_TRUE(run_until([&] { return refused->reply.has_value(); }));
+    ASSERT_FALSE(refused->reply->has_value());
+    EXPECT_THAT(refused->reply->error().message, testing::HasSubstr(text));
+    return;
+  }
+  FAIL() << "no step began before the load of a later use";
 }
 
 TEST_P(LayersTest, StoreOfAStepThatIsNotLaunchedFailsWithIt) {
