@@ -76,8 +76,12 @@ Result<std::unique_ptr<MeasureBed>> MeasureBed::make(ipc::Device& device,
   return bed;
 }
 
-MeasureBed::MeasureBed(ipc::Device& device, const ipc::ArenaLayout& layout, std::uint32_t blocks)
-    : device_(device), layout_(layout), parts_(layout_), blocks_(blocks), results_(blocks, 0) {}
+MeasureBed::MeasureBed(ipc::Device& device, ipc::ArenaLayout layout, std::uint32_t blocks)
+    : device_(device),
+      layout_(std::move(layout)),
+      parts_(layout_),
+      blocks_(blocks),
+      results_(blocks, 0) {}
 
 Status MeasureBed::take_device() {
   // VMM: giving it back waits for nobody's work.

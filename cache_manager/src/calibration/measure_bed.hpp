@@ -59,7 +59,7 @@ class MeasureBed {
   [[nodiscard]] ipc::Status enqueue_large(ipc::CopyDirection direction, std::uint64_t size_bytes);
 
  private:
-  MeasureBed(ipc::Device& device, const ipc::ArenaLayout& layout, std::uint32_t blocks);
+  MeasureBed(ipc::Device& device, ipc::ArenaLayout layout, std::uint32_t blocks);
   [[nodiscard]] ipc::Status set_up_host();
   [[nodiscard]] ipc::Status enqueue_chunk(CopyStrategy strategy, ipc::CopyDirection direction);
 

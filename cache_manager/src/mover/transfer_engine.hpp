@@ -43,7 +43,7 @@ class TransferEngine final : public ipc::ArenaUser {
                  std::function<void(const ipc::Error&)> device_failed);
   TransferEngine(const TransferEngine&) = delete;
   TransferEngine& operator=(const TransferEngine&) = delete;
-  ~TransferEngine();
+  ~TransferEngine() override;
 
   void submit(ipc::MoverJob job);
   void cancel(ipc::JobId job);
