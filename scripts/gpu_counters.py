@@ -50,7 +50,11 @@ def load(program):
         torch.cuda.nvtx.range_pop()
         if copies:
             os.killpg(copies.pid, signal.SIGINT)
-            copies.wait(30)
+            try:
+                copies.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(copies.pid, signal.SIGKILL)
+                sys.exit("the benchmark did not end within 30 s: %s" % name)
 
 
 def kernels(path):

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -37,14 +38,8 @@ class CheckedLayersTest : public FaultyEngineFixture,
     mapped_ = std::make_shared<MappedArena>(*arena_);
     mapped_->session = session_;
     mapped_->strategy = GetParam();
-    TransferLane::Options options;
-    options.direction = CopyDirection::kHostToDevice;
-    options.lane = 1;
-    options.staging.agent_path = dir_ / "agent";
-    options.staging.engine = "chat";
-    options.staging.mover = ipc::IncarnationId::random();
     lane_.emplace(
-        *device_, options, [this](ipc::MoverJobDone done) { answer(std::move(done)); },
+        *device_, load_lane(), [this](ipc::MoverJobDone done) { answer(std::move(done)); },
         [this](const ipc::Error& error) { device_failed(error); });
   }
   void TearDown() override {
@@ -64,6 +59,15 @@ class CheckedLayersTest : public FaultyEngineFixture,
     load.layers = ipc::LayerTicket{};
     lane_->submit(LaneJob{std::move(load), mapped_, pool_, ipc::MonotonicClock::now(), check});
     return check;
+  }
+  /// Load 1, copied as far as it may be, and what its check says; and the worker, which was
+  /// greeted.
+  std::pair<std::shared_ptr<LoadCheck>, PacketSocket> hold_load() {
+    auto check = submit(1);
+    PacketSocket worker = next_hello();
+    greet(worker);
+    wait_copied();
+    return {std::move(check), std::move(worker)};
   }
   void decide(LoadCheck& check, bool is_good) {
     check.decide(is_good);
@@ -92,10 +96,7 @@ class CheckedLayersTest : public FaultyEngineFixture,
 };
 
 TEST_P(CheckedLayersTest, TheWorkerIsToldOfNothingBeforeTheCheckIsDecided) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   expect_silent(worker);
   EXPECT_FALSE(is_answered(1));
   decide(*check, true);
@@ -119,10 +120,7 @@ TEST_P(CheckedLayersTest, WhatIsCopiedAfterTheDecisionDoesNotGoPastWhatWasHeldBe
 }
 
 TEST_P(CheckedLayersTest, ADamagedBlockEndsItAndTheWorkerIsToldOfNothing) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   decide(*check, false);
   const ipc::MoverJobDone done = wait_answer(1);
   EXPECT_THAT(done.results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
@@ -144,20 +142,14 @@ TEST_P(CheckedLayersTest, WhatWasFoundBeforeTheCopyEndedCounts) {
 }
 
 TEST_P(CheckedLayersTest, TheEndOfTheEpochDoesNotWaitForACheck) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   lane_->revoke(ErrorCode::kRevoked);
   EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kRevoked)));
   EXPECT_TRUE(lane_->wait_idle(test::soon()).has_value());
 }
 
 TEST_P(CheckedLayersTest, ACancelledLoadDoesNotWaitForItsCheck) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   lane_->cancel(ipc::JobId{1});
   EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
   decide(*check, true);
@@ -165,19 +157,13 @@ TEST_P(CheckedLayersTest, ACancelledLoadDoesNotWaitForItsCheck) {
 }
 
 TEST_P(CheckedLayersTest, ALaneThatEndsDoesNotWaitForACheckThatNobodyEnds) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   lane_.reset();
   EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kCancelled)));
 }
 
 TEST_P(CheckedLayersTest, AWorkerThatIsLostMeanwhileFailsItAndIsFoundAgain) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   worker = PacketSocket();
   decide(*check, true);
   EXPECT_THAT(wait_answer(1).results, Each(static_cast<std::uint8_t>(ErrorCode::kPeerDied)));
@@ -190,10 +176,7 @@ TEST_P(CheckedLayersTest, AWorkerThatIsLostMeanwhileFailsItAndIsFoundAgain) {
 
 // Of the ring it leaves some slots to others.
 TEST_P(CheckedLayersTest, ALoadThatIsNotCheckedGoesPastOneThatIs) {
-  const auto check = submit(1);
-  PacketSocket worker = next_hello();
-  greet(worker);
-  wait_copied();
+  auto [check, worker] = hold_load();
   put_place(7, contents(7));
   ipc::MoverJob other = job(2, CopyDirection::kHostToDevice, {{7, 7}});
   lane_->submit(LaneJob{std::move(other), mapped_, pool_, ipc::MonotonicClock::now()});

@@ -81,15 +81,8 @@ TEST_F(LaneOrderTest, ALoadThatIsFetchedAheadHasItsTurnsBesideOnesThatAreWaitedF
 }
 
 TEST_F(LaneOrderTest, WhetherTheWorkerComputesIsKnownBeforeTheFirstJob) {
-  TransferLane::Options options;
-  options.direction = CopyDirection::kHostToDevice;
-  options.lane = 1;
-  options.staging.agent_path = dir_ / "agent";
-  options.staging.engine = "chat";
-  options.staging.mover = ipc::IncarnationId::random();
-  options.staging.lane = 1;
   TransferLane lane(
-      *device_, options, [](const ipc::MoverJobDone&) {},
+      *device_, load_lane(), [](const ipc::MoverJobDone&) {},
       [](const ipc::Error& error) { ADD_FAILURE() << error.to_string(); });
   EXPECT_EQ(lane.is_computing(), std::nullopt);
   lane.greet();

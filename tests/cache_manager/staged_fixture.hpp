@@ -101,6 +101,18 @@ class StagedFixture : public testing::Test {
   virtual std::unique_ptr<ipc::Device> wrap(std::unique_ptr<ipc::Device> device) { return device; }
   virtual void device_failed(const ipc::Error& error) { ADD_FAILURE() << error.to_string(); }
 
+  /// Of a lane of the test's own, for loads, with the same worker.
+  [[nodiscard]] TransferLane::Options load_lane() const {
+    TransferLane::Options options;
+    options.direction = ipc::CopyDirection::kHostToDevice;
+    options.lane = 1;
+    options.staging.agent_path = dir_ / "agent";
+    options.staging.engine = "chat";
+    options.staging.mover = ipc::IncarnationId::random();
+    options.staging.lane = 1;
+    return options;
+  }
+
   void answer(ipc::MoverJobDone done) {
     const std::lock_guard lock(mutex_);
     const std::uint64_t job = done.job.value;
