@@ -252,6 +252,24 @@ TEST_P(LayersTest, KilledManagerFailsTheStepThatWaitsAndTheNextOneServes) {
   expect_clean(second);
 }
 
+// It may have been sent while there was one.
+TEST_P(LayersTest, StepThatComesAfterItsManagersEndFailsAtOnce) {
+  manager_->kill();
+  ASSERT_TRUE(run_until([&] {
+    return worker_->stderr_text().find("the manager is gone") != std::string::npos;
+  })) << worker_->stderr_text();
+  ipc::Step both = awaiting({12, 1}, 20, 4);
+  both.fills = seeded(40, 2, 800);
+  both.computes = LayerTicket{18, 1};
+  both.patience = kForEver;
+  expect_failed(send(both), ErrorCode::kPeerDied);
+  ipc::Step computes = step();
+  computes.fills = seeded(40, 2, 800);
+  computes.computes = LayerTicket{18, 2};
+  computes.patience = kForEver;
+  expect_clean(send(computes));
+}
+
 TEST_P(LayersTest, KilledEngineLetsOthersStepsGoOn) {
   const LayerTicket ticket{14, 1};
   ipc::Step waits = awaiting(ticket, 20, 4);

@@ -212,6 +212,47 @@ TEST_F(LayerWordsTest, WhatALoadIsAwaitedForFailsWithItsManagerAndNothingElse) {
   EXPECT_TRUE(words_.end({3, 1}).has_value());
 }
 
+// The step comes after the word of the manager's end, which it may have been sent before.
+TEST_F(LayerWordsTest, LoadThatBeginsWithoutAManagerFailsAtOnce) {
+  words_.fail_awaited(KVFERRY_ERROR(kPeerDied, "gone"));
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kPeerDied);
+  // What is computed goes on.
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s), LayerWords::Use::kIsStored).has_value());
+  EXPECT_EQ(words_.word(1).load(), 0U);
+  EXPECT_TRUE(words_.end({1, 1}).has_value());
+
+  words_.serve_awaited();
+  ASSERT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), 0U);
+  EXPECT_TRUE(words_.end({0, 2}).has_value());
+}
+
+TEST_F(LayerWordsTest, LoadOfALostManagerFailsTheStepThatComesWhenTheNextOneIsThere) {
+  for (const std::uint32_t slot : {0U, 1U, 2U}) {
+    ASSERT_TRUE(words_.enter({slot, 1}).has_value());
+  }
+  ASSERT_TRUE(words_.leave({1, 1}, /*is_last=*/true).has_value());
+  words_.fail_awaited(KVFERRY_ERROR(kPeerDied, "gone"));
+  words_.serve_awaited();
+  ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), LayerWords::kReleased);
+  ASSERT_FALSE(words_.leave({0, 1}, /*is_last=*/false).has_value());
+  EXPECT_EQ(words_.end({0, 1}).error().code, ErrorCode::kPeerDied);
+  // All of it had come.
+  ASSERT_TRUE(words_.begin({1, 1}, Deadline::after(60s)).has_value());
+  EXPECT_TRUE(words_.end({1, 1}).has_value());
+  // It is a store.
+  ASSERT_TRUE(words_.begin({2, 1}, Deadline::after(60s), LayerWords::Use::kIsStored).has_value());
+  ASSERT_TRUE(words_.leave({2, 1}, /*is_last=*/true).has_value());
+  EXPECT_TRUE(words_.end({2, 1}).has_value());
+  // The next use is its own.
+  ASSERT_TRUE(words_.begin({0, 2}, Deadline::after(60s)).has_value());
+  EXPECT_EQ(words_.word(0).load(), 0U);
+  EXPECT_TRUE(words_.end({0, 2}).has_value());
+}
+
 TEST_F(LayerWordsTest, StoreFailsWithTheLoadThatItIsComputedOf) {
   const auto stored = LayerWords::Use::kIsStored;
   ASSERT_TRUE(words_.begin({0, 1}, Deadline::after(60s)).has_value());

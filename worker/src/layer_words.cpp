@@ -82,6 +82,9 @@ Status LayerWords::begin(const LayerTicket& ticket, ipc::Deadline deadline, Use 
     slot.begun = true;
     slot.is_awaited = use == Use::kAwaitsLoad;
     if (!slot.failure && !slot.complete) slot.deadline = deadline.when();
+    // A step that comes after the end of the manager that had its load: nobody else fails it.
+    const auto& lost = slot.orphaned ? slot.orphaned : unserved_;
+    if (slot.is_awaited && !slot.complete && lost) fail_slot(ticket.slot, *lost);
   }
   if (sooner_) sooner_();
   return ipc::ok();
@@ -171,11 +174,19 @@ void LayerWords::fail_awaited(const ipc::Error& error) {
   {
     const std::lock_guard lock(mutex_);
     for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
-      const Slot& use = slots_[slot];
-      if (use.is_awaited && !use.over && !use.complete) fail_slot(slot, error);
+      Slot& use = slots_[slot];
+      if (use.over || use.complete) continue;
+      if (use.is_awaited) fail_slot(slot, error);
+      if (!use.begun) use.orphaned = error;
     }
+    unserved_ = error;
   }
   if (sooner_) sooner_();
+}
+
+void LayerWords::serve_awaited() {
+  const std::lock_guard lock(mutex_);
+  unserved_.reset();
 }
 
 Status LayerWords::enter(const LayerTicket& ticket) {

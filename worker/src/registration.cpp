@@ -76,8 +76,9 @@ class RankLink {
   ipc::RankService::Hooks rank_hooks(const WorkerHooks& worker) {
     ipc::RankService::Hooks hooks;
     hooks.on_message = [this](Envelope envelope) { on_message(std::move(envelope)); };
-    hooks.on_manager = [](const ipc::RegistryWelcome& welcome, const ipc::PoolMemory&) {
+    hooks.on_manager = [this](const ipc::RegistryWelcome& welcome, const ipc::PoolMemory&) {
       ipc::log_info("manager {} accepted this worker", welcome.manager_session.hex());
+      layers_.serve_awaited();
     };
     hooks.on_manager_lost = [this] {
       ipc::log_warn("the manager is gone; serving steps without offload until one is back");

@@ -62,7 +62,7 @@ class LayerWords {
   /// earlier use of the slot has not ended, which goes on unharmed: take another slot, or retry. A
   /// use that has failed already is no error here: nothing waits for it, and end() says so.
   /// @param use what the step does: a load fails with the manager that had it; compute that is to
-  /// be stored goes on without
+  /// be stored goes on without. Without a manager a load's use fails as it begins
   [[nodiscard]] ipc::Status begin(const LayerTicket& ticket,
                                   ipc::Deadline deadline,
                                   Use use = Use::kAwaitsLoad);
@@ -96,8 +96,12 @@ class LayerWords {
   /// Why the use has failed meanwhile, if it has. is_last: no other transfer of the use will come.
   [[nodiscard]] ipc::Status leave(const LayerTicket& ticket, bool is_last);
   void fail_all(const ipc::Error& error);
-  /// Those of steps that wait for a load which has not ended: nobody is left who would move it.
+  /// Those of steps that wait for a load which has not ended, and from now on those of steps that
+  /// begin: nobody is left who would move it. A use that its transfer has begun fails when a step
+  /// begins it for a load, as long as the transfer has not ended.
   void fail_awaited(const ipc::Error& error);
+  /// Loads are moved again: steps that begin a use wait for theirs.
+  void serve_awaited();
   /// Fails what is overdue, and lets waiters go once more where late work may have written over it.
   void expire(ipc::TimePoint now);
   /// When expire() has something to do.
@@ -120,6 +124,7 @@ class LayerWords {
     std::uint32_t transfers = 0;  ///< Of this use, between enter() and leave().
     std::optional<ipc::TimePoint> deadline;
     std::optional<ipc::Error> failure;
+    std::optional<ipc::Error> orphaned;    ///< Why a load of it, which no step awaits yet, fails.
     std::vector<LayerTicket> followers{};  ///< Fail with it.
     std::optional<EarlyFailure> early;     ///< Of a later use, which the slot is not free for yet.
   };
@@ -133,6 +138,7 @@ class LayerWords {
   std::function<void()> sooner_;
   mutable std::mutex mutex_;  ///< Guards slots_, and the words against a second host writer.
   std::array<Slot, ipc::kLayerSlots> slots_;
+  std::optional<ipc::Error> unserved_;  ///< Why no load is moved, while none is.
 };
 
 }  // namespace kvferry::worker
