@@ -9,6 +9,7 @@
 #include "kvferry/ipc/wire/loan_messages.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "kvferry/ipc/wire/staging_messages.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 
 namespace kvferry::test {
 

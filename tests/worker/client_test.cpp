@@ -5,6 +5,7 @@
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/os/name_watch.hpp"
 #include "kvferry/ipc/os/packet_socket.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "worker/scripted_manager.hpp"
 
 #include <gmock/gmock.h>

@@ -3,6 +3,7 @@
 #include "client_impl.hpp"
 #include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "kvferry/worker/client.hpp"
 #include "unit_match.hpp"
 

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/look.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 
 #include <poll.h>
 #include <sys/epoll.h>

@@ -5,7 +5,6 @@
 #include "kvferry/ipc/base/size.hpp"
 
 #include <algorithm>
-#include <map>
 #include <unordered_set>
 #include <utility>
 
@@ -98,6 +97,11 @@ ipc::Status JobService::check(const ClientRecord& client,
   }
   return ipc::ok();
 }
+
+template ipc::Status JobService::check(const ClientRecord& client,
+                                       ipc::JobId job,
+                                       std::uint64_t generation,
+                                       const std::vector<ipc::StoreItem>& items) const;
 
 ipc::Status JobService::admit(const ClientRecord& client) const {
   KVFERRY_TRY(context_.jobs.check_room(client.engine->id()));
@@ -197,24 +201,6 @@ bool JobService::is_brief(const Job& job) const {
   return bytes <= kBriefBytes;
 }
 
-ipc::Result<JobService::Fills> JobService::check_slots(const ClientRecord& client,
-                                                       const ipc::SubmitStore& store) const {
-  Fills fills;
-  for (const ipc::StoreItem& item : store.items) {
-    const ipc::BlockKey* key = context_.index.reservation(client.peer.id, item.slot);
-    const std::uint32_t parts = client.identity.unit_blocks;
-    const std::uint64_t part = item.part < parts ? std::uint64_t{1} << item.part : 0;
-    if (key == nullptr || key->group != item.group || part == 0 || (fills[item.slot] & part) != 0) {
-      return KVFERRY_ERROR(kInvalidArgument,
-                           "job {}: slot {} is no reservation of this client in group {}, or its "
-                           "part {} is named twice, or none of its {}: reserve it again",
-                           store.job.value, item.slot, item.group.value, item.part, parts);
-    }
-    fills[item.slot] |= part;
-  }
-  return fills;
-}
-
 ipc::Status JobService::check_parts(const ClientRecord& client, const ipc::SubmitLoad& load) {
   const std::uint32_t parts = client.identity.unit_blocks;
   for (const ipc::LoadItem& item : load.items) {
@@ -228,62 +214,6 @@ ipc::Status JobService::check_parts(const ClientRecord& client, const ipc::Submi
 HostBlockRef JobService::acquire(const ipc::BlockKey& key, std::uint32_t part) const {
   HostBlockRef block = context_.index.acquire(key);
   return block != nullptr && block->has_part(part) ? block : nullptr;
-}
-
-void JobService::submit_store(const ClientRecord& client, const ipc::Envelope& request) {
-  const auto store = ipc::decode<ipc::SubmitStore>(request.body, "SubmitStore");
-  if (!store) {
-    context_.refuse(client.peer, request, store.error());
-    return;
-  }
-  ipc::Status status = check(client, store->job, store->generation, store->items);
-  Fills fills;
-  if (status) {
-    if (auto checked = check_slots(client, *store)) {
-      fills = *std::move(checked);
-    } else {
-      status = std::move(checked).error();
-    }
-  }
-  if (status) {
-    status = admit(client);
-  }
-  if (!status) {
-    ipc::Error error = status.error();
-    // A reservation ends with its submit, refused or not.
-    std::size_t ended = 0;
-    for (const ipc::StoreItem& item : store->items) {
-      if (context_.index.reservation(client.peer.id, item.slot) != nullptr) {
-        context_.index.discard(item.slot);
-        ++ended;
-      }
-    }
-    if (ended > 0) {
-      error.message += "; reserve its blocks again before: the reservations of a refused store end";
-    }
-    refuse(client, request, store->job, store->items.size(), error);
-    if (store->layers) {
-      tell_failed(client.engine->id(), *store->layers, error);
-    }
-    return;
-  }
-  Job job = begin(client, store->job, store->generation, JobKind::kStore);
-  job.layers = store->layers;
-  job.items.reserve(store->items.size());
-  std::map<PrefixIndex::Token, HostBlockRef> filled;
-  for (const auto& [slot, parts] : fills) {
-    filled.emplace(slot, context_.index.begin_fill(client.peer.id, slot, parts));
-  }
-  for (const ipc::StoreItem& item : store->items) {
-    JobItem taken;
-    taken.group = item.group;
-    taken.block = item.block;
-    taken.token = item.slot;
-    taken.part = item.part;
-    taken.host = filled.at(item.slot);
-    job.items.push_back(std::move(taken));
-  }
-  accept(client, request, std::move(job));
 }
 
 // Compute goes on by layers, not by blocks.

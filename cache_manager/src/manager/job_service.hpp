@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "manager/awaited_sums.hpp"
 #include "manager/context.hpp"
 #include "manager/waiting_loads.hpp"

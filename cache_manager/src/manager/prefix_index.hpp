@@ -9,6 +9,7 @@
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/model/geometry.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "manager/block_runs.hpp"
 #include "manager/eviction_order.hpp"
 #include "manager/host_pool.hpp"

@@ -5,6 +5,7 @@
 #include "ipc/wire/message_filler.hpp"
 #include "kvferry/ipc/wire/messages.hpp"
 #include "kvferry/ipc/wire/staging_messages.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "support/wire_messages.hpp"
 
 #include <gmock/gmock.h>

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "multiproc/manager/scripted_peer.hpp"
 #include "support/child_process.hpp"
 

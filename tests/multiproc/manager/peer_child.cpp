@@ -6,6 +6,7 @@
 // mover job of N items. A copier is a mover that answers its jobs as done, a mover never answers; a
 // worker answers what it is asked about staging. An engine reserves one block and says "reserved".
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/wire/store_messages.hpp"
 #include "multiproc/manager/scripted_peer.hpp"
 #include "support/child_side.hpp"
 
