@@ -126,6 +126,7 @@ using WireMessages = List<ipc::Envelope,
                           ipc::KeeperRequest,
                           ipc::KeeperReply,
                           ipc::MoverSums,
-                          ipc::Retention>;
+                          ipc::Retention,
+                          ipc::OfferStore>;
 
 }  // namespace kvferry::test

@@ -46,6 +46,29 @@ template <typename Item> std::vector<DeviceBlock> blocks_of(std::span<const Item
   return blocks;
 }
 
+std::vector<ipc::StoreKey> keys_of(std::span<const StoreTarget> targets) {
+  std::vector<ipc::StoreKey> keys;
+  keys.reserve(targets.size());
+  for (const StoreTarget& target : targets) {
+    keys.push_back({target.group, target.block, target.before, target.retention, target.parts});
+  }
+  return keys;
+}
+
+ipc::SubmitStore store_message(ClientLink& link,
+                               std::span<const StoreItem> items,
+                               std::optional<LayerTicket> layers) {
+  ipc::SubmitStore message;
+  message.job = link.jobs().next_id();
+  message.generation = link.acknowledged_generation();
+  message.layers = layers;
+  message.items.reserve(items.size());
+  for (const StoreItem& item : items) {
+    message.items.push_back({item.group, item.block, item.slot, item.part});
+  }
+  return message;
+}
+
 Result<JobId> send_load(ClientLink& link,
                         ipc::SubmitLoad message,
                         std::span<const LoadItem> items) {
@@ -168,13 +191,7 @@ Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget
                                                      Deadline deadline) {
   if (targets.empty()) return std::vector<StoreSlot>{};
   KVFERRY_TRY(check_count(targets.size(), "blocks to store"));
-  ipc::ReserveStore request;
-  request.keys.reserve(targets.size());
-  for (const StoreTarget& target : targets) {
-    request.keys.push_back(
-        {target.group, target.block, target.before, target.retention, target.parts});
-  }
-  request.weights = impl_->link.acknowledged_weights();
+  const ipc::ReserveStore request{keys_of(targets), impl_->link.acknowledged_weights()};
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(
                                        MessageKind::kReserveStore, request, deadline));
   if (reply.slots.size() != targets.size()) {
@@ -199,17 +216,23 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
                                    std::optional<LayerTicket> layers) {
   KVFERRY_TRY(check_count(items.size(), "blocks to store"));
   ClientLink& link = impl_->link;
-  ipc::SubmitStore message;
-  message.job = link.jobs().next_id();
-  message.generation = link.acknowledged_generation();
-  message.layers = layers;
-  message.items.reserve(items.size());
-  for (const StoreItem& item : items) {
-    message.items.push_back({item.group, item.block, item.slot, item.part});
-  }
+  const ipc::SubmitStore message = store_message(link, items, layers);
   KVFERRY_TRY(
       link.submit(MessageKind::kSubmitStore, message.job, ipc::encode(message), blocks_of(items)));
   return message.job;
+}
+
+Result<JobId> Client::offer_store(std::span<const StoreTarget> targets,
+                                  std::span<const StoreItem> items,
+                                  std::optional<LayerTicket> layers) {
+  KVFERRY_TRY(check_count(targets.size(), "keys to store under"));
+  KVFERRY_TRY(check_count(items.size(), "blocks to store"));
+  ClientLink& link = impl_->link;
+  const ipc::OfferStore message{store_message(link, items, layers), keys_of(targets),
+                                link.acknowledged_weights()};
+  const JobId job = message.store.job;
+  KVFERRY_TRY(link.submit(MessageKind::kOfferStore, job, ipc::encode(message), blocks_of(items)));
+  return job;
 }
 
 // Of every process of a machine that clock is the same, and a worker does not outlive it.
@@ -257,6 +280,10 @@ Status Client::cancel(JobId job) {
   impl_->link.pump();
   if (!impl_->link.jobs().is_unfinished(job)) return ipc::ok();
   return impl_->link.send_only(MessageKind::kCancel, ipc::encode(ipc::CancelJob{job}));
+}
+
+std::optional<ipc::TimePoint> Client::unanswered_since() {
+  return impl_->link.is_forked() ? std::nullopt : impl_->link.unanswered_since();
 }
 
 Result<ClearSummary> Client::clear(HostPolicy host, Deadline deadline) {

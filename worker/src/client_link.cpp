@@ -24,6 +24,19 @@ namespace {
 
 constexpr ipc::Duration kAfterRefusal = 200ms;
 
+/// Not if all that is amiss is that blocks got no room when they were offered.
+bool has_failed(const ipc::JobDone& done) {
+  bool is_whole = true;
+  for (const std::uint8_t result : done.results) {
+    const auto code = static_cast<ErrorCode>(result);
+    const bool left_out = code == ErrorCode::kAlreadyExists || code == ErrorCode::kNoHostMemory ||
+                          code == ErrorCode::kNotIdle;
+    if (result != 0 && !left_out) return true;
+    is_whole = is_whole && result == 0;
+  }
+  return !is_whole && !done.message.empty();
+}
+
 }  // namespace
 
 ClientLink::ClientLink(ClientOptions options, ipc::RuntimeDir dir)
@@ -290,8 +303,15 @@ Result<RequestId> ClientLink::send(MessageKind kind, Bytes body, Pending pending
   envelope.request = RequestId{++last_request_};
   envelope.body = std::move(body);
   KVFERRY_TRY(link_->send(envelope));
+  pending.sent = ipc::MonotonicClock::now();
   pending_.emplace(envelope.request.value, std::move(pending));
   return envelope.request;
+}
+
+std::optional<ipc::TimePoint> ClientLink::unanswered_since() {
+  pump();
+  if (pending_.empty()) return std::nullopt;
+  return pending_.begin()->second.sent;
 }
 
 Result<Bytes> ClientLink::request(MessageKind kind, Bytes body, Deadline deadline) {
@@ -480,14 +500,13 @@ void ClientLink::on_job_done(const Envelope& envelope) {
     ipc::log_error("client: completion dropped: {}", done.error().to_string());
     return;
   }
-  Completion probe;
-  probe.results = done->results;
+  const bool failed = has_failed(*done);
   if (!jobs_.finish(done->job, std::move(done->results), std::move(done->message), done->bytes)) {
     ipc::log_warn("client: completion of unknown job {} dropped", done->job.value);
     return;
   }
   ++stats_.jobs_completed;
-  if (!probe.all_ok()) ++stats_.jobs_failed;
+  if (failed) ++stats_.jobs_failed;
 }
 
 }  // namespace kvferry::worker

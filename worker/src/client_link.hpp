@@ -14,9 +14,9 @@
 #include "schedule_orders.hpp"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace kvferry::worker {
@@ -80,6 +80,9 @@ class ClientLink {
                               ipc::Bytes body,
                               std::span<const DeviceBlock> blocks);
 
+  /// When the oldest request was sent that has no answer yet.
+  [[nodiscard]] std::optional<ipc::TimePoint> unanswered_since();
+
   /// Changes of the state, when the options ask for them.
   [[nodiscard]] std::vector<CacheEvent> take_events() { return cache_.take_events(); }
 
@@ -122,6 +125,7 @@ class ClientLink {
     bool wanted = false;                 ///< request() waits for it.
     std::optional<JobId> job;            ///< submit().
     std::optional<ipc::Envelope> reply;  ///< Once there, when wanted.
+    ipc::TimePoint sent{};
   };
 
   [[nodiscard]] ipc::ControlLink::Options link_options() const;
@@ -167,7 +171,7 @@ class ClientLink {
   bool was_greeted_ = false;  ///< Ever.
   bool closed_ = false;
   std::uint64_t last_request_ = 0;
-  std::unordered_map<std::uint64_t, Pending> pending_;
+  std::map<std::uint64_t, Pending> pending_;  ///< By request, which is by age.
   std::uint64_t acknowledged_ = 0;
   Digest acknowledged_weights_;
   ClientStats stats_;

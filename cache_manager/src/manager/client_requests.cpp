@@ -100,7 +100,8 @@ ipc::Status ClientRequests::check(const ClientRecord& client) {
 
 bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
   using Kind = ipc::MessageKind;
-  if (request.kind < Kind::kEngineHello || request.kind > Kind::kDropSequence) {
+  const bool is_ours = request.kind >= Kind::kEngineHello && request.kind <= Kind::kDropSequence;
+  if (!is_ours && request.kind != Kind::kOfferStore) {
     return false;
   }
   if (request.kind == Kind::kEngineHello) {
@@ -121,6 +122,7 @@ bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request)
     case Kind::kReserveStore: reserve(*client, request); break;
     case Kind::kAbandonStore: abandon(*client, request); break;
     case Kind::kSubmitStore: jobs_.submit_store(*client, request); break;
+    case Kind::kOfferStore: jobs_.offer_store(*client, request); break;
     case Kind::kSubmitLoad: jobs_.submit_load(*client, request); break;
     case Kind::kCancel: cancel(*client, request); break;
     case Kind::kSwapOut: jobs_.swap_out(*client, request); break;

@@ -445,8 +445,9 @@ void JobService::finished(Job& job) {
     end_load(job);
   }
   if (job.to_host() && context_.config.checksums) sums_.add(job, context_.pool);
-  if (const auto failed = std::find_if(job.items.begin(), job.items.end(),
-                                       [](const JobItem& item) { return item.result != 0; });
+  if (const auto failed = std::find_if(
+          job.items.begin(), job.items.end(),
+          [&job](const JobItem& item) { return item.result != 0 && !job.left_out(item); });
       job.layers && failed != job.items.end()) {
     tell_failed(job.engine, *job.layers,
                 ipc::Error{static_cast<ipc::ErrorCode>(failed->result), job.message});

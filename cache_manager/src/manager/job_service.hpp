@@ -25,6 +25,7 @@ class JobService {
   ~JobService();
 
   void submit_store(const ClientRecord& client, const ipc::Envelope& request);
+  void offer_store(const ClientRecord& client, const ipc::Envelope& request);
   void submit_load(const ClientRecord& client, const ipc::Envelope& request);
   void swap_out(const ClientRecord& client, const ipc::Envelope& request);
   void swap_in(const ClientRecord& client, const ipc::Envelope& request);
@@ -77,6 +78,13 @@ class JobService {
   using Fills = std::map<PrefixIndex::Token, std::uint64_t>;
   [[nodiscard]] ipc::Result<Fills> check_slots(const ClientRecord& client,
                                                const ipc::SubmitStore& store) const;
+  /// Of an offer: its slots are places of keys.
+  [[nodiscard]] static ipc::Result<Fills> check_places(const ClientRecord& client,
+                                                       const ipc::OfferStore& offer);
+  /// What an offer fills of what there is room for; the other items have their results.
+  [[nodiscard]] Job take_offer(const ClientRecord& client,
+                               const ipc::OfferStore& offer,
+                               const Fills& fills);
   /// The block that a load names, with that part of it; null: it is not there.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key, std::uint32_t part) const;
   [[nodiscard]] static ipc::Status check_parts(const ClientRecord& client,

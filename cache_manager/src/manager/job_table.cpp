@@ -548,7 +548,7 @@ void JobTable::settle() {
       });
     };
     if (std::all_of(job.items.begin(), job.items.end(),
-                    [](const JobItem& item) { return item.result == 0; })) {
+                    [&](const JobItem& i) { return i.result == 0 || job.left_out(i); })) {
       ++counters.done;
     } else if (has_result(ipc::ErrorCode::kCancelled)) {
       ++counters.cancelled;

@@ -75,6 +75,10 @@ struct Job {
   [[nodiscard]] bool to_host() const noexcept {
     return kind == JobKind::kStore || kind == JobKind::kSwapOut;
   }
+  /// Of a store: it got no room when it was offered, so that it is not copied. No failure.
+  [[nodiscard]] bool left_out(const JobItem& item) const noexcept {
+    return to_host() && item.host == nullptr;
+  }
 };
 
 /// Who moves a rank's share. The worker is the one whose staging agent the mover may use.

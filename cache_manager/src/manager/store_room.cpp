@@ -73,7 +73,7 @@ std::vector<ipc::ReservedSlot> reserve_keys(PrefixIndex& index,
     const ipc::BlockKey whole{client.root, key.block, key.group};
     if (key.parts != 0 && in_use.contains(whole)) {
       // Whoever took it for stored would not bring the parts again.
-      slots.push_back({.outcome = ipc::ReserveOutcome::kFull, .slot = 0});
+      slots.push_back({.outcome = ipc::ReserveOutcome::kInUse, .slot = 0});
       continue;
     }
     slots.push_back(index.reserve(client.peer.id, whole, key.before, client.shape(key.group),

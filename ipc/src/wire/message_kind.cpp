@@ -57,6 +57,7 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kRankBroadcast: return "rank_broadcast";
     case MessageKind::kLayersFailed: return "layers_failed";
     case MessageKind::kMoverSums: return "mover_sums";
+    case MessageKind::kOfferStore: return "offer_store";
   }
   return "invalid";
 }

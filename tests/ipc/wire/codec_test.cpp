@@ -146,8 +146,8 @@ TEST(CodecTest, ValuesOutOfRangeAreRefused) {
   // MoverCancel takes a u64, PinReply a u32, ReservedSlot an enum and a u64, RankClear a duration.
   EXPECT_FALSE(decode<PinReply>(Bytes{0x91, 0xcf, 0, 0, 0, 1, 0, 0, 0, 0}, "u32").has_value());
   EXPECT_FALSE(decode<PinReply>(Bytes{0x91, 0xff}, "negative").has_value());
-  EXPECT_TRUE(decode<ReservedSlot>(Bytes{0x92, 3, 0}, "enum").has_value());
-  EXPECT_FALSE(decode<ReservedSlot>(Bytes{0x92, 4, 0}, "enum above").has_value());
+  EXPECT_TRUE(decode<ReservedSlot>(Bytes{0x92, 4, 0}, "enum").has_value());
+  EXPECT_FALSE(decode<ReservedSlot>(Bytes{0x92, 5, 0}, "enum above").has_value());
   EXPECT_FALSE(decode<ReservedSlot>(Bytes{0x92, 0, 0}, "enum below").has_value());
   EXPECT_FALSE(decode<Empty>(Bytes{0x91, 1}, "no bool").has_value());
   EXPECT_TRUE(decode<Empty>(Bytes{0x91, 0xc3}, "bool").has_value());

@@ -171,7 +171,7 @@ TEST_F(ManagerUnitsTest, AUnitInUseKeepsItsPlaceAndPartsItLacksAreNotSaidToBeThe
   finish(begin_store(1, 8, {3}));
   const ipc::PinRequest pins{{key(1)}};
   ASSERT_EQ(client_->call<ipc::PinReply>(MessageKind::kPin, pins).value().pinned, 1U);
-  EXPECT_EQ(reserve_parts(0b1001).value().slots.at(0).outcome, ipc::ReserveOutcome::kFull);
+  EXPECT_EQ(reserve_parts(0b1001).value().slots.at(0).outcome, ipc::ReserveOutcome::kInUse);
   EXPECT_EQ(reserve_parts(0b1000).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
   EXPECT_EQ(reserve_parts(0).value().slots.at(0).outcome, ipc::ReserveOutcome::kAlreadyThere);
   EXPECT_EQ(presence(1), BlockPresence::kHit);

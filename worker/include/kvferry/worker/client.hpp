@@ -65,7 +65,7 @@ struct LookupResult {
   std::vector<std::vector<Presence>> presence;
 };
 
-enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull };
+enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull, kInUse };
 
 struct StoreTarget {
   GroupId group;
@@ -78,7 +78,8 @@ struct StoreTarget {
   /// manager is replaced.
   std::optional<ipc::Retention> retention{};
   /// Of a store unit, the parts that will be stored, a bit for each: a unit that is there without
-  /// some of them gives way to this one; kFull while it is in use. 0: whatever is there suffices.
+  /// some of them gives way to this one; kInUse while it is pinned, or other blocks that are being
+  /// stored continue it. 0: whatever is there suffices.
   std::uint64_t parts = 0;
 };
 struct StoreSlot {
@@ -378,7 +379,8 @@ class Client {
   [[nodiscard]] Result<std::uint32_t> unpin(std::span<const Digest> hashes, Deadline deadline);
 
   /// Room for blocks that are to be stored, one answer per target: kAlreadyThere also while another
-  /// store of the block is under way, kFull when nothing can be evicted. A slot is this client's
+  /// store of the block is under way, kFull when nothing can be evicted, kInUse for a unit that
+  /// lacks parts and cannot give way now. A slot is this client's
   /// until a submit or abandon_store() names it; the client's end gives it up, a clear that drops
   /// the host tier, too. kNotReady while the cache is not ready, kInvalidArgument for a group that
   /// the engine does not have, kStaleEpoch when the weights were updated since state() was looked
@@ -400,6 +402,15 @@ class Client {
   /// in time.
   [[nodiscard]] Result<JobId> submit_store(std::span<const StoreItem> items,
                                            std::optional<LayerTicket> layers = std::nullopt);
+  /// reserve_store() and submit_store() of what gets room, in one message: nobody waits for the
+  /// manager. Of each item, slot is the place of its target among targets, all of which are named.
+  /// Those that get no room are not copied, which fails nothing else, and end with a result of
+  /// their own: kAlreadyExists (there, or another store of it is under way), kNoHostMemory (nothing
+  /// can be evicted for it), kNotIdle (Reservation::kInUse). Refused as a whole as both of those.
+  /// @pre as submit_store()
+  [[nodiscard]] Result<JobId> offer_store(std::span<const StoreTarget> targets,
+                                          std::span<const StoreItem> items,
+                                          std::optional<LayerTicket> layers = std::nullopt);
   /// A use of a layer slot that is newer than all that any client on this machine has been given
   /// before, by the machine's monotonic clock: so a worker takes it whoever had the slot before,
   /// an engine that died included, whose jobs that are late are refused. Also the first one of
@@ -442,6 +453,13 @@ class Client {
   /// Asks for it; the completion says how it ended. Ok also when it has ended already. kNoManager,
   /// kCancelled (closed), kBusy.
   [[nodiscard]] Status cancel(JobId job);
+
+  /// Since when the manager owes an answer, such as that it has taken a job: nothing when it has
+  /// answered everything. What is older than a second means that it stands still, and that nothing
+  /// more should be given to it. A manager that ends owes nothing. Looks for answers, never blocks.
+  [[nodiscard]] std::optional<ipc::TimePoint> unanswered_since();
+  /// Waits until it owes none. kTimeout, kCancelled (closed).
+  [[nodiscard]] Status wait_answered(Deadline deadline);
 
   /// Completions that have arrived, at most max. Never blocks.
   [[nodiscard]] std::vector<Completion> poll(std::size_t max);

@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 19;
+inline constexpr std::uint32_t kWireVersion = 20;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -128,12 +128,14 @@ enum class MessageKind : std::uint16_t {
   // manager -> worker, event
   kLayersFailed,
   // mover -> manager, event
-  kMoverSums
+  kMoverSums,
+  // engine -> manager, answered
+  kOfferStore
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kMoverSums);
+  return static_cast<std::uint64_t>(MessageKind::kOfferStore);
 }
 
 struct Envelope {

@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/worker/client.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvferry::worker {
+
+/// How far an engine goes on offering stores while the manager answers none. It has to hold the
+/// blocks of what it has offered, for as long as nobody knows whether they are being copied: of a
+/// manager that stands still (stopped, or swapped out) that is for ever. So the blocks that were
+/// offered without an answer have a bound, at which the engine waits: next to never where the
+/// manager has a processor, which answers within some 100 us, and once for a second where it does
+/// not. @threading one thread
+class OfferPace {
+ public:
+  /// Ok: offer so many blocks now. kTimeout: the manager has owed an answer for a second; go on
+  /// without it for a while.
+  /// @param most blocks that may be offered without an answer; an offer of more is made alone
+  [[nodiscard]] Status admit(Client& client, std::size_t blocks, std::size_t most);
+
+ private:
+  std::uint64_t unanswered_ = 0;  ///< Blocks offered since nothing was owed.
+};
+
+}  // namespace kvferry::worker
