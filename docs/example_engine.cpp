@@ -11,6 +11,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdint>
@@ -98,18 +99,14 @@ Status store(Client& client,
   for (std::size_t i = first; i < hashes.size(); ++i) {
     targets.push_back({kMain, hashes[i], i == 0 ? Digest{} : hashes[i - 1]});
   }
-  KVFERRY_ASSIGN(const auto slots, client.reserve_store(targets, Deadline::after(1s)));
   std::vector<StoreItem> items;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    // Already there, or no room: nothing to do for this block.
-    if (slots[i].outcome != Reservation::kReserved) continue;
-    items.push_back({kMain, blocks[first + i], slots[i].slot});
-  }
-  if (items.empty()) return kvferry::ipc::ok();
-  KVFERRY_ASSIGN(const JobId job, client.submit_store(items));
+  for (std::size_t i = 0; i < targets.size(); ++i) items.push_back({kMain, blocks[first + i], i});
+  // Nobody waits for the manager here; an engine goes on and takes the completion from poll().
+  KVFERRY_ASSIGN(const JobId job, client.offer_store(targets, items));
   KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
-  std::cout << "stored " << items.size() << " blocks"
-            << (done.all_ok() ? "" : ", some failed: " + done.message) << std::endl;
+  // The others are there already, or have no room: nothing to do for these.
+  std::cout << "stored " << std::count(done.results.begin(), done.results.end(), 0) << " blocks"
+            << (done.message.empty() ? "" : ", some failed: " + done.message) << std::endl;
   return kvferry::ipc::ok();
 }
 

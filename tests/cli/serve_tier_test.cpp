@@ -223,6 +223,27 @@ TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {
   EXPECT_EQ(warm.cached_tokens, 80U);
 }
 
+TEST_F(ServeTierTest, AStoppedManagerKeepsNobodyWaiting) {
+  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+  const auto prompt = prompt_of(100, 80);
+  const GenerateReply cold = generate(prompt, 8);
+  EXPECT_GT(stored_blocks(), 0);
+  ASSERT_TRUE(running_.front()->stop());
+  const auto is_noticed = [this] {
+    return running_.back()->stderr_text().find("goes on without host memory") != std::string::npos;
+  };
+  // What is full of these is offered to it, and looked for there.
+  const ipc::Deadline deadline = soon();
+  for (std::uint32_t i = 1; !is_noticed() && !deadline.expired(); ++i) {
+    generate(prompt_of(1000 + i, 80), 64);
+  }
+  EXPECT_TRUE(is_noticed()) << running_.back()->stderr_text();
+  running_.front()->signal(SIGCONT);
+  EXPECT_EQ(generate(prompt, 8).tokens, cold.tokens);
+  stored_blocks();  // Nothing of what it was offered is under way for ever.
+  EXPECT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+}
+
 TEST_F(ServeTierTest, WhatDoesNotGoWithUnitsIsRefused) {
   const Finished run =
       run_kvferry({"worker", "--serve", "--unit-blocks=4", "--write-policy=write-back"});

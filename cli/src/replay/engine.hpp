@@ -8,6 +8,7 @@
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/device_index.hpp"
 #include "kvferry/worker/load_plan.hpp"
+#include "kvferry/worker/offer_pace.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
 #include "kvferry/worker/prefix_units.hpp"
 #include "kvferry/worker/step_channel.hpp"
@@ -298,6 +299,7 @@ class Engine final : private worker::SchedulerControl {
   std::unordered_map<std::size_t, std::uint32_t> failures_;
   std::unordered_map<AttemptId, Attempt> attempts_;
   std::unordered_map<ipc::JobId, AttemptId> load_jobs_;
+  worker::OfferPace pace_;
   std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
   AttemptId next_attempt_ = 1;
   std::uint64_t verify_turn_ = 0;

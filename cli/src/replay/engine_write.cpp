@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/worker/store_end.hpp"
 #include "replay/engine.hpp"
 
 #include <algorithm>
@@ -11,9 +12,8 @@ namespace kvferry::cli {
 namespace {
 
 using ipc::BlockId;
-using std::chrono_literals::operator""s;
-
-constexpr ipc::Duration kReserveTime = 1s;
+/// Of the device's blocks, the part that may be offered without an answer: one in so many.
+constexpr std::uint64_t kOfferedUnanswered = 8;
 /// Of the blocks of a group, the part that is written back ahead of its eviction: one in so many.
 constexpr std::uint64_t kAheadShare = 8;
 constexpr std::size_t kMostWrittenBack = 256;
@@ -89,7 +89,7 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
   return units;
 }
 
-// A reservation would say of it that it is there already, which it is not if that store fails.
+// An offer would be told that it is there already, which it is not if that store fails.
 bool Engine::is_storing(ipc::GroupId group, const ipc::Digest& key) const {
   return storing_[group.value].contains(key);
 }
@@ -103,55 +103,28 @@ void Engine::note_stored(const StoredUnit& unit) {
 }
 
 void Engine::store(std::vector<StoredUnit> units, bool evicting) {
-  std::vector<worker::StoreTarget> targets;
-  targets.reserve(units.size());
-  for (const StoredUnit& unit : units) targets.push_back(unit.target);
-  const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kReserveTime));
-  if (!slots || slots->size() != targets.size()) {
-    if (!slots) ipc::log_debug("reserve: {}", slots.error().to_string());
+  const std::size_t most =
+      std::max<std::size_t>(1, index_.front().block_count() / kOfferedUnanswered);
+  if (const auto may = pace_.admit(*client_, count_blocks(units), most); !may) {
+    ipc::log_debug("store: {}", may.error().to_string());
     return;
   }
-  StoreJob job;
-  job.era = era_;
-  job.evicting = evicting;
+  std::vector<worker::StoreTarget> targets;
   std::vector<worker::StoreItem> items;
-  std::vector<std::uint64_t> reserved;
-  std::size_t full = 0;
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    StoredUnit& unit = units[i];
-    const std::uint64_t slot = (*slots)[i].slot;
-    switch ((*slots)[i].outcome) {
-      case worker::Reservation::kReserved:
-        for (const HeldBlock& held : unit.blocks) {
-          items.push_back({held.group, held.block, slot, held.position % units_.blocks()});
-        }
-        reserved.push_back(slot);
-        job.units.push_back(std::move(unit));
-        break;
-      case worker::Reservation::kAlreadyThere:
-        counters_.already_stored += unit.blocks.size();
-        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
-        if (units_.blocks() == 1 ||
-            client_->presence(unit.target.group, unit.target.block) == worker::Presence::kHit) {
-          note_stored(unit);
-        }
-        break;
-      case worker::Reservation::kFull: full += unit.blocks.size(); break;
+  targets.reserve(units.size());
+  for (const StoredUnit& unit : units) {
+    for (const HeldBlock& held : unit.blocks) {
+      items.push_back({held.group, held.block, targets.size(), held.position % units_.blocks()});
     }
+    targets.push_back(unit.target);
   }
-  counters_.host_full += full;
-  gate_.on_full(full, ipc::MonotonicClock::now());
-  if (items.empty()) return;
-  const auto submitted = client_->submit_store(items);
+  const auto submitted = client_->offer_store(targets, items);
   if (!submitted) {
     ipc::log_debug("store not sent: {}", submitted.error().to_string());
-    if (const auto given_up = client_->abandon_store(reserved); !given_up) {
-      ipc::log_debug("reservations not given up: {}", given_up.error().to_string());
-    }
     return;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const StoredUnit& unit : job.units) {
+  for (const StoredUnit& unit : units) {
     storing_[unit.target.group.value].insert(unit.target.block);
     for (const HeldBlock& held : unit.blocks) {
       index_of(held.group).acquire(held.block);
@@ -159,33 +132,49 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
     }
   }
   gate_.begin(items.size());
-  store_jobs_.emplace(*submitted, std::move(job));
+  store_jobs_.emplace(*submitted, StoreJob{era_, std::move(units), evicting});
 }
 
 void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
   gate_.end(count_blocks(job.units));
   counters_.bytes_to_host += completion.bytes;
-  if (!completion.all_ok()) {
-    ++counters_.failed_jobs;
-    ipc::log_debug("store: {}", completion.message);
-    gate_.on_failed(ipc::MonotonicClock::now());
-  }
+  std::size_t full = 0;
+  bool failed = false;
   std::size_t item = 0;
   for (const StoredUnit& unit : job.units) {
+    const std::size_t blocks = unit.blocks.size();
     storing_[unit.target.group.value].erase(unit.target.block);
-    // All of it or nothing: parts that came fail with those that did not.
-    bool stored = true;
-    for (std::size_t i = 0; i < unit.blocks.size(); ++i, ++item) {
-      stored = stored && item < completion.results.size() && completion.results[item] == 0;
+    switch (worker::end_of_store(completion, std::exchange(item, item + blocks), blocks)) {
+      case worker::StoreEnd::kStored:
+        counters_.stores += blocks;
+        if (job.evicting) counters_.written_back += blocks;
+        if (job.era == era_) {
+          note_stored(unit);
+        } else {
+          lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
+        }
+        break;
+      case worker::StoreEnd::kThere:
+        counters_.already_stored += blocks;
+        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
+        if (job.era == era_ &&
+            (units_.blocks() == 1 ||
+             client_->presence(unit.target.group, unit.target.block) == worker::Presence::kHit)) {
+          note_stored(unit);
+        }
+        break;
+      case worker::StoreEnd::kNoRoom: full += blocks; break;
+      case worker::StoreEnd::kInUse: break;
+      case worker::StoreEnd::kFailed: failed = true; break;
     }
-    if (!stored) continue;
-    counters_.stores += unit.blocks.size();
-    if (job.evicting) counters_.written_back += unit.blocks.size();
-    if (job.era == era_) {
-      note_stored(unit);
-    } else {
-      lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
-    }
+  }
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  counters_.host_full += full;
+  gate_.on_full(full, now);
+  if (failed) {
+    ++counters_.failed_jobs;
+    ipc::log_debug("store: {}", completion.message);
+    gate_.on_failed(now);
   }
   if (job.era == era_) {
     // Deeper blocks go first, so that they are the first to be evicted; those written back keep

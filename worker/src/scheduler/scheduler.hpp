@@ -8,6 +8,7 @@
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/load_choice.hpp"
+#include "kvferry/worker/offer_pace.hpp"
 #include "kvferry/worker/prefetcher.hpp"
 #include "kvferry/worker/step_channel.hpp"
 #include "kvferry/worker/store_gate.hpp"
@@ -222,6 +223,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   std::uint64_t tokens_owed_ = 0;
   std::optional<Pass> pass_;
   std::unordered_map<ipc::JobId, LoadJob> load_jobs_;
+  OfferPace pace_;
   std::unordered_map<ipc::JobId, StoreJob> store_jobs_;
 
   std::string connect_trouble_;  ///< Said already.

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/worker/store_end.hpp"
 #include "scheduler/scheduler.hpp"
 
 #include <algorithm>
@@ -10,9 +11,8 @@
 namespace kvferry::worker {
 namespace {
 
-using std::chrono_literals::operator""s;
-
-constexpr ipc::Duration kRoomTime = 1s;
+/// Of the device's blocks, the part that may be offered without an answer: one in so many.
+constexpr std::uint32_t kOfferedUnanswered = 8;
 /// Of the blocks of a group, the part that is written back ahead of its eviction: one in so many.
 constexpr std::uint32_t kWrittenAhead = 8;
 constexpr std::size_t kWrittenAtOnce = 256;
@@ -31,7 +31,7 @@ void Scheduler::store_new_blocks(Sequence& sequence) {
   if (!found.empty()) store(std::move(found), false);
 }
 
-// A reservation would say of it that it is there already, which it is not if that store fails.
+// An offer would be told that it is there already, which it is not if that store fails.
 bool Scheduler::is_storing(const StoreTarget& target) const {
   return storing_[target.group.value].contains(target.block);
 }
@@ -53,89 +53,72 @@ void Scheduler::note_there(const PagedCache::Unstored& unit) {
 }
 
 void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
-  std::vector<StoreTarget> targets;
-  targets.reserve(units.size());
-  for (const PagedCache::Unstored& unit : units) targets.push_back(unit.target);
-  const auto slots = client_->reserve_store(targets, ipc::Deadline::after(kRoomTime));
-  if (!slots || slots->size() != targets.size()) {
-    if (!slots) {
-      ipc::log_debug("scheduler: reserve: {}", slots.error().to_string());
-      if (slots.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
-    }
+  const std::size_t most = std::max<std::size_t>(1, cache_.block_count() / kOfferedUnanswered);
+  if (const auto may = pace_.admit(*client_, PagedCache::count_blocks(units), most); !may) {
+    ipc::log_debug("scheduler: store: {}", may.error().to_string());
+    if (may.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
     return;
   }
-  StoreJob job;
-  job.era = era_;
-  job.evicting = evicting;
+  std::vector<StoreTarget> targets;
   std::vector<StoreItem> items;
-  std::vector<std::uint64_t> reserved;
-  std::size_t full = 0;
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    PagedCache::Unstored& unit = units[i];
-    const ipc::GroupId group = unit.target.group;
+  targets.reserve(units.size());
+  for (const PagedCache::Unstored& unit : units) {
     std::uint32_t position = unit.position;
-    switch ((*slots)[i].outcome) {
-      case Reservation::kReserved:
-        for (const ipc::BlockId block : unit.blocks) {
-          items.push_back({group, block, (*slots)[i].slot, position++ % cache_.units().blocks()});
-        }
-        reserved.push_back((*slots)[i].slot);
-        job.units.push_back(std::move(unit));
-        break;
-      case Reservation::kAlreadyThere: note_there(unit); break;
-      case Reservation::kFull: full += unit.blocks.size(); break;
+    for (const ipc::BlockId block : unit.blocks) {
+      items.push_back(
+          {unit.target.group, block, targets.size(), position++ % cache_.units().blocks()});
     }
+    targets.push_back(unit.target);
   }
-  gate_.on_full(full, ipc::MonotonicClock::now());
-  if (items.empty()) return;
-  const auto submitted = client_->submit_store(items);
+  const auto submitted = client_->offer_store(targets, items);
   if (!submitted) {
     ipc::log_debug("scheduler: store not sent: {}", submitted.error().to_string());
-    if (const auto given_up = client_->abandon_store(reserved); !given_up) {
-      ipc::log_debug("scheduler: reservations not given up: {}", given_up.error().to_string());
-    }
     return;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
-  for (const PagedCache::Unstored& unit : job.units) {
+  for (const PagedCache::Unstored& unit : units) {
     const ipc::GroupId group = unit.target.group;
     storing_[group.value].insert(unit.target.block);
     for (const ipc::BlockId block : unit.blocks) cache_.acquire(group, block);
     if (evicting) writing_back_[group.value] += unit.blocks.size();
   }
   gate_.begin(items.size());
-  store_jobs_.emplace(*submitted, std::move(job));
+  store_jobs_.emplace(*submitted, StoreJob{era_, std::move(units), evicting});
 }
 
 void Scheduler::on_store_done(const StoreJob& job, const Completion& completion) {
-  std::size_t item = PagedCache::count_blocks(job.units);
-  gate_.end(item);
+  gate_.end(PagedCache::count_blocks(job.units));
+  std::size_t full = 0;
+  bool failed = false;
+  std::size_t item = 0;
   for (const PagedCache::Unstored& unit : job.units) {
     storing_[unit.target.group.value].erase(unit.target.block);
+    const StoreEnd end = end_of_store(completion, item, unit.blocks.size());
+    item += unit.blocks.size();
+    failed = failed || end == StoreEnd::kFailed;
+    if (end == StoreEnd::kNoRoom) full += unit.blocks.size();
+    if (job.era != era_) continue;
+    if (end == StoreEnd::kThere) note_there(unit);
+    if (end != StoreEnd::kStored) continue;
+    cache_.mark_stored(unit);
+    lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
   }
-  if (!completion.all_ok()) {
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  gate_.on_full(full, now);
+  if (failed) {
     ipc::log_debug("scheduler: store: {}", completion.message);
-    gate_.on_failed(ipc::MonotonicClock::now());
+    gate_.on_failed(now);
   }
   if (job.era == era_) {
     for (std::size_t u = job.units.size(); u-- > 0;) {
-      const PagedCache::Unstored& unit = job.units[u];
-      const ipc::GroupId group = unit.target.group;
-      bool stored = true;  // All of it or nothing.
-      for (std::size_t i = unit.blocks.size(); i-- > 0;) {
-        --item;
-        stored = stored && item < completion.results.size() && completion.results[item] == 0;
-      }
-      if (stored) {
-        cache_.mark_stored(unit);
-        lacking_.forget(group, unit.target.block, unit.target.parts);
-      }
-      for (std::size_t i = unit.blocks.size(); i-- > 0;) {
+      const ipc::GroupId group = job.units[u].target.group;
+      const std::vector<ipc::BlockId>& blocks = job.units[u].blocks;
+      for (std::size_t i = blocks.size(); i-- > 0;) {
         if (job.evicting) {
           --writing_back_[group.value];
-          cache_.release_as_oldest(group, unit.blocks[i]);
+          cache_.release_as_oldest(group, blocks[i]);
         } else {
-          cache_.release(group, unit.blocks[i]);
+          cache_.release(group, blocks[i]);
         }
       }
     }
