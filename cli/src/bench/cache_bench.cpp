@@ -100,6 +100,41 @@ class SmallJobs {
   std::unordered_map<std::uint64_t, std::uint32_t> under_way_;
 };
 
+/// What a step of an engine spends on beginning a store of so many new blocks: it is offered, or
+/// its room is asked for first.
+void measure_store_calls(BenchContext& context, BenchInstance& instance, BenchPoint point) {
+  const std::uint32_t count = point.blocks;
+  worker::Client& client = instance.client();
+  std::vector<worker::StoreTarget> targets(count);
+  std::vector<worker::StoreItem> items(count);
+  BenchFigure offered = figure_of(BenchKind::kSubmit, "store, offered", point);
+  BenchFigure reserved = figure_of(BenchKind::kSubmit, "store, reserved first", std::move(point));
+  const auto store = [&](std::uint64_t prefix, bool reserves, Samples& calls) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      targets[i] = {ipc::GroupId{0}, hash_of(prefix, i),
+                    i == 0 ? worker::Digest{} : hash_of(prefix, i - 1)};
+      items[i] = {ipc::GroupId{0}, ipc::BlockId{i}, i};
+    }
+    const ipc::TimePoint start = ipc::MonotonicClock::now();
+    if (reserves) {
+      const auto slots = must(client.reserve_store(targets, ipc::Deadline::after(kAnswer)));
+      for (std::uint32_t i = 0; i < count; ++i) items[i].slot = slots[i].slot;
+    }
+    const worker::JobId job =
+        must(reserves ? client.submit_store(items) : client.offer_store(targets, items));
+    calls.add(us_since(start));
+    // wait: a store of the bench's own instance; kAnswer; the manager's end, which ends its jobs
+    must_be_ok(must(client.wait({&job, 1}, ipc::Deadline::after(kAnswer))).front());
+  };
+  for (std::uint32_t i = 0; i < context.config().samples; ++i) {
+    store(2 * std::uint64_t{i}, false, offered.us);
+    store(2 * std::uint64_t{i} + 1, true, reserved.us);
+    context.check_interrupted();
+  }
+  context.report.figures.push_back(std::move(offered));
+  context.report.figures.push_back(std::move(reserved));
+}
+
 /// Stores blocks of whole prefixes, in any order, until the index has so many.
 class IndexFill {
  public:
@@ -225,8 +260,11 @@ void bench_submit(BenchContext& context, const BenchShape& shape) {
   constexpr std::uint32_t kInFlight = 64;
   constexpr std::uint64_t kWarmUpJobs = 256;
   constexpr std::uint64_t kJobsOfSample = 40;
+  constexpr std::uint64_t kStoredAtOnce = 16;
+  const std::uint64_t held =
+      std::max<std::uint64_t>(kWarmUpJobs, 2 * kStoredAtOnce * context.config().samples);
   const InstancePlan plan =
-      context.plan(shape, kInFlight * 2, kWarmUpJobs * shape.moved_bytes() + kSlackBytes, kAuto);
+      context.plan(shape, kInFlight * 2, held * shape.moved_bytes() + kSlackBytes, kAuto);
   context.with_instance(shape, plan, [&](BenchInstance& instance) {
     context.doing("submit: jobs of one block");
     BenchFigure figure =
@@ -236,6 +274,9 @@ void bench_submit(BenchContext& context, const BenchShape& shape) {
     jobs.run(kWarmUpJobs, warm_up);
     figure.per_second = jobs.run(context.config().samples * kJobsOfSample, figure.us);
     context.report.figures.push_back(std::move(figure));
+    context.doing("submit: stores");
+    measure_store_calls(context, instance,
+                        shape.point(kStoredAtOnce, Way::kToHost, Locality::kSequential));
   });
 }
 
