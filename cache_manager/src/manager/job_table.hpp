@@ -35,7 +35,7 @@ enum class JobKind : std::uint8_t { kStore = 1, kLoad, kSwapOut, kSwapIn };
 struct JobItem {
   ipc::GroupId group;
   ipc::BlockId block;
-  HostBlockRef host;        ///< Null: the item failed before it was sent; result says why.
+  HostBlockRef host;        ///< Null: it is not sent; result says why.
   std::uint64_t token = 0;  ///< Stores: the reservation.
   std::uint32_t part = 0;   ///< Of the host block.
   std::uint32_t sequence_index = 0;
@@ -92,7 +92,7 @@ struct RankTarget {
 struct JobCounters {
   std::uint64_t queued = 0;
   std::uint64_t running = 0;
-  std::uint64_t done = 0;  ///< All items ok.
+  std::uint64_t done = 0;  ///< All items ok, or left out.
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t stale = 0;  ///< Refused for their generation, or answers nobody waits for.

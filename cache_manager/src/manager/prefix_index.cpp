@@ -251,6 +251,9 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
                                        const StoreTerms& terms) {
   if (Entry* there = find(key)) {
     if (terms.retention) retain(*there, *terms.retention);
+    if (there->state != State::kVisible) {
+      return {.outcome = ipc::ReserveOutcome::kInUse, .slot = 0};
+    }
     // It may have been stored by somebody who did not say what it continues.
     Entry* above = before.is_zero() ? nullptr : find({key.root, before, key.group});
     if (there->run > 0 && above != nullptr && above->run > 0) runs_.link(*there, *above);

@@ -4,6 +4,7 @@
 #include "manager/job_service.hpp"
 #include "manager/store_room.hpp"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -117,6 +118,13 @@ ipc::Result<JobService::Fills> JobService::check_places(const ClientRecord& clie
     }
     fills[item.slot] |= part;
   }
+  for (const auto& [place, filled] : fills) {
+    const std::uint64_t promised = offer.keys[place].parts;
+    if (promised == 0 || promised == filled) continue;
+    // Whoever has those parts would give way to one without them.
+    return KVFERRY_ERROR(kInvalidArgument, "job {}: parts {:#x} of a key for {:#x}: bring all",
+                         offer.store.job.value, filled, promised);
+  }
   if (fills.size() != offer.keys.size()) {
     return KVFERRY_ERROR(kInvalidArgument, "job {}: {} of its {} keys have a block: name others",
                          offer.store.job.value, fills.size(), offer.keys.size());
@@ -147,7 +155,17 @@ void JobService::offer_store(const ClientRecord& client, const ipc::Envelope& re
     if (store.layers) tell_failed(client.engine->id(), *store.layers, status.error());
     return;
   }
-  accept(client, request, take_offer(client, *offer, fills));
+  Job job = take_offer(client, *offer, fills);
+  const bool is_empty = std::all_of(job.items.begin(), job.items.end(),
+                                    [&job](const JobItem& item) { return job.left_out(item); });
+  if (!is_empty) return accept(client, request, std::move(job));
+  // Nothing to wait for in the queue of copies.
+  context_.reply(client.peer, request, ipc::Empty{});
+  context_.jobs.note_over(client.peer.id, store.job);
+  ipc::JobDone done;
+  done.job = store.job;
+  for (const JobItem& item : job.items) done.results.push_back(item.result);
+  send(client.peer.id, std::move(done));
 }
 
 Job JobService::take_offer(const ClientRecord& client,

@@ -96,14 +96,27 @@ TEST_F(ManagerOffersTest, WhatIsThereOrIsBeingStoredIsLeftOut) {
   EXPECT_THAT(finish_next(), ElementsAre(1, 4));
   const ipc::JobDone done = wait_done();
   const std::uint8_t there = code(ErrorCode::kAlreadyExists);
-  EXPECT_THAT(done.results, ElementsAre(0, there, there, 0, there));
+  const std::uint8_t pending = code(ErrorCode::kNotIdle);  // That store may fail.
+  EXPECT_THAT(done.results, ElementsAre(0, there, pending, 0, pending));
   EXPECT_THAT(done.message, IsEmpty());
   EXPECT_EQ(presence(4), BlockPresence::kHit);
   EXPECT_EQ(status()["engines"][0]["jobs"]["failed"], 0);
 }
 
-TEST_F(ManagerOffersTest, NothingToCopyIsAnsweredAllTheSame) {
+TEST_F(ManagerOffersTest, ByLayersTheOthersAreStoredBesideWhatIsLeftOut) {
+  store(2, 2);
+  ipc::OfferStore layered = offer(1, 3);
+  layered.store.layers = ipc::LayerTicket{3, 1};
+  send(layered);
+  EXPECT_THAT(finish_next(), ElementsAre(1, 3));
+  EXPECT_THAT(wait_done().results, ElementsAre(0, code(ErrorCode::kAlreadyExists), 0));
+  EXPECT_EQ(status()["index"]["blocks"], 3);
+  for (const auto& worker : workers_) EXPECT_FALSE(worker->has(MessageKind::kLayersFailed));
+}
+
+TEST_F(ManagerOffersTest, NothingToCopyIsAnsweredAtOnceThoughTheCopiesWait) {
   store(1, 1);
+  send(offer(2, 1));  // No mover answers it.
   ipc::OfferStore again = offer(1, 1);
   again.store.layers = ipc::LayerTicket{3, 1};
   send(again);
@@ -111,6 +124,33 @@ TEST_F(ManagerOffersTest, NothingToCopyIsAnsweredAllTheSame) {
   for (const auto& worker : workers_) {
     EXPECT_FALSE(worker->has(MessageKind::kLayersFailed)) << "its compute has not failed";
   }
+  EXPECT_EQ(status()["index"]["reserved"], 1) << "of the one before";
+  ipc::OfferStore twice = offer(1, 1);
+  twice.store.job = again.store.job;
+  send(twice);
+  EXPECT_THAT(finish_next(), ElementsAre(2));
+  EXPECT_THAT(wait_done().results, ElementsAre(0)) << "an id is taken once";
+}
+
+TEST_F(ManagerOffersTest, HostClearUnderAnOfferRevokesItAndKeepsTheOtherResults) {
+  store(2, 2);
+  send(offer(1, 2));
+  std::vector<ipc::MoverJob> jobs;
+  for (const auto& mover : movers_) {
+    const auto job = mover->next_body<ipc::MoverJob>(MessageKind::kMoverJob);
+    ASSERT_TRUE(job.has_value());
+    jobs.push_back(*job);
+  }
+  operator_->ask(MessageKind::kClear, ipc::ClearRequest{"chat", ipc::HostPolicy::kDrop});
+  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
+    ErrorCode revoked = ErrorCode::kRevoked;
+    movers_[rank]->finish(jobs[rank], &revoked);
+  }
+  ASSERT_NO_FATAL_FAILURE(answer_clears(1));
+  const ipc::JobDone done = wait_done();
+  EXPECT_THAT(done.results,
+              ElementsAre(code(ErrorCode::kRevoked), code(ErrorCode::kAlreadyExists)));
+  EXPECT_EQ(status()["index"]["blocks"], 0);
   EXPECT_EQ(status()["index"]["reserved"], 0);
 }
 
@@ -215,6 +255,8 @@ TEST_F(ManagerOffersTest, UnitInUseIsToldFromAFullPool) {
   ASSERT_EQ(client_->call<ipc::PinReply>(MessageKind::kPin, ipc::PinRequest{{key(1)}})->pinned, 1U);
   ipc::OfferStore whole = offer(1, 1);
   whole.keys[0].parts = 0b11;
+  refused(whole, ErrorCode::kInvalidArgument);  // Not all of the parts that it promises.
+  whole.store.job = ipc::JobId{next_job_++};
   whole.store.items.push_back({kMain, BlockId{2}, 0, 1});
   send(whole);
   EXPECT_THAT(wait_done().results, Each(code(ErrorCode::kNotIdle)));

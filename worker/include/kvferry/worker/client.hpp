@@ -378,9 +378,9 @@ class Client {
   /// Takes one pin of each back; counts those that had one of this client's.
   [[nodiscard]] Result<std::uint32_t> unpin(std::span<const Digest> hashes, Deadline deadline);
 
-  /// Room for blocks that are to be stored, one answer per target: kAlreadyThere also while another
-  /// store of the block is under way, kFull when nothing can be evicted, kInUse for a unit that
-  /// lacks parts and cannot give way now. A slot is this client's
+  /// Room for blocks that are to be stored, one answer per target: kFull when nothing can be
+  /// evicted, kInUse while another store of the block is under way, which may fail, and for a unit
+  /// that lacks parts and cannot give way now. A slot is this client's
   /// until a submit or abandon_store() names it; the client's end gives it up, a clear that drops
   /// the host tier, too. kNotReady while the cache is not ready, kInvalidArgument for a group that
   /// the engine does not have, kStaleEpoch when the weights were updated since state() was looked
@@ -405,8 +405,9 @@ class Client {
   /// reserve_store() and submit_store() of what gets room, in one message: nobody waits for the
   /// manager. Of each item, slot is the place of its target among targets, all of which are named.
   /// Those that get no room are not copied, which fails nothing else, and end with a result of
-  /// their own: kAlreadyExists (there, or another store of it is under way), kNoHostMemory (nothing
-  /// can be evicted for it), kNotIdle (Reservation::kInUse). Refused as a whole as both of those.
+  /// their own: kAlreadyExists (Reservation::kAlreadyThere), kNoHostMemory (kFull), kNotIdle
+  /// (kInUse). Of a target with parts, items have to bring all of them. Refused as a whole as both
+  /// of those.
   /// @pre as submit_store()
   [[nodiscard]] Result<JobId> offer_store(std::span<const StoreTarget> targets,
                                           std::span<const StoreItem> items,
@@ -454,9 +455,10 @@ class Client {
   /// kCancelled (closed), kBusy.
   [[nodiscard]] Status cancel(JobId job);
 
-  /// Since when the manager owes an answer, such as that it has taken a job: nothing when it has
-  /// answered everything. What is older than a second means that it stands still, and that nothing
-  /// more should be given to it. A manager that ends owes nothing. Looks for answers, never blocks.
+  /// Since when the manager owes an answer to a submit, which it gives when it takes the job:
+  /// nothing when it has taken or refused all. What is older than a second means that it stands
+  /// still, and that nothing more should be given to it. A manager that ends owes nothing. Looks
+  /// for answers, never blocks.
   [[nodiscard]] std::optional<ipc::TimePoint> unanswered_since();
   /// Waits until it owes none. kTimeout, kCancelled (closed).
   [[nodiscard]] Status wait_answered(Deadline deadline);

@@ -12,9 +12,9 @@ namespace kvferry::worker {
 /// What became of a block, or of a store unit, that was offered.
 enum class StoreEnd : std::uint8_t {
   kStored = 1,
-  kThere,   ///< It is there, or somebody else stores it just now, which may fail.
+  kThere,   ///< It was there, with all parts that were offered.
   kNoRoom,  ///< Host memory has none: the next one would have none either.
-  kInUse,   ///< The unit lacks parts and cannot give way just now.
+  kInUse,   ///< Somebody else stores it just now, or it lacks parts and cannot give way: try later.
   kFailed
 };
 

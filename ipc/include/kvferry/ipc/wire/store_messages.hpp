@@ -24,6 +24,7 @@ struct StoreKey {
   std::uint64_t parts = 0;  ///< That will be stored, a bit for each: a unit without them gives way.
   template <typename V> void visit(V& v) { v(group, block, before, retention, parts); }
 };
+/// kInUse: another store of it is under way, or it lacks parts and cannot give way now.
 enum class ReserveOutcome : std::uint8_t { kReserved = 1, kAlreadyThere, kFull, kInUse };
 constexpr std::uint64_t wire_max(ReserveOutcome) {
   return static_cast<std::uint64_t>(ReserveOutcome::kInUse);
@@ -64,8 +65,8 @@ struct SubmitStore {
   template <typename V> void visit(V& v) { v(job, generation, layers, items); }
 };
 /// Room and the store of what gets some, in one: of the others each item ends with what it is that
-/// it got none (kAlreadyExists, kNoHostMemory, kBusy for a unit that is in use). Of its items each
-/// names its key by the place among keys, instead of a slot.
+/// it got none (kAlreadyExists, kNoHostMemory, kNotIdle for what ReserveOutcome calls in use). Of
+/// its items each names its key by the place among keys, instead of a slot.
 struct OfferStore {
   SubmitStore store;
   std::vector<StoreKey> keys;  ///< Each named by an item.
