@@ -74,6 +74,7 @@ class RankLink {
 
  private:
   ipc::RankService::Hooks rank_hooks(const WorkerHooks& worker) {
+    layers_.fail_awaited(KVFERRY_ERROR(kNotReady, "no manager has accepted this worker yet"));
     ipc::RankService::Hooks hooks;
     hooks.on_message = [this](Envelope envelope) { on_message(std::move(envelope)); };
     hooks.on_manager = [this](const ipc::RegistryWelcome& welcome, const ipc::PoolMemory&) {
