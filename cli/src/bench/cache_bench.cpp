@@ -101,7 +101,7 @@ class SmallJobs {
 };
 
 /// What a step of an engine spends on beginning a store of so many new blocks: it is offered, or
-/// its room is asked for first.
+/// its room is asked for first. Earlier ones give way.
 void measure_store_calls(BenchContext& context, BenchInstance& instance, BenchPoint point) {
   const std::uint32_t count = point.blocks;
   worker::Client& client = instance.client();
@@ -260,11 +260,9 @@ void bench_submit(BenchContext& context, const BenchShape& shape) {
   constexpr std::uint32_t kInFlight = 64;
   constexpr std::uint64_t kWarmUpJobs = 256;
   constexpr std::uint64_t kJobsOfSample = 40;
-  constexpr std::uint64_t kStoredAtOnce = 16;
-  const std::uint64_t held =
-      std::max<std::uint64_t>(kWarmUpJobs, 2 * kStoredAtOnce * context.config().samples);
+  constexpr std::uint32_t kStoredAtOnce = 16;
   const InstancePlan plan =
-      context.plan(shape, kInFlight * 2, held * shape.moved_bytes() + kSlackBytes, kAuto);
+      context.plan(shape, kInFlight * 2, kWarmUpJobs * shape.moved_bytes() + kSlackBytes, kAuto);
   context.with_instance(shape, plan, [&](BenchInstance& instance) {
     context.doing("submit: jobs of one block");
     BenchFigure figure =
