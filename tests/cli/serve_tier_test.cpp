@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -223,19 +224,34 @@ TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {
   EXPECT_EQ(warm.cached_tokens, 80U);
 }
 
-TEST_F(ServeTierTest, AStoppedManagerKeepsNobodyWaiting) {
-  ASSERT_NO_FATAL_FAILURE(start_engine(1));
+class ServeStoppedTest : public ServeTierTest, public testing::WithParamInterface<const char*> {};
+
+// Blocks of what it was offered are nobody's until it answers: requests fit beside them.
+TEST_P(ServeStoppedTest, AStoppedManagerKeepsNobodyWaiting) {
+  gpu_blocks_ = 40;
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(1, {fmt::format("--write-policy={}", GetParam()), "--write-back-wait=60s"}));
   const auto prompt = prompt_of(100, 80);
   const GenerateReply cold = generate(prompt, 8);
-  EXPECT_GT(stored_blocks(), 0);
+  for (std::uint32_t i = 0; i < 8; ++i) generate(prompt_of(5000 + 100 * i, 80), 8);
+  stored_blocks();
   ASSERT_TRUE(running_.front()->stop());
   const auto is_noticed = [this] {
     return running_.back()->stderr_text().find("goes on without host memory") != std::string::npos;
   };
-  // What is full of these is offered to it, and looked for there.
+  // What is full of these is offered to it, and looked for there. Together they need more blocks
+  // than there are, so that some grow at the cost of others.
   const ipc::Deadline deadline = soon();
   for (std::uint32_t i = 1; !is_noticed() && !deadline.expired(); ++i) {
-    generate(prompt_of(1000 + i, 80), 64);
+    std::array<Answer, 4> answers;
+    for (std::uint32_t k = 0; k < answers.size(); ++k) {
+      ask_for(answers.at(k), prompt_of(1000 + 4 * i + k, 80), 160);
+    }
+    ASSERT_TRUE(run_until([&answers] {
+      return std::all_of(answers.begin(), answers.end(),
+                         [](const Answer& answer) { return answer.has_value(); });
+    })) << running_.back()->stderr_text();
+    for (const Answer& answer : answers) EXPECT_TRUE(answer->has_value());
   }
   EXPECT_TRUE(is_noticed()) << running_.back()->stderr_text();
   running_.front()->signal(SIGCONT);
@@ -243,6 +259,13 @@ TEST_F(ServeTierTest, AStoppedManagerKeepsNobodyWaiting) {
   stored_blocks();  // Nothing of what it was offered is under way for ever.
   EXPECT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
 }
+INSTANTIATE_TEST_SUITE_P(Policies,
+                         ServeStoppedTest,
+                         testing::Values("write-through", "write-back"),
+                         [](const auto& policy) {
+                           return std::string(policy.param) == "write-back" ? "WriteBack"
+                                                                            : "WriteThrough";
+                         });
 
 TEST_F(ServeTierTest, WhatDoesNotGoWithUnitsIsRefused) {
   const Finished run =

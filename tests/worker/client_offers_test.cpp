@@ -156,6 +156,7 @@ TEST_F(ClientOffersTest, WaitForAnswersEndsAtItsDeadlineAndWithTheClient) {
   EXPECT_EQ(late.error().code, ErrorCode::kTimeout);
   client_->close();
   EXPECT_EQ(client_->unanswered_since(), std::nullopt) << "it owes nothing to one that is closed";
+  EXPECT_EQ(client_->wait_answered(Deadline::after(20s)).error().code, ErrorCode::kCancelled);
 }
 
 }  // namespace

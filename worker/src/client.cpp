@@ -187,15 +187,14 @@ Result<std::vector<Completion>> Client::wait(std::span<const JobId> jobs, Deadli
 
 Status Client::wait_answered(Deadline deadline) {
   ClientLink& link = impl_->link;
-  if (link.is_forked()) return link.closed_error();
+  if (link.is_forked() || link.closed()) return link.closed_error();
   WaitLog log("what the manager owes an answer to");
   while (const auto since = link.unanswered_since()) {
-    if (link.closed()) return link.closed_error();
     if (deadline.expired()) {
       log.end("deadline");
       const auto owed = std::chrono::duration_cast<std::chrono::milliseconds>(
           ipc::MonotonicClock::now() - *since);
-      return KVFERRY_ERROR(kTimeout, "the manager has owed an answer for {} ms", owed.count());
+      return KVFERRY_ERROR(kTimeout, "the manager has taken no job for {} ms", owed.count());
     }
     log.tick(deadline);
     // wait: the manager's answers; deadline, of the caller, in steps of kNoticeable; news of the

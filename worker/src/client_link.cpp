@@ -310,8 +310,11 @@ Result<RequestId> ClientLink::send(MessageKind kind, Bytes body, Pending pending
 
 std::optional<ipc::TimePoint> ClientLink::unanswered_since() {
   pump();
-  if (pending_.empty()) return std::nullopt;
-  return pending_.begin()->second.sent;
+  const auto oldest = std::find_if(pending_.begin(), pending_.end(), [](const auto& request) {
+    return request.second.job.has_value();
+  });
+  if (oldest == pending_.end()) return std::nullopt;
+  return oldest->second.sent;
 }
 
 Result<Bytes> ClientLink::request(MessageKind kind, Bytes body, Deadline deadline) {

@@ -80,7 +80,7 @@ class ClientLink {
                               ipc::Bytes body,
                               std::span<const DeviceBlock> blocks);
 
-  /// When the oldest request was sent that has no answer yet.
+  /// When the oldest job was sent that has neither been taken nor refused yet.
   [[nodiscard]] std::optional<ipc::TimePoint> unanswered_since();
 
   /// Changes of the state, when the options ask for them.

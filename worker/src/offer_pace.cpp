@@ -3,13 +3,6 @@
 #include "kvferry/worker/offer_pace.hpp"
 
 namespace kvferry::worker {
-namespace {
-
-using std::chrono_literals::operator""s;
-
-constexpr ipc::Duration kAnswerTime = 1s;
-
-}  // namespace
 
 Status OfferPace::admit(Client& client, std::size_t blocks, std::size_t most) {
   const auto since = client.unanswered_since();

@@ -56,6 +56,7 @@ Engine::~Engine() {
   loop_.cancel(watch_timer_);
   loop_.cancel(due_timer_);
   loop_.cancel(room_timer_);
+  loop_.cancel(answer_timer_);
   loop_.cancel(prefetch_timer_);
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
@@ -256,7 +257,8 @@ void Engine::pump() {
       next = waiting_.erase(next);
     }
     // Nothing else would make room for it.
-    if (device_full && attempts_.empty() && store_jobs_.empty() && !prefetched_.empty()) {
+    const bool stores_end = !store_jobs_.empty() && manager_answers();
+    if (device_full && attempts_.empty() && !stores_end && !prefetched_.empty()) {
       end_prefetches();
       pump_later();
     } else {

@@ -12,6 +12,7 @@
 #include "kvferry/worker/prefix_plan.hpp"
 #include "kvferry/worker/prefix_units.hpp"
 #include "kvferry/worker/step_channel.hpp"
+#include "kvferry/worker/storing_keys.hpp"
 #include "kvferry/worker/tier_options.hpp"
 #include "kvferry/worker/write_back.hpp"
 #include "replay/counters.hpp"
@@ -26,7 +27,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 namespace kvferry::cli {
@@ -223,11 +223,13 @@ class Engine final : private worker::SchedulerControl {
   void store_blocks(const Attempt& attempt);
   /// What the write policy wants stored of it now.
   [[nodiscard]] std::vector<StoredUnit> units_wanted(const Attempt& attempt);
-  /// Reserves and submits; what is refused is left as it is.
+  /// What is not there is offered, as far as the manager takes it.
   void store(std::vector<StoredUnit> units, bool evicting);
+  /// False when nothing was sent.
+  bool offer(std::vector<StoredUnit> units, bool evicting);
   void on_store_done(StoreJob job, const worker::Completion& completion);
-  /// A store of the same contents is under way.
-  [[nodiscard]] bool is_storing(ipc::GroupId group, const ipc::Digest& key) const;
+  /// It does not stand still; looks again when that may be known.
+  [[nodiscard]] bool manager_answers();
   /// Host memory has all of the unit.
   void note_stored(const StoredUnit& unit);
   void write_back(const std::vector<worker::EvictedBlock>& blocks);
@@ -315,13 +317,14 @@ class Engine final : private worker::SchedulerControl {
   worker::Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
   std::vector<std::vector<ipc::Digest>> leases_to_end_;
   ipc::TimerId prefetch_timer_ = 0;
-  std::optional<ipc::TimePoint> look_again_;              ///< When prefetch_timer_ is due.
-  worker::LoadChoice::Decision decision_;                 ///< Of the latest plan.
-  std::optional<worker::PrefixUnits> places_;             ///< Of the latest plan's request.
-  std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
+  std::optional<ipc::TimePoint> look_again_;   ///< When prefetch_timer_ is due.
+  worker::LoadChoice::Decision decision_;      ///< Of the latest plan.
+  std::optional<worker::PrefixUnits> places_;  ///< Of the latest plan's request.
+  worker::StoringKeys storing_;
   std::optional<ipc::TimePoint> room_wanted_since_;
   std::size_t room_wanted_for_ = 0;  ///< A request.
   ipc::TimerId room_timer_ = 0;
+  ipc::TimerId answer_timer_ = 0;
 
   OffloadWatch offload_watch_;
   bool pump_posted_ = false;

@@ -5,6 +5,8 @@
 #include "replay/engine.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 /// To host memory: what the write policy wants there, as far as the way is free.
@@ -12,7 +14,8 @@ namespace kvferry::cli {
 namespace {
 
 using ipc::BlockId;
-/// Of the device's blocks, the part that may be offered without an answer: one in so many.
+/// Of the blocks of the smallest group, the part that may be offered without an answer: one in so
+/// many.
 constexpr std::uint64_t kOfferedUnanswered = 8;
 /// Of the blocks of a group, the part that is written back ahead of its eviction: one in so many.
 constexpr std::uint64_t kAheadShare = 8;
@@ -67,6 +70,7 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
     places.push_back({block.group, block.position});
     held.push_back(source);
   }
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
   std::vector<StoredUnit> units;
   for (const worker::UnitStore& made : worker::units_to_store(
            units_, options_.geometry.groups, std::span(hashes).first(end), places)) {
@@ -80,7 +84,7 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
     const bool wanted = found ? write_policy_.on_hit(made.group, made.key)
                               : write_policy_.on_filled(made.group, made.key);
     if (!wanted || (made.parts & ~index_of(made.group).stored_parts(made.key)) == 0) continue;
-    if (is_storing(made.group, made.key)) continue;
+    if (storing_.has(made.group, made.key, now)) continue;
     StoredUnit& unit = units.emplace_back();
     unit.target = {made.group, made.key, made.before};
     if (units_.blocks() > 1) unit.target.parts = made.parts;
@@ -89,9 +93,15 @@ std::vector<Engine::StoredUnit> Engine::units_wanted(const Attempt& attempt) {
   return units;
 }
 
-// An offer would be told that it is there already, which it is not if that store fails.
-bool Engine::is_storing(ipc::GroupId group, const ipc::Digest& key) const {
-  return storing_[group.value].contains(key);
+// What a manager that stands still was given would be waited for in vain.
+bool Engine::manager_answers() {
+  const auto since = client_->unanswered_since();
+  if (!since) return true;
+  const ipc::TimePoint overdue = *since + worker::OfferPace::kAnswerTime;
+  if (ipc::MonotonicClock::now() >= overdue) return false;
+  loop_.cancel(answer_timer_);
+  answer_timer_ = loop_.at(overdue, [this] { pump_later(); });
+  return true;
 }
 
 void Engine::note_stored(const StoredUnit& unit) {
@@ -103,12 +113,38 @@ void Engine::note_stored(const StoredUnit& unit) {
 }
 
 void Engine::store(std::vector<StoredUnit> units, bool evicting) {
-  const std::size_t most =
-      std::max<std::size_t>(1, index_.front().block_count() / kOfferedUnanswered);
-  if (const auto may = pace_.admit(*client_, count_blocks(units), most); !may) {
-    ipc::log_debug("store: {}", may.error().to_string());
-    return;
+  if (units_.blocks() == 1) {
+    // Of larger ones the table does not say which parts they have.
+    std::erase_if(units, [this](const StoredUnit& unit) {
+      const bool is_there =
+          client_->presence(unit.target.group, unit.target.block) == worker::Presence::kHit;
+      if (is_there) {
+        ++counters_.already_stored;
+        note_stored(unit);
+      }
+      return is_there;
+    });
   }
+  std::size_t least = index_.front().block_count();
+  for (const GroupIndex& group : index_) least = std::min<std::size_t>(least, group.block_count());
+  const std::size_t most = std::max<std::size_t>(1, least / kOfferedUnanswered);
+  while (!units.empty()) {
+    std::size_t blocks = units.front().blocks.size();
+    std::size_t count = 1;
+    while (count < units.size() && blocks + units[count].blocks.size() <= most) {
+      blocks += units[count++].blocks.size();
+    }
+    if (const auto may = pace_.admit(*client_, blocks, most); !may) {
+      ipc::log_debug("store: {}", may.error().to_string());
+      return;
+    }
+    const auto end = units.begin() + static_cast<std::ptrdiff_t>(count);
+    if (!offer({std::move_iterator(units.begin()), std::move_iterator(end)}, evicting)) return;
+    units.erase(units.begin(), end);
+  }
+}
+
+bool Engine::offer(std::vector<StoredUnit> units, bool evicting) {
   std::vector<worker::StoreTarget> targets;
   std::vector<worker::StoreItem> items;
   targets.reserve(units.size());
@@ -121,11 +157,11 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
   const auto submitted = client_->offer_store(targets, items);
   if (!submitted) {
     ipc::log_debug("store not sent: {}", submitted.error().to_string());
-    return;
+    return false;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
   for (const StoredUnit& unit : units) {
-    storing_[unit.target.group.value].insert(unit.target.block);
+    storing_.begin(unit.target.group, unit.target.block);
     for (const HeldBlock& held : unit.blocks) {
       index_of(held.group).acquire(held.block);
       if (evicting) ++writing_back_[held.group.value];
@@ -133,18 +169,22 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
   }
   gate_.begin(items.size());
   store_jobs_.emplace(*submitted, StoreJob{era_, std::move(units), evicting});
+  return true;
 }
 
 void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
   gate_.end(count_blocks(job.units));
   counters_.bytes_to_host += completion.bytes;
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
   std::size_t full = 0;
   bool failed = false;
   std::size_t item = 0;
   for (const StoredUnit& unit : job.units) {
     const std::size_t blocks = unit.blocks.size();
-    storing_[unit.target.group.value].erase(unit.target.block);
-    switch (worker::end_of_store(completion, std::exchange(item, item + blocks), blocks)) {
+    const worker::StoreEnd end =
+        worker::end_of_store(completion, std::exchange(item, item + blocks), blocks);
+    storing_.end(unit.target.group, unit.target.block, end, now);
+    switch (end) {
       case worker::StoreEnd::kStored:
         counters_.stores += blocks;
         if (job.evicting) counters_.written_back += blocks;
@@ -156,19 +196,13 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
         break;
       case worker::StoreEnd::kThere:
         counters_.already_stored += blocks;
-        // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
-        if (job.era == era_ &&
-            (units_.blocks() == 1 ||
-             client_->presence(unit.target.group, unit.target.block) == worker::Presence::kHit)) {
-          note_stored(unit);
-        }
+        if (job.era == era_) note_stored(unit);
         break;
       case worker::StoreEnd::kNoRoom: full += blocks; break;
       case worker::StoreEnd::kInUse: break;
       case worker::StoreEnd::kFailed: failed = true; break;
     }
   }
-  const ipc::TimePoint now = ipc::MonotonicClock::now();
   counters_.host_full += full;
   gate_.on_full(full, now);
   if (failed) {
@@ -197,8 +231,8 @@ void Engine::on_store_done(StoreJob job, const worker::Completion& completion) {
 
 void Engine::write_back(const std::vector<worker::EvictedBlock>& blocks) {
   if (blocks.empty() || !offload_usable()) return;
-  const std::size_t most =
-      std::min({blocks.size(), kMostWrittenBack, gate_.room(ipc::MonotonicClock::now())});
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  const std::size_t most = std::min({blocks.size(), kMostWrittenBack, gate_.room(now)});
   std::vector<StoredUnit> units;  // Of one block each: check_unit_blocks().
   units.reserve(most);
   for (const worker::EvictedBlock& evicted : std::span(blocks).first(most)) {
@@ -207,7 +241,7 @@ void Engine::write_back(const std::vector<worker::EvictedBlock>& blocks) {
     held.block = evicted.block;
     held.hash = evicted.hash;
     held.before = evicted.before;
-    if (is_storing(held.group, held.hash)) continue;
+    if (storing_.has(held.group, held.hash, now)) continue;
     units.push_back({{held.group, held.hash, held.before}, {held}});
   }
   if (!units.empty()) store(std::move(units), true);
@@ -254,7 +288,8 @@ bool Engine::room_is_made(const std::vector<std::uint64_t>& needed) {
   }
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   const bool comes = std::any_of(writing_back_.begin(), writing_back_.end(),
-                                 [](std::uint64_t blocks) { return blocks > 0; });
+                                 [](std::uint64_t blocks) { return blocks > 0; }) &&
+                     manager_answers();
   if (comes && !room_wanted_since_) {
     room_wanted_since_ = now;
     ++counters_.room_waits;

@@ -130,8 +130,11 @@ class PagedCache {
                                          std::span<const std::uint64_t> under_way,
                                          const WritePolicy& policy) const;
   [[nodiscard]] std::size_t group_count() const noexcept { return index_.size(); }
-  [[nodiscard]] std::uint32_t block_count() const noexcept {
-    return index_.empty() ? 0 : index_.front().block_count();
+  /// Of the smallest group.
+  [[nodiscard]] std::uint32_t least_blocks() const noexcept {
+    std::uint32_t least = index_.empty() ? 0 : index_.front().block_count();
+    for (const GroupIndex& group : index_) least = std::min(least, group.block_count());
+    return least;
   }
 
  private:

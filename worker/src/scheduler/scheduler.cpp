@@ -70,6 +70,7 @@ Scheduler::~Scheduler() {
   loop_.cancel(connect_timer_);
   loop_.cancel(prefetch_timer_);
   loop_.cancel(room_timer_);
+  loop_.cancel(answer_timer_);
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
 

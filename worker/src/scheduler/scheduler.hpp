@@ -12,6 +12,7 @@
 #include "kvferry/worker/prefetcher.hpp"
 #include "kvferry/worker/step_channel.hpp"
 #include "kvferry/worker/store_gate.hpp"
+#include "kvferry/worker/storing_keys.hpp"
 #include "kvferry/worker/tier_options.hpp"
 #include "kvferry/worker/write_policy.hpp"
 #include "scheduler/batch_plan.hpp"
@@ -26,7 +27,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 namespace kvferry::worker {
@@ -130,11 +130,14 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);
   void store(std::vector<PagedCache::Unstored> units, bool evicting);
-  /// A reservation was answered so.
+  /// False when nothing was sent.
+  bool offer(std::vector<PagedCache::Unstored> units, bool evicting);
+  /// Host memory has all of it.
   void note_there(const PagedCache::Unstored& unit);
   void on_store_done(const StoreJob& job, const Completion& completion);
-  /// A store of the same contents is under way.
-  [[nodiscard]] bool is_storing(const StoreTarget& target) const;
+  /// Not one that stands still: what it was given would be waited for in vain. Looks again when
+  /// that may be known.
+  [[nodiscard]] bool manager_answers();
   [[nodiscard]] bool is_writing_back() const;
   void write_back(const std::vector<EvictedBlock>& blocks);
   /// Whether the sequence may take its blocks: nothing is lost by that, or it cannot be helped.
@@ -189,10 +192,11 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   std::optional<PrefixUnits> places_;        ///< Of the latest plan, until its sequence grows.
   std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
   std::uint64_t loading_bytes_ = 0;
-  std::vector<std::unordered_set<ipc::Digest>> storing_;  ///< Of each group, until the store ends.
+  StoringKeys storing_;
   std::optional<ipc::TimePoint> room_wanted_since_;
   Number room_wanted_for_ = 0;
   ipc::TimerId room_timer_ = 0;
+  ipc::TimerId answer_timer_ = 0;
   std::optional<Prefetcher> prefetcher_;
   std::map<Number, Prefetched> prefetched_;
   std::unordered_map<Prefetcher::Id, Number> prefetching_;  ///< Not stopped ones.

@@ -59,7 +59,8 @@ void Scheduler::admit_waiting() {
 
 // Nothing that ends would make room for it: what prefetches hold does.
 void Scheduler::prefer_first(bool is_first) {
-  if (!is_first || !admitted_.empty() || !store_jobs_.empty() || prefetched_.empty()) return;
+  if (!is_first || !admitted_.empty() || prefetched_.empty()) return;
+  if (!store_jobs_.empty() && manager_answers()) return;
   first_alone_ = true;
   end_prefetches();
   pump_later();

@@ -81,7 +81,7 @@ bool Scheduler::make_room_for(Sequence& sequence) {
       end_prefetch(prefetched_.rbegin()->first);
       continue;
     }
-    if (is_writing_back()) return false;
+    if (is_writing_back() && manager_answers()) return false;
     Number youngest = 0;
     for (const Number number : admitted_) {
       if (sequences_.at(number).state == Sequence::State::kReady) youngest = number;

@@ -5,13 +5,16 @@
 #include "scheduler/scheduler.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 /// To host memory: what the write policy wants there, as far as the way is free.
 namespace kvferry::worker {
 namespace {
 
-/// Of the device's blocks, the part that may be offered without an answer: one in so many.
+/// Of the blocks of the smallest group, the part that may be offered without an answer: one in so
+/// many.
 constexpr std::uint32_t kOfferedUnanswered = 8;
 /// Of the blocks of a group, the part that is written back ahead of its eviction: one in so many.
 constexpr std::uint32_t kWrittenAhead = 8;
@@ -24,16 +27,13 @@ void Scheduler::store_new_blocks(Sequence& sequence) {
   cache_.judge(sequence, write_policy_);
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   if (!offload_usable() || !gate_.is_open(now)) return;
-  std::vector<PagedCache::Unstored> found = cache_.unstored(
-      sequence, gate_.room(now), [this](const StoreTarget& target) { return is_storing(target); });
+  std::vector<PagedCache::Unstored> found =
+      cache_.unstored(sequence, gate_.room(now), [this, now](const StoreTarget& target) {
+        return storing_.has(target.group, target.block, now);
+      });
   if (found.empty()) return;
   PagedCache::keep_first(found, gate_.admit(PagedCache::count_blocks(found), now));
   if (!found.empty()) store(std::move(found), false);
-}
-
-// An offer would be told that it is there already, which it is not if that store fails.
-bool Scheduler::is_storing(const StoreTarget& target) const {
-  return storing_[target.group.value].contains(target.block);
 }
 
 bool Scheduler::is_writing_back() const {
@@ -41,24 +41,54 @@ bool Scheduler::is_writing_back() const {
                      [](std::uint64_t blocks) { return blocks > 0; });
 }
 
+bool Scheduler::manager_answers() {
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (now < no_offload_before_) return false;
+  const auto since = client_->unanswered_since();
+  if (!since) return true;
+  const ipc::TimePoint overdue = *since + OfferPace::kAnswerTime;
+  if (now >= overdue) return false;
+  loop_.cancel(answer_timer_);
+  answer_timer_ = loop_.at(overdue, [this, alive = alive_] {
+    if (*alive) pump_later();
+  });
+  return true;
+}
+
 void Scheduler::note_there(const PagedCache::Unstored& unit) {
-  const StoreTarget& target = unit.target;
-  // Of one that somebody stores just now nobody knows the parts, nor whether it comes.
-  if (cache_.units().blocks() > 1 &&
-      client_->presence(target.group, target.block) != Presence::kHit) {
-    return;
-  }
-  lacking_.forget(target.group, target.block, target.parts);
+  lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
   cache_.mark_stored(unit);
 }
 
 void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
-  const std::size_t most = std::max<std::size_t>(1, cache_.block_count() / kOfferedUnanswered);
-  if (const auto may = pace_.admit(*client_, PagedCache::count_blocks(units), most); !may) {
-    ipc::log_debug("scheduler: store: {}", may.error().to_string());
-    if (may.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
-    return;
+  if (cache_.units().blocks() == 1) {
+    // Of larger ones the table does not say which parts they have.
+    std::erase_if(units, [this](const PagedCache::Unstored& unit) {
+      const bool is_there =
+          client_->presence(unit.target.group, unit.target.block) == Presence::kHit;
+      if (is_there) note_there(unit);
+      return is_there;
+    });
   }
+  const std::size_t most = std::max<std::size_t>(1, cache_.least_blocks() / kOfferedUnanswered);
+  while (!units.empty()) {
+    std::size_t blocks = units.front().blocks.size();
+    std::size_t count = 1;
+    while (count < units.size() && blocks + units[count].blocks.size() <= most) {
+      blocks += units[count++].blocks.size();
+    }
+    if (const auto may = pace_.admit(*client_, blocks, most); !may) {
+      ipc::log_debug("scheduler: store: {}", may.error().to_string());
+      if (may.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
+      return;
+    }
+    const auto end = units.begin() + static_cast<std::ptrdiff_t>(count);
+    if (!offer({std::move_iterator(units.begin()), std::move_iterator(end)}, evicting)) return;
+    units.erase(units.begin(), end);
+  }
+}
+
+bool Scheduler::offer(std::vector<PagedCache::Unstored> units, bool evicting) {
   std::vector<StoreTarget> targets;
   std::vector<StoreItem> items;
   targets.reserve(units.size());
@@ -73,37 +103,35 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
   const auto submitted = client_->offer_store(targets, items);
   if (!submitted) {
     ipc::log_debug("scheduler: store not sent: {}", submitted.error().to_string());
-    return;
+    return false;
   }
   // The copy reads these blocks: they are not handed out again before it has ended.
   for (const PagedCache::Unstored& unit : units) {
     const ipc::GroupId group = unit.target.group;
-    storing_[group.value].insert(unit.target.block);
+    storing_.begin(group, unit.target.block);
     for (const ipc::BlockId block : unit.blocks) cache_.acquire(group, block);
     if (evicting) writing_back_[group.value] += unit.blocks.size();
   }
   gate_.begin(items.size());
   store_jobs_.emplace(*submitted, StoreJob{era_, std::move(units), evicting});
+  return true;
 }
 
 void Scheduler::on_store_done(const StoreJob& job, const Completion& completion) {
   gate_.end(PagedCache::count_blocks(job.units));
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
   std::size_t full = 0;
   bool failed = false;
   std::size_t item = 0;
   for (const PagedCache::Unstored& unit : job.units) {
-    storing_[unit.target.group.value].erase(unit.target.block);
     const StoreEnd end = end_of_store(completion, item, unit.blocks.size());
+    storing_.end(unit.target.group, unit.target.block, end, now);
     item += unit.blocks.size();
     failed = failed || end == StoreEnd::kFailed;
     if (end == StoreEnd::kNoRoom) full += unit.blocks.size();
     if (job.era != era_) continue;
-    if (end == StoreEnd::kThere) note_there(unit);
-    if (end != StoreEnd::kStored) continue;
-    cache_.mark_stored(unit);
-    lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
+    if (end == StoreEnd::kStored || end == StoreEnd::kThere) note_there(unit);
   }
-  const ipc::TimePoint now = ipc::MonotonicClock::now();
   gate_.on_full(full, now);
   if (failed) {
     ipc::log_debug("scheduler: store: {}", completion.message);
@@ -128,15 +156,15 @@ void Scheduler::on_store_done(const StoreJob& job, const Completion& completion)
 
 void Scheduler::write_back(const std::vector<EvictedBlock>& blocks) {
   if (blocks.empty() || !offload_usable()) return;
-  const std::size_t most =
-      std::min({blocks.size(), kWrittenAtOnce, gate_.room(ipc::MonotonicClock::now())});
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  const std::size_t most = std::min({blocks.size(), kWrittenAtOnce, gate_.room(now)});
   std::vector<PagedCache::Unstored> found;
   found.reserve(most);
   for (const EvictedBlock& evicted : std::span(blocks).first(most)) {
     PagedCache::Unstored unit;  // Of one block: larger ones do not go with write-back.
     unit.target = {evicted.group, evicted.hash, evicted.before};
     unit.blocks = {evicted.block};
-    if (!is_storing(unit.target)) found.push_back(std::move(unit));
+    if (!storing_.has(evicted.group, evicted.hash, now)) found.push_back(std::move(unit));
   }
   if (!found.empty()) store(std::move(found), true);
 }
@@ -152,7 +180,7 @@ bool Scheduler::make_room(const Sequence& sequence, const PrefixPlan& wanted) {
   }
   write_back(plan.stores);
   if (!cache_.fits(wanted, sequence)) return false;  // What is being read goes to nobody.
-  const bool comes = is_writing_back();
+  const bool comes = is_writing_back() && manager_answers();
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   // The time of each request counts from when it is the first.
   if (std::exchange(room_wanted_for_, sequence.number) != sequence.number) {

@@ -4,6 +4,7 @@
 
 #include "kvferry/worker/client.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,9 +18,13 @@ namespace kvferry::worker {
 /// not. @threading one thread
 class OfferPace {
  public:
+  /// A manager that owes an answer for so long stands still.
+  static constexpr ipc::Duration kAnswerTime = std::chrono::seconds(1);
+
   /// Ok: offer so many blocks now. kTimeout: the manager has owed an answer for a second; go on
   /// without it for a while.
-  /// @param most blocks that may be offered without an answer; an offer of more is made alone
+  /// @param most blocks that may be offered without an answer. An offer of more is made alone: cut
+  /// offers to that.
   [[nodiscard]] Status admit(Client& client, std::size_t blocks, std::size_t most);
 
  private:
