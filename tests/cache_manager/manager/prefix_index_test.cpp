@@ -143,11 +143,17 @@ TEST_F(PrefixIndexTest, DiscardedStoreLeavesNothing) {
   EXPECT_EQ(index_.stats().reserved, 0U);
 }
 
-TEST_F(PrefixIndexTest, SecondReservationOfAKeyIsAlreadyThere) {
-  (void)reserve(0);
-  EXPECT_EQ(
-      index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, {}, shape_of(), alone()).outcome,
-      ReserveOutcome::kAlreadyThere);
+TEST_F(PrefixIndexTest, SecondReservationOfAKeyIsInUseUntilItIsThere) {
+  const auto again = [this] {
+    return index_.reserve(other_, {root_, digest(0), ipc::GroupId{0}}, {}, shape_of(), alone())
+        .outcome;
+  };
+  const PrefixIndex::Token token = reserve(0);
+  EXPECT_EQ(again(), ReserveOutcome::kInUse);
+  (void)index_.begin_fill(client_, token);
+  EXPECT_EQ(again(), ReserveOutcome::kInUse) << "it may fail yet";
+  index_.commit(token);
+  EXPECT_EQ(again(), ReserveOutcome::kAlreadyThere);
 }
 
 TEST_F(PrefixIndexTest, ReservationBelongsToItsClient) {
