@@ -143,6 +143,23 @@ TEST_F(ClientOffersTest, PaceBoundsWhatIsOfferedToAManagerThatTakesNothing) {
   EXPECT_EQ(pace.admit(*client_, 1, 4).error().code, ErrorCode::kTimeout);
 }
 
+TEST(TakeOfferTest, OffersAreOfWholeUnitsUpToTheBoundAndOfOneAtLeast) {
+  struct Unit {
+    std::vector<int> blocks;
+  };
+  std::vector<Unit> units{{{1, 2, 3}}, {{4}}, {{5}}, {{6}}};
+  const auto sizes = [&units](std::size_t most) {
+    std::vector<std::size_t> taken;
+    for (const Unit& unit : take_offer(units, most)) taken.push_back(unit.blocks.size());
+    return taken;
+  };
+  EXPECT_THAT(sizes(2), ElementsAre(3)) << "larger than the bound";
+  EXPECT_THAT(sizes(2), ElementsAre(1, 1));
+  EXPECT_EQ(units.front().blocks.front(), 6) << "in their order";
+  EXPECT_THAT(sizes(2), ElementsAre(1));
+  EXPECT_TRUE(units.empty());
+}
+
 TEST_F(ClientOffersTest, PaceWaitsForAManagerThatAnswers) {
   script([](ScriptedManager& manager, const IncarnationId& from, const Envelope& request) {
     (void)manager.server().reply(from, request, ipc::Empty{});

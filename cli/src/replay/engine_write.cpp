@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <utility>
 
 /// To host memory: what the write policy wants there, as far as the way is free.
@@ -129,18 +128,12 @@ void Engine::store(std::vector<StoredUnit> units, bool evicting) {
   for (const GroupIndex& group : index_) least = std::min<std::size_t>(least, group.block_count());
   const std::size_t most = std::max<std::size_t>(1, least / kOfferedUnanswered);
   while (!units.empty()) {
-    std::size_t blocks = units.front().blocks.size();
-    std::size_t count = 1;
-    while (count < units.size() && blocks + units[count].blocks.size() <= most) {
-      blocks += units[count++].blocks.size();
-    }
-    if (const auto may = pace_.admit(*client_, blocks, most); !may) {
+    std::vector<StoredUnit> next = worker::take_offer(units, most);
+    if (const auto may = pace_.admit(*client_, count_blocks(next), most); !may) {
       ipc::log_debug("store: {}", may.error().to_string());
       return;
     }
-    const auto end = units.begin() + static_cast<std::ptrdiff_t>(count);
-    if (!offer({std::move_iterator(units.begin()), std::move_iterator(end)}, evicting)) return;
-    units.erase(units.begin(), end);
+    if (!offer(std::move(next), evicting)) return;
   }
 }
 

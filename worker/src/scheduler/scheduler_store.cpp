@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <utility>
 
 /// To host memory: what the write policy wants there, as far as the way is free.
@@ -72,19 +71,13 @@ void Scheduler::store(std::vector<PagedCache::Unstored> units, bool evicting) {
   }
   const std::size_t most = std::max<std::size_t>(1, cache_.least_blocks() / kOfferedUnanswered);
   while (!units.empty()) {
-    std::size_t blocks = units.front().blocks.size();
-    std::size_t count = 1;
-    while (count < units.size() && blocks + units[count].blocks.size() <= most) {
-      blocks += units[count++].blocks.size();
-    }
-    if (const auto may = pace_.admit(*client_, blocks, most); !may) {
+    std::vector<PagedCache::Unstored> next = take_offer(units, most);
+    if (const auto may = pace_.admit(*client_, PagedCache::count_blocks(next), most); !may) {
       ipc::log_debug("scheduler: store: {}", may.error().to_string());
       if (may.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
       return;
     }
-    const auto end = units.begin() + static_cast<std::ptrdiff_t>(count);
-    if (!offer({std::move_iterator(units.begin()), std::move_iterator(end)}, evicting)) return;
-    units.erase(units.begin(), end);
+    if (!offer(std::move(next), evicting)) return;
   }
 }
 

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <vector>
 
 namespace kvferry::worker {
 
@@ -30,5 +32,20 @@ class OfferPace {
  private:
   std::uint64_t unanswered_ = 0;  ///< Blocks offered since nothing was owed.
 };
+
+/// Takes the first units out that go into one offer of at most so many blocks; one at least.
+/// @pre !units.empty()
+template <typename Unit>
+[[nodiscard]] std::vector<Unit> take_offer(std::vector<Unit>& units, std::size_t most) {
+  std::size_t blocks = units.front().blocks.size();
+  auto end = units.begin() + 1;
+  while (end != units.end() && blocks + end->blocks.size() <= most) {
+    blocks += end->blocks.size();
+    ++end;
+  }
+  std::vector<Unit> taken(std::move_iterator(units.begin()), std::move_iterator(end));
+  units.erase(units.begin(), end);
+  return taken;
+}
 
 }  // namespace kvferry::worker
