@@ -104,24 +104,24 @@ TEST_F(ReplayUnitsTest, WhatIsSharedIsFoundInWholeUnitsAndWhereAPrefixEnded) {
 
 TEST_F(ReplayUnitsTest, AUnitThatLacksPartsGetsThemFromThePrefixThatHasThem) {
   // A window of four blocks, behind nine and then behind eight: of the second unit the first
-  // request holds three blocks, the second one all.
-  std::vector<std::vector<int>> requests(20, ids(0, 9));  // Until it has been stored.
-  requests.push_back(ids(0, 8));
-  for (int i = 1; i <= 4; ++i) requests.push_back(ids(1000 * i, 12));  // All the device has.
+  // request holds three blocks, the second one all. Between them others take all blocks of the
+  // device: they begin when the stores of those before have ended.
+  std::vector<std::vector<int>> requests = {ids(0, 9), ids(1000, 12), ids(0, 8), ids(2000, 12)};
   requests.push_back(ids(0, 8));
   requests.back().push_back(1);
   const json report = play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4",
                                                 "--gpu-blocks=12", "--in-flight=1"});
   EXPECT_EQ(report["failed_jobs"], 1) << "what the second one looked for";
-  EXPECT_EQ(report["hits_host"], 8) << "of the last one";
+  EXPECT_EQ(report["hits_host"], 4 + 8) << "of the second one, and of the last one";
 }
 
 TEST_F(ReplayUnitsTest, PartsThatAPrefetchDidNotFindAreAskedForNoMore) {
   // Of the second unit the first request stores a window's last three blocks; the last two need all
-  // four. Others take its place on the device, and then give its store all the time it needs.
-  std::vector<std::vector<int>> requests = {ids(0, 9)};
-  for (int i = 1; i <= 6; ++i) requests.push_back(ids(1000 * i, 12));
-  requests.insert(requests.end(), 80, ids(6000, 12));
+  // four, and wait while others run that have nothing to load or store. What takes the whole device
+  // begins when the stores of those before have ended.
+  const std::vector<int> whole = ids(1000, 60);
+  std::vector<std::vector<int>> requests = {ids(0, 9), whole, ids(2000, 60), whole};
+  requests.insert(requests.end(), 20, ids(1000, 12));
   for (const int own : {100, 200}) {
     requests.push_back(ids(0, 8));
     requests.back().insert(requests.back().end(), {own, own + 1});

@@ -336,7 +336,8 @@ TEST_F(LeasePrepareRawTest, ForgedWordPreparesNothingAndDropsItsWriter) {
   PacketSocket socket = greet(words);
   const GrantBody grant = take_grant(socket);
   words.set_prepared(LeaseId{grant.lease.value + 1});
-  ASSERT_TRUE(send(socket, LeaseMessage::kPrepared, LeaseBody{grant.lease}));
+  // An owner that has looked at the word by itself has closed the connection.
+  (void)send(socket, LeaseMessage::kPrepared, LeaseBody{grant.lease});
   EXPECT_FALSE(socket.receive(soon()).has_value());
   const SeenView seen = owner->expect_view(
       "dropped", [](const SeenView& v) { return v.leases == 1 && v.note != "-"; });

@@ -147,6 +147,7 @@ TEST_F(ManagerOffersTest, HostClearUnderAnOfferRevokesItAndKeepsTheOtherResults)
     movers_[rank]->finish(jobs[rank], &revoked);
   }
   ASSERT_NO_FATAL_FAILURE(answer_clears(1));
+  ASSERT_TRUE(operator_->next_body<ipc::ClearReply>(MessageKind::kClear).has_value());
   const ipc::JobDone done = wait_done();
   EXPECT_THAT(done.results,
               ElementsAre(code(ErrorCode::kRevoked), code(ErrorCode::kAlreadyExists)));
