@@ -47,14 +47,18 @@ std::vector<Digest> prefix_of(std::uint64_t seed, std::size_t blocks) {
   return hashes;
 }
 
+/// How room for blocks is asked for: before they are stored, or with the store itself.
+enum class Way : std::uint8_t { kReserved, kOffered };
+
 /// A client of the engine in a namespace.
 class TenantClient {
  public:
   TenantClient(const std::string& runtime_dir,
                std::string name,
                std::uint32_t place,
-               std::optional<Digest> key)
-      : name_(std::move(name)), first_block_(place * kBatch) {
+               std::optional<Digest> key,
+               Way way)
+      : name_(std::move(name)), first_block_(place * kBatch), way_(way) {
     const ipc::Geometry geometry = ipc::load_geometry("tiny", 1).value();
     options_.runtime_dir = runtime_dir;
     options_.identity.name_space = name_;
@@ -76,17 +80,7 @@ class TenantClient {
       for (std::size_t i = first; i < std::min(hashes.size(), first + kBatch); ++i) {
         targets.push_back({GroupId{0}, hashes[i], i == 0 ? Digest{} : hashes[i - 1], retention});
       }
-      const auto slots = client_->reserve_store(targets, test::soon());
-      EXPECT_TRUE(slots.has_value()) << slots.error().to_string();
-      std::vector<worker::StoreItem> items;
-      for (const worker::StoreSlot& slot : slots.value_or(std::vector<worker::StoreSlot>{})) {
-        if (slot.outcome != Reservation::kReserved) continue;
-        const auto block = first_block_ + static_cast<std::uint32_t>(items.size());
-        items.push_back({GroupId{0}, BlockId{block}, slot.slot});
-      }
-      if (items.empty()) continue;
-      stored += items.size();
-      expect_done(client_->submit_store(items));
+      stored += way_ == Way::kOffered ? store_offered(targets) : store_reserved(targets);
     }
     return stored;
   }
@@ -128,15 +122,46 @@ class TenantClient {
   [[nodiscard]] worker::Client& client() { return *client_; }
 
  private:
-  void expect_done(const ipc::Result<ipc::JobId>& job) {
-    ASSERT_TRUE(job.has_value()) << job.error().to_string();
+  std::size_t store_reserved(const std::vector<worker::StoreTarget>& targets) {
+    const auto slots = client_->reserve_store(targets, test::soon());
+    EXPECT_TRUE(slots.has_value()) << slots.error().to_string();
+    std::vector<worker::StoreItem> items;
+    for (const worker::StoreSlot& slot : slots.value_or(std::vector<worker::StoreSlot>{})) {
+      if (slot.outcome != Reservation::kReserved) continue;
+      const auto block = first_block_ + static_cast<std::uint32_t>(items.size());
+      items.push_back({GroupId{0}, BlockId{block}, slot.slot});
+    }
+    if (!items.empty()) expect_done(client_->submit_store(items));
+    return items.size();
+  }
+  std::size_t store_offered(const std::vector<worker::StoreTarget>& targets) {
+    std::vector<worker::StoreItem> items;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      items.push_back({GroupId{0}, BlockId{first_block_ + static_cast<std::uint32_t>(i)}, i});
+    }
+    std::size_t stored = 0;
+    for (const std::uint8_t result : wait(client_->offer_store(targets, items)).results) {
+      EXPECT_THAT(static_cast<ErrorCode>(result),
+                  testing::AnyOf(ErrorCode{}, ErrorCode::kAlreadyExists, ErrorCode::kNoHostMemory));
+      stored += result == 0 ? 1U : 0U;
+    }
+    return stored;
+  }
+  worker::Completion wait(const ipc::Result<ipc::JobId>& job) {
+    EXPECT_TRUE(job.has_value()) << job.error().to_string();
+    if (!job) return {};
     const auto done = client_->wait(std::vector{*job}, test::soon());
-    ASSERT_TRUE(done.has_value()) << done.error().to_string();
-    EXPECT_TRUE(done->front().all_ok()) << done->front().message;
+    EXPECT_TRUE(done.has_value()) << done.error().to_string();
+    return done && !done->empty() ? done->front() : worker::Completion{};
+  }
+  void expect_done(const ipc::Result<ipc::JobId>& job) {
+    const worker::Completion done = wait(job);
+    EXPECT_TRUE(done.all_ok() && !done.results.empty()) << done.message;
   }
 
   const std::string name_;
   const std::uint32_t first_block_;
+  const Way way_;
   worker::ClientOptions options_;
   std::unique_ptr<worker::Client> client_;
   std::uint64_t next_ = 0;
@@ -154,7 +179,7 @@ class NamespacesTest : public testing::Test {
     }
   }
   [[nodiscard]] TenantClient tenant(const std::string& name, std::optional<Digest> key = {}) {
-    TenantClient made(temp_.path().string(), name, places_++, key);
+    TenantClient made(temp_.path().string(), name, places_++, key, way_);
     const ipc::Status ready = made.connect();
     EXPECT_TRUE(ready.has_value()) << ready.error().to_string();
     return made;
@@ -168,9 +193,22 @@ class NamespacesTest : public testing::Test {
   const test::ShortTempDir temp_;
   std::vector<test::ChildProcess> processes_;
   std::uint32_t places_ = 0;
+  Way way_ = Way::kReserved;
 };
 
-TEST_F(NamespacesTest, ATenantThatFloodsTakesNothingOfAnothersShareAndStaysUnderItsLimit) {
+class NamespaceLimitsTest : public NamespacesTest, public testing::WithParamInterface<Way> {
+ protected:
+  NamespaceLimitsTest() { way_ = GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways,
+                         NamespaceLimitsTest,
+                         testing::Values(Way::kReserved, Way::kOffered),
+                         [](const auto& way) {
+                           return way.param == Way::kOffered ? "offered" : "reserved";
+                         });
+
+TEST_P(NamespaceLimitsTest, ATenantThatFloodsTakesNothingOfAnothersShareAndStaysUnderItsLimit) {
   start({"--namespace-quota=quiet=25%:50%,loud=25%:75%"});
   TenantClient quiet = tenant("quiet");
   TenantClient loud = tenant("loud");
@@ -197,7 +235,7 @@ TEST_F(NamespacesTest, ATenantThatFloodsTakesNothingOfAnothersShareAndStaysUnder
   EXPECT_EQ(quiet.account("loud")["evicted_for_others"], 32);
 }
 
-TEST_F(NamespacesTest, SequencesCountAndWhatIsBeyondTheLimitIsRefused) {
+TEST_P(NamespaceLimitsTest, SequencesCountAndWhatIsBeyondTheLimitIsRefused) {
   start({"--namespace-quota=small=0:12.5%"});  // 16 blocks
   TenantClient small = tenant("small");
   const auto swap_out = [&](std::uint64_t sequence) {
@@ -234,7 +272,7 @@ TEST_F(NamespacesTest, WhoHasNoKeyFindsNothingByCallsNorInTheTable) {
   EXPECT_EQ(secret.usable(hashes), kBatch);
   // In its name, without its key.
   for (const std::optional<Digest>& wrong : {std::optional<Digest>(), {Digest::random()}}) {
-    TenantClient stranger(temp_.path().string(), "secret", 1, wrong);
+    TenantClient stranger(temp_.path().string(), "secret", 1, wrong, way_);
     const ipc::Status refused = stranger.connect();
     ASSERT_FALSE(refused.has_value());
     EXPECT_EQ(refused.error().code, ErrorCode::kPermission) << refused.error().to_string();
