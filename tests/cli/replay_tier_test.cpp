@@ -174,6 +174,22 @@ TEST_F(ReplayTierTest, AMoverThatDiesUnderPrefetchesIsReplacedAndNoBlockIsWrong)
   expect_all_accounted(report["prefetch"]);
 }
 
+TEST_F(ReplayTierTest, AManagerThatDiesUnderWriteBackIsReplacedAndLeavesNoBlockInUse) {
+  // All blocks of the device are taken: what the dead one was asked to store makes room all the
+  // same, or the rest would wait for it.
+  constexpr int kLong = 4000;
+  start_replay(write_trace(kLong, 30), {"--in-flight=8", "--write-policy=write-back",
+                                        "--write-back-wait=60s", "--gpu-blocks=60"});
+  auto before = children();
+  ASSERT_TRUE(before.at("manager").signal(SIGKILL));
+  EXPECT_EQ(finish_replay(std::chrono::seconds(50)), ChildExit::exited(0))
+      << running_->stderr_text();
+  const json report = checked(kLong);
+  EXPECT_EQ(report["restarts"], 1);
+  EXPECT_GT(report["written_back"], 0);
+  EXPECT_GT(report["failed_jobs"], 0) << "nothing was under way";
+}
+
 TEST_F(ReplayTierTest, RecomputeAlwaysLoadsNothing) {
   const json report = play({"--recompute=always"});
   EXPECT_EQ(report["loads"], 0);
