@@ -49,7 +49,7 @@ void EvictionPolicy::continue_from(EntryId id, EntryId above) {
 
 void EvictionPolicy::enter(const BlockUse& use) {
   KVFERRY_CHECK(use.id != kNoEntry, "a block without a place");
-  if (use.id >= blocks_.size()) blocks_.resize(use.id + 1);
+  blocks_.grow(std::size_t{use.id} + 1);
   Block& entered = blocks_[use.id];
   entered.key = use.key;
   entered.parent = kNoEntry;

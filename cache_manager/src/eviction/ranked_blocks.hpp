@@ -3,11 +3,11 @@
 #pragma once
 
 #include "kvferry/cache_manager/eviction_policy.hpp"
+#include "kvferry/cache_manager/paged_vector.hpp"
 
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 namespace kvferry::cache_manager {
 
@@ -32,14 +32,14 @@ template <typename Rank> class RankedBlocks {
 template <typename T> class PerBlock {
  public:
   T& make(EntryId id) {
-    if (id >= values_.size()) values_.resize(id + 1);
+    values_.grow(std::size_t{id} + 1);
     return values_[id];
   }
   [[nodiscard]] T& at(EntryId id) { return values_[id]; }
   [[nodiscard]] const T& at(EntryId id) const { return values_[id]; }
 
  private:
-  std::vector<T> values_;
+  PagedVector<T> values_;
 };
 
 }  // namespace kvferry::cache_manager

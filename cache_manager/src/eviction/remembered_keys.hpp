@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "split_map.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <unordered_map>
 
 namespace kvferry::cache_manager {
 
@@ -18,10 +19,10 @@ class RememberedKeys {
   }
   /// Whether it was there.
   bool erase(std::uint64_t key) {
-    const auto at = at_.find(key);
-    if (at == at_.end()) return false;
-    order_.erase(at->second);
-    at_.erase(at);
+    const auto* at = at_.find(key);
+    if (at == nullptr) return false;
+    order_.erase(*at);
+    at_.erase(key);
     return true;
   }
   /// @pre not empty
@@ -30,7 +31,7 @@ class RememberedKeys {
 
  private:
   std::list<std::uint64_t> order_;
-  std::unordered_map<std::uint64_t, std::list<std::uint64_t>::iterator> at_;
+  SplitMap<std::uint64_t, std::list<std::uint64_t>::iterator> at_;
 };
 
 }  // namespace kvferry::cache_manager

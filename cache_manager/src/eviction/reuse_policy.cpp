@@ -4,11 +4,11 @@
 #include "eviction/ranked_blocks.hpp"
 #include "eviction/reuse_model.hpp"
 #include "kvferry/ipc/base/check.hpp"
+#include "split_map.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <unordered_map>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -121,15 +121,15 @@ class ReusePolicy final : public EvictionPolicy {
 
   NodeId enter(const BlockUse& use) {
     NodeId node = kNoNode;
-    if (const auto at = watched_.find(use.key); at != watched_.end()) {
-      node = at->second;
+    if (const NodeId* watched = watched_.find(use.key)) {
+      node = *watched;
       unwatch(node);
     } else if (!unused_.empty()) {
       node = unused_.back();
       unused_.pop_back();
     } else {
       node = static_cast<NodeId>(nodes_.size());
-      nodes_.emplace_back();
+      nodes_.add();
     }
     nodes_[node].key = use.key;
     nodes_[node].id = use.id;
@@ -213,12 +213,12 @@ class ReusePolicy final : public EvictionPolicy {
 
   void watch(NodeId node) {
     Node& block = nodes_[node];
-    if (const auto at = watched_.find(block.key); at != watched_.end()) {
-      const NodeId other = at->second;  // of the same key
+    if (const NodeId* same = watched_.find(block.key)) {
+      const NodeId other = *same;
       unwatch(other);
       forget(other);
     }
-    watched_.emplace(block.key, node);
+    watched_[block.key] = node;
     block.gone_before = last_gone_;
     block.gone_after = kNoNode;
     (last_gone_ == kNoNode ? first_gone_ : nodes_[last_gone_].gone_after) = node;
@@ -245,12 +245,12 @@ class ReusePolicy final : public EvictionPolicy {
   double learn_every_;
   std::uint64_t now_ = 1;  ///< Blocks used.
   std::uint64_t learned_ = 1;
-  std::vector<Node> nodes_;
+  PagedVector<Node> nodes_;
   std::vector<NodeId> unused_;
   PerBlock<NodeId> nodes_of_;
   std::array<CellBlocks, ReuseModel::kCells> cells_;
   std::vector<double> pending_ = std::vector<double>(ReuseModel::kCells, 0);
-  std::unordered_map<std::uint64_t, NodeId> watched_;  ///< Gone, by key.
+  SplitMap<std::uint64_t, NodeId> watched_;  ///< Gone, by key.
   NodeId first_gone_ = kNoNode;
   NodeId last_gone_ = kNoNode;
 };

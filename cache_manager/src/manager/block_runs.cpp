@@ -46,10 +46,11 @@ void BlockRuns::wait(RunNode& node) {
 void BlockRuns::stop_waiting(RunNode& node) {
   if (!node.waits) return;
   node.waits = false;
-  const auto at = waiting_.find(key_of_above(node));
-  KVFERRY_CHECK(at != waiting_.end(), "a block waits for one that nobody waits for");
-  take_out(at->second, node);
-  if (at->second == nullptr) waiting_.erase(at);
+  const ipc::BlockKey above = key_of_above(node);
+  RunNode** first = waiting_.find(above);
+  KVFERRY_CHECK(first != nullptr, "a block waits for one that nobody waits for");
+  take_out(*first, node);
+  if (*first == nullptr) waiting_.erase(above);
 }
 
 const RunNode* BlockRuns::beginning_of(const RunNode& node) {
@@ -88,10 +89,10 @@ void BlockRuns::add(RunNode& node, RunNode* above) {
     wait(node);
   }
   renew_runs(node);
-  const auto found = waiting_.find(node.key);
-  if (found == waiting_.end()) return;
-  RunNode* below = found->second;
-  waiting_.erase(found);
+  RunNode* const* found = waiting_.find(node.key);
+  if (found == nullptr) return;
+  RunNode* below = *found;
+  waiting_.erase(node.key);
   // One of them may be where this one's own run begins: engines that are mistaken make circles.
   const RunNode* beginning = beginning_of(node);
   while (below != nullptr) {

@@ -5,10 +5,10 @@
 #include "kvferry/cache_manager/eviction_policy.hpp"
 #include "kvferry/ipc/index/prefix_table.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
+#include "split_map.hpp"
 
 #include <cstdint>
 #include <functional>
-#include <unordered_map>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -72,7 +72,7 @@ class BlockRuns {
   ipc::PrefixTable& table_;
   OnJoined on_joined_;
   /// The first of those that wait for a block.
-  std::unordered_map<ipc::BlockKey, RunNode*> waiting_;
+  SplitMap<ipc::BlockKey, RunNode*> waiting_;
   const std::uint64_t most_steps_;
   std::uint64_t steps_left_ = most_steps_;
   std::vector<RunNode*> to_renew_;  ///< Of renew_runs(), kept for its memory.

@@ -37,14 +37,14 @@ void EvictionOrder::enter(EntryId id, std::uint32_t partition, std::size_t capac
     if (!made) throw ipc::Exception(made.error());
     part.policy = std::move(made).value();
   }
-  if (id >= places_.size()) places_.resize(id + 1);
+  places_.grow(std::size_t{id} + 1);
   Place& place = at(id);
   KVFERRY_CHECK(place.part == nullptr, "a block enters the order of eviction twice");
   place.part = &part;
   place.kept = {};
   if (part.free_places.empty()) {
     place.place = static_cast<EntryId>(part.entries.size());
-    part.entries.push_back(id);
+    part.entries.add(id);
   } else {
     place.place = part.free_places.back();
     part.free_places.pop_back();

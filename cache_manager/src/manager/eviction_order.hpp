@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/cache_manager/eviction_policy.hpp"
+#include "kvferry/cache_manager/paged_vector.hpp"
 #include "kvferry/ipc/base/clock.hpp"
 #include "kvferry/ipc/model/retention.hpp"
 
@@ -70,7 +71,7 @@ class EvictionOrder {
   /// Places of its own, so that each policy is as large as its blocks are many.
   struct Part {
     std::unique_ptr<EvictionPolicy> policy;
-    std::vector<EntryId> entries;  ///< By place.
+    PagedVector<EntryId> entries;  ///< By place.
     std::vector<EntryId> free_places;
   };
   struct Place {
@@ -84,7 +85,7 @@ class EvictionOrder {
 
   std::string policy_;
   std::map<std::uint32_t, Part> parts_;
-  std::vector<Place> places_;  ///< By entry.
+  PagedVector<Place> places_;  ///< By entry.
   std::set<std::pair<ipc::TimePoint, EntryId>> ends_;
   std::size_t retained_ = 0;
   std::vector<BlockUse> path_;  ///< Of use(), kept for its memory.

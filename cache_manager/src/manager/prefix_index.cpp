@@ -35,8 +35,8 @@ PrefixIndex::Entry* PrefixIndex::find(const ipc::BlockKey& key) const {
   if (root == roots_.end()) {
     return nullptr;
   }
-  const auto at = root->second.find(key);
-  return at == root->second.end() ? nullptr : at->second.get();
+  const auto* entry = root->second.find(key);
+  return entry == nullptr ? nullptr : entry->get();
 }
 
 NamespaceAccount& PrefixIndex::account_of(const Entry& entry) {
@@ -51,7 +51,7 @@ BlockUse PrefixIndex::use_of(const Entry& entry) {
 void PrefixIndex::give_id(Entry& entry) {
   if (free_ids_.empty()) {
     entry.id = static_cast<EntryId>(entries_.size());
-    entries_.push_back(&entry);
+    entries_.add(&entry);
   } else {
     entry.id = free_ids_.back();
     free_ids_.pop_back();
@@ -277,7 +277,7 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   table_.put(key, {.pending = true, .run = 0});
   ++stats_.reserved;
   const Token token = entry->token;
-  roots_[key.root].emplace(key, std::move(entry));
+  roots_[key.root][key] = std::move(entry);
   return {.outcome = ipc::ReserveOutcome::kReserved, .slot = token};
 }
 
@@ -376,7 +376,7 @@ std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
     ++stats_.visible;
     give_id(*entry);
     entries.push_back(entry.get());
-    roots_[found.key.root].emplace(found.key, std::move(entry));
+    roots_[found.key.root][found.key] = std::move(entry);
   }
   use_new(entries);
   runs_.begin();
@@ -510,7 +510,7 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   }
   std::vector<Entry*> victims;
   std::uint64_t visible = 0;
-  for (const auto& [key, entry] : at->second) {
+  at->second.visit([&](const ipc::BlockKey&, const std::unique_ptr<Entry>& entry) {
     const bool kept = entry->state == State::kVisible
                           ? std::any_of(entry->pins.begin(), entry->pins.end(),
                                         [&](const auto& pin) { return is_foreign(pin.first); })
@@ -520,7 +520,7 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
       victims.push_back(entry.get());
       visible += entry->state == State::kVisible ? 1U : 0U;
     }
-  }
+  });
   for (Entry* victim : victims) {
     erase(*victim);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvferry/cache_manager/eviction_policy.hpp"
+#include "kvferry/cache_manager/paged_vector.hpp"
 #include "kvferry/ipc/base/ids.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/index/prefix_table.hpp"
@@ -15,6 +16,7 @@
 #include "manager/host_pool.hpp"
 #include "manager/namespace_accounts.hpp"
 #include "manager/prefix_observer.hpp"
+#include "split_map.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -205,7 +207,7 @@ class PrefixIndex {
     bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
     Kept kept;
   };
-  using Table = std::unordered_map<ipc::BlockKey, std::unique_ptr<Entry>>;
+  using Table = SplitMap<ipc::BlockKey, std::unique_ptr<Entry>>;
 
   [[nodiscard]] Entry* find(const ipc::BlockKey& key) const;
   [[nodiscard]] static bool is_evictable(const Entry& entry) {
@@ -273,7 +275,7 @@ class PrefixIndex {
   std::vector<SlabShape> recent_;
   EvictionOrder order_;
   Now now_ = [] { return ipc::MonotonicClock::now(); };
-  std::vector<Entry*> entries_;  ///< Visible, by EntryId.
+  PagedVector<Entry*> entries_;  ///< Visible, by EntryId.
   std::vector<EntryId> free_ids_;
   std::vector<BlockUse> path_;  ///< Of use(), kept for its memory.
   ipc::PrefixTable table_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/paged_vector.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/model/retention.hpp"
 
@@ -124,7 +125,7 @@ class EvictionPolicy {
                                                      const MayEvict& may_evict) const;
   void remove(EntryId id, bool evicted);
 
-  std::vector<Block> blocks_;
+  PagedVector<Block> blocks_;
   /// Blocks that one request is looked at for circles.
   static constexpr std::uint32_t kMostSteps = 16'384;
   std::uint64_t request_ = 0;
