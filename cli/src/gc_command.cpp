@@ -23,7 +23,19 @@ namespace {
 
 using Json = nlohmann::json;
 
-enum class Fate : std::uint8_t { kInUse, kKept, kLetGo, kFailed };
+enum class Fate : std::uint8_t { kInUse, kKept, kLetGo, kFailed, kUnknown };
+
+/// As JSON has it.
+std::string_view name_of(Fate fate) {
+  switch (fate) {
+    case Fate::kInUse: return "in_use";
+    case Fate::kKept: return "kept";
+    case Fate::kLetGo: return "let_go";
+    case Fate::kFailed: return "failed";
+    case Fate::kUnknown: return "unknown";
+  }
+  return "";
+}
 
 std::string_view to_string(Fate fate) {
   switch (fate) {
@@ -31,6 +43,7 @@ std::string_view to_string(Fate fate) {
     case Fate::kKept: return "kept, nobody uses it";
     case Fate::kLetGo: return "let go";
     case Fate::kFailed: return "failed";
+    case Fate::kUnknown: return "does not answer";
   }
   return "";
 }
@@ -62,7 +75,16 @@ void collect(const ipc::RuntimeDir& dir,
              std::chrono::milliseconds deadline,
              Remains& remains) {
   const ipc::Deadline until = ipc::Deadline::after(deadline);
-  for (const ipc::KeptPool& kept : ipc::find_kept_pools(dir, /*succeeds=*/false, until)) {
+  const ipc::KeptPools found = ipc::find_kept_pools(dir, /*succeeds=*/false, until);
+  for (const ipc::SilentKeeper& silent : found.silent) {
+    remains.failed = true;
+    remains.pools.push_back({dir.instance(), silent.holder, silent.pid, "", 0, Fate::kUnknown});
+    print_err(
+        "kvferry gc: {} of instance {} (pid {}) does not say whether it keeps a pool: {}; if it is "
+        "stopped, let it go on or end it\n",
+        silent.holder, dir.instance(), silent.pid, silent.error.to_string());
+  }
+  for (const ipc::KeptPool& kept : found.pools) {
     Pool pool{dir.instance(),         kept.holder, kept.pid, kept.memory.id.hex(),
               kept.memory.pool_bytes, Fate::kInUse};
     // A manager that is starting will want it.
@@ -94,10 +116,7 @@ void print_json(const Remains& remains) {
                      {"pid", pool.pid},
                      {"pool", pool.id},
                      {"bytes", pool.bytes},
-                     {"state", pool.fate == Fate::kInUse   ? "in_use"
-                               : pool.fate == Fate::kKept  ? "kept"
-                               : pool.fate == Fate::kLetGo ? "let_go"
-                                                           : "failed"}});
+                     {"state", name_of(pool.fate)}});
   }
   print_out("{}\n", Json{{"pools", pools}, {"names_removed", remains.names}}.dump(2));
 }
@@ -106,12 +125,14 @@ void print_text(const Remains& remains, bool only_looks) {
   Table table(
       {{"instance"}, {"pool"}, {"size", Align::kRight}, {"kept by"}, {"pid", Align::kRight}, {""}});
   for (const Pool& pool : remains.pools) {
-    table.add({pool.instance, pool.id.substr(0, 8), ipc::format_size(pool.bytes), pool.holder,
-               std::to_string(pool.pid), std::string(to_string(pool.fate))});
+    const bool is_known = pool.fate != Fate::kUnknown;
+    table.add({pool.instance, is_known ? pool.id.substr(0, 8) : "?",
+               is_known ? ipc::format_size(pool.bytes) : "?", pool.holder, std::to_string(pool.pid),
+               std::string(to_string(pool.fate))});
   }
   if (!table.empty()) print_out("{}", table.render());
   for (const std::string& name : remains.names) print_out("{}: removed\n", name);
-  if (remains.pools.empty() && remains.names.empty()) {
+  if (remains.pools.empty() && remains.names.empty() && !remains.failed) {
     print_out("{}\n", only_looks ? "no host pool is kept by anybody" : "nothing was left behind");
   }
 }

@@ -66,6 +66,20 @@ TEST_F(GcTest, APoolIsKeptAfterItsManagersDeathUntilItIsCollected) {
   EXPECT_THAT(collect().output, HasSubstr("nothing was left behind"));
 }
 
+TEST_F(GcTest, AKeeperThatIsStoppedIsNamedAndNotTakenForNone) {
+  ASSERT_NO_FATAL_FAILURE(start_all());
+  kill_manager();
+  ASSERT_EQ(pools("kept").size(), 1U);
+  running_.back()->signal(SIGSTOP);
+  const Finished looked = run_kvferry({"gc", "--list", "--deadline=300ms", runtime_dir()});
+  EXPECT_EQ(looked.exit, ChildExit::exited(1));
+  EXPECT_THAT(looked.output, HasSubstr("does not answer"));
+  EXPECT_THAT(looked.complaints, HasSubstr("default.0.keep"));
+  EXPECT_THAT(looked.complaints, HasSubstr("stopped"));
+  running_.back()->signal(SIGCONT);
+  EXPECT_EQ(pools("kept").size(), 1U);
+}
+
 TEST_F(GcTest, TheNextManagerTakesThePoolAndStatusSaysSo) {
   ASSERT_NO_FATAL_FAILURE(start_all());
   const std::string id = pools("in_use")[0]["pool"];

@@ -102,7 +102,12 @@ Candidate examine(ipc::KeptPool kept, const HostPool::Stats& pool) {
 KeptMemory take_kept_pool(const ipc::RuntimeDir& dir, const HostPool::Stats& pool) {
   const ipc::Deadline deadline = ipc::Deadline::after(kAskKeepers);
   std::vector<Candidate> found;
-  for (ipc::KeptPool& kept : ipc::find_kept_pools(dir, /*succeeds=*/true, deadline)) {
+  ipc::KeptPools asked = ipc::find_kept_pools(dir, /*succeeds=*/true, deadline);
+  for (const ipc::SilentKeeper& silent : asked.silent) {
+    ipc::log_warn("{} does not say whether it keeps a pool: {}", silent.holder,
+                  silent.error.to_string());
+  }
+  for (ipc::KeptPool& kept : asked.pools) {
     if (!kept.in_use) {
       found.push_back(examine(std::move(kept), pool));
       continue;

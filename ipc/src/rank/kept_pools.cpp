@@ -60,15 +60,10 @@ KeptPool kept_pool(Answer answer, const std::filesystem::path& path) {
   return pool;
 }
 
-void tell_silent(const std::filesystem::path& path, const Error& error) {
-  log_warn("{} does not say whether it keeps a pool: {}", path.filename().native(),
-           error.to_string());
-}
-
 }  // namespace
 
-std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir, bool succeeds, Deadline deadline) {
-  std::vector<KeptPool> found;
+KeptPools find_kept_pools(const RuntimeDir& dir, bool succeeds, Deadline deadline) {
+  KeptPools found;
   const auto names = dir.held_names();
   if (!names) {
     log_warn("kept pools are not found: {}", names.error().to_string());
@@ -84,7 +79,7 @@ std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir, bool succeeds, Dead
     const std::filesystem::path path = dir.path() / held.name;
     auto socket = ask_keeper(path, request, soonest(deadline));
     if (!socket) {
-      tell_silent(path, socket.error());
+      found.silent.push_back({path.filename().native(), 0, socket.error()});
       continue;
     }
     asked.emplace_back(path, std::move(socket).value());
@@ -93,12 +88,12 @@ std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir, bool succeeds, Dead
   for (auto& [path, socket] : asked) {
     auto answer = answer_of(socket, path, answers);
     if (!answer) {
-      tell_silent(path, answer.error());
+      found.silent.push_back({path.filename().native(), socket.peer_pid(), answer.error()});
     } else if (!answer->reply.pool.is_zero()) {
-      found.push_back(kept_pool(std::move(answer).value(), path));
+      found.pools.push_back(kept_pool(std::move(answer).value(), path));
     }
   }
-  std::sort(found.begin(), found.end(),
+  std::sort(found.pools.begin(), found.pools.end(),
             [](const KeptPool& a, const KeptPool& b) { return a.holder < b.holder; });
   return found;
 }

@@ -51,7 +51,8 @@ class PoolKeeperTest : public testing::Test {
     return answer.get();
   }
   std::vector<KeptPool> find(bool succeeds = false) {
-    return while_serving([this, succeeds] { return find_kept_pools(*dir_, succeeds, soon()); });
+    return while_serving(
+        [this, succeeds] { return find_kept_pools(*dir_, succeeds, soon()).pools; });
   }
   Status drop(const KeptPool& pool) {
     return while_serving([&pool] { return drop_kept_pool(pool, soon()); });
@@ -97,8 +98,13 @@ TEST_F(PoolKeeperTest, ThoseThatAreStoppedCostNoMoreThanOneOfThem) {
   const auto deadline = Deadline::after(std::chrono::milliseconds(1500));
   const auto found = while_serving(
       [this, deadline] { return find_kept_pools(*dir_, /*succeeds=*/false, deadline); });
-  ASSERT_EQ(found.size(), 1U);
-  EXPECT_EQ(found[0].memory.id, memory(1).id);
+  ASSERT_EQ(found.pools.size(), 1U);
+  EXPECT_EQ(found.pools[0].memory.id, memory(1).id);
+  ASSERT_EQ(found.silent.size(), 4U);
+  for (const SilentKeeper& one : found.silent) {
+    EXPECT_EQ(one.pid, ::getpid());
+    EXPECT_EQ(one.error.code, ErrorCode::kTimeout);
+  }
 }
 
 TEST_F(PoolKeeperTest, APoolInUseIsNamedAndNotGiven) {

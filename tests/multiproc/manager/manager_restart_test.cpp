@@ -563,7 +563,7 @@ TEST_F(ManagerRestartTest, OfTwoPoolsTheOneThatWasServedFromLastIsAdopted) {
 TEST_F(ManagerRestartTest, APoolWhoseManagerLivesIsNotGiven) {
   const auto instance = ipc::RuntimeDir::find(dir_.string(), "default");
   ASSERT_TRUE(instance.has_value());
-  const auto found = ipc::find_kept_pools(*instance, /*succeeds=*/false, soon());
+  const auto found = ipc::find_kept_pools(*instance, /*succeeds=*/false, soon()).pools;
   ASSERT_EQ(found.size(), 1U);
   EXPECT_TRUE(found[0].in_use);
   EXPECT_FALSE(found[0].memory.pool.valid());

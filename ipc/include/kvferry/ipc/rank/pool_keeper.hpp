@@ -80,11 +80,19 @@ struct KeptPool {
   PoolMemory memory;
 };
 
-/// Asks every keeper of the instance; those that do not answer in time are left out, and logged.
-/// succeeds: the caller is the instance's next manager.
-[[nodiscard]] std::vector<KeptPool> find_kept_pools(const RuntimeDir& dir,
-                                                    bool succeeds,
-                                                    Deadline deadline);
+/// It lives, and does not say whether it keeps a pool: it is stopped, or of another version.
+struct SilentKeeper {
+  std::string holder;  ///< The socket's name in the directory.
+  pid_t pid = 0;       ///< 0: it could not even be asked.
+  Error error;
+};
+struct KeptPools {
+  std::vector<KeptPool> pools;
+  std::vector<SilentKeeper> silent;
+};
+
+/// Asks every keeper of the instance. succeeds: the caller is the instance's next manager.
+[[nodiscard]] KeptPools find_kept_pools(const RuntimeDir& dir, bool succeeds, Deadline deadline);
 /// Has a keeper let go of a pool. kBusy: its manager lives; kNotFound: it does not keep that one.
 [[nodiscard]] Status drop_kept_pool(const KeptPool& pool, Deadline deadline);
 
