@@ -14,6 +14,10 @@ endif()
 if(KVFERRY_SANITIZER)
   target_compile_options(kvferry_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KVFERRY_SANITIZER};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+  # Code of tests goes without the checks of undefined behaviour, which take half of the time that
+  # compiling it does; what it calls has them.
+  target_compile_options(kvferry_options INTERFACE
+    "$<$<BOOL:$<TARGET_PROPERTY:KVFERRY_OF_TESTS>>:-fno-sanitize=undefined>")
   target_link_options(kvferry_options INTERFACE "-fsanitize=${KVFERRY_SANITIZER}")
   # Programs with a sanitizer in them are large, and there are many: a third of the time.
   find_program(KVFERRY_LLD ld.lld)

@@ -10,7 +10,7 @@ if(KVFERRY_TEST_PCH)
   file(WRITE "${PROJECT_BINARY_DIR}/test_pch.cpp" "")
   add_library(kvferry_test_pch OBJECT "${PROJECT_BINARY_DIR}/test_pch.cpp")
   target_link_libraries(kvferry_test_pch PRIVATE GTest::gmock fmt::fmt nlohmann_json::nlohmann_json kvferry_options)
-  set_target_properties(kvferry_test_pch PROPERTIES CXX_EXTENSIONS OFF)
+  set_target_properties(kvferry_test_pch PROPERTIES CXX_EXTENSIONS OFF KVFERRY_OF_TESTS ON)
   target_precompile_headers(kvferry_test_pch PRIVATE
     <gmock/gmock.h> <gtest/gtest.h> <fmt/format.h> <nlohmann/json.hpp>
     <algorithm> <chrono> <condition_variable> <filesystem> <functional> <map> <memory> <mutex>
@@ -26,7 +26,7 @@ set(KVFERRY_TEST_LABELS "" CACHE STRING "Labels of the tests to build")
 function(kvferry_compile_as_test target)
   target_link_libraries(${target} PRIVATE kvferry_options)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF KVFERRY_OF_TESTS ON)
   if(KVFERRY_TEST_PCH)
     target_precompile_headers(${target} REUSE_FROM kvferry_test_pch)
     target_link_libraries(${target} PRIVATE fmt::fmt)  # its definitions are in the headers' text

@@ -181,6 +181,7 @@ sanitized_suites() { # preset, labels, tests that are left out beside not_saniti
 # that the shorter ones have too.
 long_runs='BenchTest\.(AnAblation|ComparesA|MeasuresEvery|MeasuresInterference|MeasuresThe|MeasuresWhat|BlockFirst|ShowsA)|ReplayPauseTest\.FlushUnder'
 long_runs+='|ReplayFaultTest\.(ASecondMover|AClearThatFails)|^Victims/ReplayDeathTest'
+long_runs+='|ReplayUnitGroupsTest.*/tiny(_draft|_state)?$|SimulationTest\.OursGoes'
 readonly long_runs
 
 stage_asan() {

@@ -162,7 +162,7 @@ TEST_F(ReplayTierTest, WithoutRoomOnTheDeviceBlocksAreKeptInHostMemory) {
 
 TEST_F(ReplayTierTest, AMoverThatDiesUnderPrefetchesIsReplacedAndNoBlockIsWrong) {
   // All requests have arrived: there is a queue, and prefetches for it, at any time.
-  constexpr int kLong = 4000;
+  constexpr int kLong = 1500;
   start_replay(write_trace(kLong, 30),
                {"--in-flight=2", "--prefetch=wait", "--prefetch-timeout=2s"});
   auto before = children();
@@ -177,7 +177,7 @@ TEST_F(ReplayTierTest, AMoverThatDiesUnderPrefetchesIsReplacedAndNoBlockIsWrong)
 TEST_F(ReplayTierTest, AManagerThatDiesUnderWriteBackIsReplacedAndLeavesNoBlockInUse) {
   // All blocks of the device are taken: what the dead one was asked to store makes room all the
   // same, or the rest would wait for it.
-  constexpr int kLong = 4000;
+  constexpr int kLong = 1500;
   start_replay(write_trace(kLong, 30), {"--in-flight=8", "--write-policy=write-back",
                                         "--write-back-wait=60s", "--gpu-blocks=60"});
   auto before = children();

@@ -21,7 +21,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 constexpr int kRequests = 240;
-constexpr int kLong = 4000;
+constexpr int kLong = 1500;
 
 class ReplayUnitsTest : public ReplayTest {
  protected:
