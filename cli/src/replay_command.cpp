@@ -34,7 +34,9 @@ constexpr const char* kExample =
     "  kvferry replay --ranks 2 --clear-every 200        with clears under traffic\n"
     "  kvferry replay --trace conversation_trace.jsonl --verify full --report report.json\n\n"
     "A trace holds one JSON object a line: {\"timestamp\": ms, \"input_length\": tokens,\n"
-    "\"output_length\": tokens, \"hash_ids\": [one id per 512-token prefix block]}.";
+    "\"output_length\": tokens, \"hash_ids\": [one id per 512-token prefix block]}, and other "
+    "fields if\n"
+    "it likes. Where timestamps are in seconds, --speed 0.001 is the trace's own pace.";
 
 struct ReplayOptions {
   CommonOptions common;

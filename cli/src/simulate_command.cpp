@@ -35,8 +35,8 @@ constexpr const char* kSimulateExample =
     "  kvferry simulate --trace conversation_trace.jsonl\n"
     "  kvferry simulate --trace t.jsonl --capacity 1000,10000 --policy lru,reuse --json\n"
     "  kvferry simulate --trace t.jsonl --plot hits.svg\n\n"
-    "A trace holds one JSON object a line: {\"timestamp\": ms, \"input_length\": tokens,\n"
-    "\"output_length\": tokens, \"hash_ids\": [one id per prefix block]}.";
+    "A trace holds one JSON object a line: {\"hash_ids\": [one id per prefix block]}, and other\n"
+    "fields if it likes; the timestamp and lengths that kvferry replay needs are not.";
 
 /// Without --capacity: such parts of the distinct blocks.
 constexpr std::array kDefaultParts = {0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4};
@@ -121,6 +121,7 @@ std::vector<std::string> policies_of(const SimulateOptions& options) {
 int simulate_command(const Arguments& arguments) {
   SimulateOptions options;
   options.common.log_level = ipc::LogLevel::kWarn;
+  options.workload.ids_suffice = true;
   auto app = make_app("simulate", kSimulateDescription, kSimulateExample, options.common);
   add_simulate_options(*app, options);
   if (const auto code = parse_arguments(*app, arguments)) return *code;

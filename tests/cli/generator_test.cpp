@@ -55,8 +55,8 @@ TEST_P(GeneratorTest, FollowsTheLengthsOfTheTrace) {
               0.08 * ConversationFacts::kMeanInputTokens);
   EXPECT_NEAR(mean(requests_, &TraceRequest::output_length), ConversationFacts::kMeanOutputTokens,
               0.05 * ConversationFacts::kMeanOutputTokens);
-  EXPECT_NEAR(static_cast<double>(requests_.back().timestamp_ms) / 1000.0,
-              ConversationFacts::kDurationSeconds, 0.05 * ConversationFacts::kDurationSeconds);
+  EXPECT_NEAR(requests_.back().timestamp_ms / 1000.0, ConversationFacts::kDurationSeconds,
+              0.05 * ConversationFacts::kDurationSeconds);
 }
 
 TEST_P(GeneratorTest, FollowsTheReuseOfTheTrace) {
@@ -69,7 +69,7 @@ TEST_P(GeneratorTest, FollowsTheReuseOfTheTrace) {
 }
 
 TEST_P(GeneratorTest, KeepsToTheFormatOfTheTrace) {
-  std::uint64_t last_ms = 0;
+  double last_ms = 0;
   for (const TraceRequest& request : requests_) {
     EXPECT_GE(request.timestamp_ms, last_ms);
     last_ms = request.timestamp_ms;

@@ -73,6 +73,17 @@ TEST_F(SimulateTest, RefusesWhatItCannotPlay) {
   EXPECT_EQ(simulate({"--capacity=1e3"}).exit, ChildExit::exited(2));
 }
 
+TEST_F(SimulateTest, NeedsNothingOfATraceButIds) {
+  const Finished finished = simulate({trace("{\"hash_ids\": [1, 2], \"turn\": 1}\n"
+                                            "{\"timestamp\": 0.5, \"hash_ids\": [1, 2]}\n"),
+                                      "--capacity=2", "--policy=lru", "--json"});
+  ASSERT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  EXPECT_EQ(json::parse(finished.output)["results"][0]["hits"], 2);
+  const Finished wrong = simulate({trace("{\"timestamp\": \"now\", \"hash_ids\": [1, 2]}\n")});
+  EXPECT_EQ(wrong.exit, ChildExit::exited(1));
+  EXPECT_THAT(wrong.complaints, HasSubstr("\"timestamp\" is \"now\", not a number"));
+}
+
 TEST_F(SimulateTest, RefusesATraceOfNothing) {
   const Finished finished = simulate({trace("")});
   EXPECT_EQ(finished.exit, ChildExit::exited(1));

@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/trace.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -28,10 +30,42 @@ TEST(TraceTest, ReadsEveryField) {
   ASSERT_TRUE(trace) << trace.error().message;
   ASSERT_EQ(trace->requests.size(), 1U);
   const TraceRequest& request = trace->requests[0];
-  EXPECT_EQ(request.timestamp_ms, 3000U);
+  EXPECT_EQ(request.timestamp_ms, 3000.0);
   EXPECT_EQ(request.input_length, 1000U);
   EXPECT_EQ(request.output_length, 7U);
   EXPECT_THAT(request.hash_ids, ElementsAre(0U, 5U));
+}
+
+TEST(TraceTest, TakesTimesWithFractionsAndFieldsThatItDoesNotKnow) {
+  const auto line = [](const std::string& time) {
+    return R"({"chat_id": 159, "parent_chat_id": -1, "timestamp": )" + time +
+           R"(, "input_length": 2, "output_length": 1, "type": "text", "turn": 1, "more": [{}],)"
+           R"( "hash_ids": [0]})" +
+           "\n";
+  };
+  const auto trace = read(line("61.114") + line("0.5") + line("0") + line("-0.0") + line("1e3") +
+                          line("9007199254740992"));
+  ASSERT_TRUE(trace) << trace.error().message;
+  std::vector<double> times;
+  for (const TraceRequest& request : trace->requests) times.push_back(request.timestamp_ms);
+  EXPECT_THAT(times, ElementsAre(61.114, 0.5, 0, 0, 1000, 0x1p53));
+}
+
+TEST(TraceTest, NeedsIdsAloneWhereTheySuffice) {
+  const TraceOptions options{.ids_suffice = true};
+  const auto trace = read(std::string(kGood) + "\n" + R"({"hash_ids": [7]})" + "\n", options);
+  ASSERT_TRUE(trace) << trace.error().message;
+  ASSERT_EQ(trace->requests.size(), 2U);
+  EXPECT_EQ(trace->requests[0].timestamp_ms, 3000.0);
+  EXPECT_EQ(trace->requests[1].timestamp_ms, 0.0);
+  EXPECT_EQ(trace->requests[1].input_length, 0U);
+  EXPECT_THAT(trace->requests[1].hash_ids, ElementsAre(7U));
+  for (const char* const field : {"timestamp", "input_length", "output_length"}) {
+    const auto wrong = read(fmt::format(R"({{"{}": "5", "hash_ids": [7]}})", field), options);
+    ASSERT_FALSE(wrong) << field;
+    EXPECT_THAT(wrong.error().message, HasSubstr(fmt::format("\"{}\" is \"5\", not a", field)));
+  }
+  EXPECT_THAT(read(R"({"timestamp": 5})", options).error().message, HasSubstr("\"hash_ids\" is m"));
 }
 
 TEST(TraceTest, TakesBlankLinesCarriageReturnsAndAMissingLastNewline) {
@@ -91,8 +125,23 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"timestamp": 0, "input_length": -4, "output_length": 1, "hash_ids": [0]})",
                 "\"input_length\" is -4"},
         BadLine{"Fraction",
-                R"({"timestamp": 0.5, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
-                "\"timestamp\" is 0.5"},
+                R"({"timestamp": 0, "input_length": 4.5, "output_length": 1, "hash_ids": [0]})",
+                "\"input_length\" is 4.5, not a whole number"},
+        BadLine{"NegativeTime",
+                R"({"timestamp": -0.5, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is -0.5, not a number of at least 0"},
+        BadLine{"NegativeWholeTime",
+                R"({"timestamp": -5, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is -5, not a number of at least 0"},
+        BadLine{"TextAsTime",
+                R"({"timestamp": "0.5", "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is \"0.5\", not a number"},
+        BadLine{"NotANumberAsTime",
+                R"({"timestamp": NaN, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "not JSON"},
+        BadLine{"TimeBeyondTheLimit",
+                R"({"timestamp": 1e16, "input_length": 4, "output_length": 1, "hash_ids": [0]})",
+                "\"timestamp\" is 1e+16, more than 9007199254740992"},
         BadLine{"TooLarge",
                 R"({"timestamp": 0, "input_length": 4294967296, "output_length": 1,)"
                 R"( "hash_ids": [0]})",

@@ -65,11 +65,11 @@ const std::vector<Digest>& Engine::hashes_of(std::size_t request) {
 
 ipc::TimePoint Engine::due_at(std::size_t request) const {
   if (options_.speed <= 0) return started_at_;
-  const std::uint64_t first = requests_[0].timestamp_ms;
-  const std::uint64_t at = std::max(requests_[request].timestamp_ms, first);
+  const double first = requests_[0].timestamp_ms;
+  const double at = std::max(requests_[request].timestamp_ms, first);
   return started_at_ +
-         std::chrono::duration_cast<ipc::Duration>(std::chrono::duration<double, std::milli>(
-             static_cast<double>(at - first) / options_.speed));
+         std::chrono::duration_cast<ipc::Duration>(
+             std::chrono::duration<double, std::milli>((at - first) / options_.speed));
 }
 
 Engine::Admission Engine::try_admit(std::size_t request) {

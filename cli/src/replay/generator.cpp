@@ -136,9 +136,8 @@ std::vector<TraceRequest> generate_conversation(std::uint64_t requests, std::uin
     session.hash_ids.resize(std::min(kept_blocks, blocks));
     while (session.hash_ids.size() < blocks) session.hash_ids.push_back(next_id++);
     session.output_length = output_length(random);
-    made.push_back(
-        TraceRequest{static_cast<std::uint64_t>(std::floor(now_ms / kClockStepMs) * kClockStepMs),
-                     session.input_length, session.output_length, session.hash_ids});
+    made.push_back(TraceRequest{std::floor(now_ms / kClockStepMs) * kClockStepMs,
+                                session.input_length, session.output_length, session.hash_ids});
     if (random.uniform() < continue_probability(session)) {
       const double wait_ms = std::max(kShortestTurnMs, random.log_normal(125'000, 1.05));
       due.push(DueTurn{now_ms + wait_ms, next_order++, std::move(session)});

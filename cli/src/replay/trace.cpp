@@ -33,20 +33,7 @@ std::string shown(const Json& value) {
   return value.dump();
 }
 
-/// What is wrong with the field, or nothing; value is set when all is well.
-std::optional<std::string> read_number(const Json& object,
-                                       const char* field,
-                                       std::uint64_t max,
-                                       std::uint64_t& value) {
-  const auto found = object.find(field);
-  if (found == object.end()) return fmt::format("\"{}\" is missing", field);
-  if (!found->is_number_unsigned()) {
-    return fmt::format("\"{}\" is {}, not a whole number of at least 0", field, shown(*found));
-  }
-  value = found->get<std::uint64_t>();
-  if (value > max) return fmt::format("\"{}\" is {}, more than {}", field, value, max);
-  return std::nullopt;
-}
+// Each of these says what is wrong with the field, or nothing; the value is set when all is well.
 
 std::optional<std::string> read_ids(const Json& object, std::vector<std::uint64_t>& ids) {
   const auto found = object.find("hash_ids");
@@ -68,7 +55,41 @@ std::optional<std::string> read_ids(const Json& object, std::vector<std::uint64_
   return std::nullopt;
 }
 
-std::optional<std::string> read_line(std::string_view line, TraceRequest& request) {
+/// Milliseconds, and parts of them: some traces count in seconds, with a fraction.
+std::optional<std::string> read_time(const Json& object, double& value) {
+  constexpr double kMaxTime = 1ULL << 53;
+  const auto found = object.find("timestamp");
+  if (found == object.end()) return "\"timestamp\" is missing";
+  if (found->is_number()) value = found->get<double>();
+  if (!found->is_number() || !(value >= 0)) {
+    return fmt::format("\"timestamp\" is {}, not a number of at least 0", shown(*found));
+  }
+  if (value > kMaxTime) {
+    return fmt::format("\"timestamp\" is {}, more than {}", shown(*found), kMaxTime);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> read_length(const Json& object,
+                                       const char* field,
+                                       std::uint32_t& value) {
+  const auto found = object.find(field);
+  if (found == object.end()) return fmt::format("\"{}\" is missing", field);
+  if (!found->is_number_unsigned()) {
+    return fmt::format("\"{}\" is {}, not a whole number of at least 0", field, shown(*found));
+  }
+  const auto number = found->get<std::uint64_t>();
+  constexpr std::uint64_t kMaxTokens = std::numeric_limits<std::uint32_t>::max();
+  if (number > kMaxTokens) {
+    return fmt::format("\"{}\" is {}, more than {}", field, number, kMaxTokens);
+  }
+  value = static_cast<std::uint32_t>(number);
+  return std::nullopt;
+}
+
+std::optional<std::string> read_line(std::string_view line,
+                                     bool ids_suffice,
+                                     TraceRequest& request) {
   Json object;
   try {
     object = Json::parse(line);
@@ -78,14 +99,16 @@ std::optional<std::string> read_line(std::string_view line, TraceRequest& reques
     return "not JSON that can be read: it has a number beyond all limits";
   }
   if (!object.is_object()) return "not a JSON object";
-  std::uint64_t number = 0;
-  constexpr std::uint64_t kMaxTokens = std::numeric_limits<std::uint32_t>::max();
-  constexpr std::uint64_t kMaxTime = 1ULL << 53;
-  if (auto wrong = read_number(object, "timestamp", kMaxTime, request.timestamp_ms)) return wrong;
-  if (auto wrong = read_number(object, "input_length", kMaxTokens, number)) return wrong;
-  request.input_length = static_cast<std::uint32_t>(number);
-  if (auto wrong = read_number(object, "output_length", kMaxTokens, number)) return wrong;
-  request.output_length = static_cast<std::uint32_t>(number);
+  const auto wanted = [&](const char* field) { return !ids_suffice || object.contains(field); };
+  if (wanted("timestamp")) {
+    if (auto wrong = read_time(object, request.timestamp_ms)) return wrong;
+  }
+  if (wanted("input_length")) {
+    if (auto wrong = read_length(object, "input_length", request.input_length)) return wrong;
+  }
+  if (wanted("output_length")) {
+    if (auto wrong = read_length(object, "output_length", request.output_length)) return wrong;
+  }
   return read_ids(object, request.hash_ids);
 }
 
@@ -122,7 +145,7 @@ Result<Trace> read_trace(std::istream& in, std::string_view name, const TraceOpt
       std::string_view line(buffer.get(), in.eof() ? extracted : extracted - 1);
       if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
       if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
-      wrong = read_line(line, request);
+      wrong = read_line(line, options.ids_suffice, request);
     }
     if (!wrong) {
       trace.requests.push_back(std::move(request));

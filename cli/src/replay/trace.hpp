@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kTraceBlockTokens = 512;
 /// One request of a trace. Equal ids in equal positions, after equal prefixes, are a reusable
 /// prefix.
 struct TraceRequest {
-  std::uint64_t timestamp_ms = 0;
+  double timestamp_ms = 0;
   std::uint32_t input_length = 0;   ///< Tokens.
   std::uint32_t output_length = 0;  ///< Tokens.
   std::vector<std::uint64_t> hash_ids;
@@ -35,10 +35,12 @@ struct Trace {
 struct TraceOptions {
   std::uint64_t max_requests = 0;  ///< 0: all.
   bool skip_bad = false;           ///< Count malformed lines instead of failing.
+  bool ids_suffice = false;        ///< Times and lengths may be missing, and are 0 then.
 };
 
-/// Reads JSON lines {"timestamp", "input_length", "output_length", "hash_ids"}. A malformed line is
-/// kInvalidArgument with file, line number and what is wrong with it; kNotFound without the file.
+/// Reads JSON lines {"timestamp", "input_length", "output_length", "hash_ids"}; other fields may be
+/// there, too. A malformed line is kInvalidArgument with file, line number and what is wrong with
+/// it; kNotFound without the file.
 [[nodiscard]] ipc::Result<Trace> read_trace(const std::filesystem::path& path,
                                             const TraceOptions& options);
 /// The same from a stream; name is what messages call it.

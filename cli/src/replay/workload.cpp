@@ -44,8 +44,9 @@ void add_workload_options(CLI::App& app, WorkloadOptions& options) {
 
 ipc::Result<Trace> get_trace(const WorkloadOptions& options) {
   if (!options.trace.empty()) {
-    return read_trace(std::filesystem::path(options.trace),
-                      {.max_requests = options.requests, .skip_bad = options.skip_bad});
+    return read_trace(std::filesystem::path(options.trace), {.max_requests = options.requests,
+                                                             .skip_bad = options.skip_bad,
+                                                             .ids_suffice = options.ids_suffice});
   }
   Trace trace;
   KVFERRY_ASSIGN(

@@ -17,6 +17,7 @@ struct WorkloadOptions {
   std::string workload = "conversation";
   std::uint64_t requests = 0;  ///< 0: all of the trace, or kMadeUpRequests.
   bool skip_bad = false;
+  bool ids_suffice = false;  ///< Of a trace: nobody asks for its times and lengths.
   std::uint64_t seed = 0;
 };
 inline constexpr std::uint64_t kMadeUpRequests = 2'000;
