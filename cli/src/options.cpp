@@ -95,6 +95,26 @@ std::string_view level_name(ipc::LogLevel level) noexcept {
   return "info";
 }
 
+Result<std::vector<std::string>> split_lists(const std::vector<std::string>& lists) {
+  std::vector<std::string> parts;
+  for (const std::string& list : lists) {
+    for (std::size_t begin = 0; begin <= list.size();) {
+      const std::size_t end = std::min(list.find(',', begin), list.size());
+      const std::size_t first = std::min(list.find_first_not_of(" \t", begin), end);
+      if (first == end) {
+        return KVFERRY_ERROR(kInvalidArgument,
+                             "'{}' has nothing where an element should be: write it, or leave the "
+                             "comma out",
+                             list);
+      }
+      const std::size_t last = list.find_last_not_of(" \t", end - 1);
+      parts.push_back(list.substr(first, last - first + 1));
+      begin = end + 1;
+    }
+  }
+  return parts;
+}
+
 CLI::Option* add_size(CLI::App& app,
                       const std::string& name,
                       std::optional<std::uint64_t>& target,

@@ -77,6 +77,11 @@ CLI::Option* add_choice(CLI::App& app,
   return option;
 }
 
+/// What lists of an option have between commas, without blanks around it; kInvalidArgument where
+/// that is nothing.
+[[nodiscard]] ipc::Result<std::vector<std::string>> split_lists(
+    const std::vector<std::string>& lists);
+
 /// Adds an option for a list of values, each parsed by `parse`; what is given takes the default's
 /// place.
 template <typename T>
@@ -88,16 +93,17 @@ CLI::Option* add_list(CLI::App& app,
   return app
       .add_option_function<std::vector<std::string>>(
           name,
-          [name, &target, parse = std::move(parse)](const std::vector<std::string>& texts) {
+          [name, &target, parse = std::move(parse)](const std::vector<std::string>& lists) {
+            const auto texts = split_lists(lists);
+            if (!texts) throw CLI::ValidationError(name, texts.error().message);
             target.clear();
-            for (const std::string& text : texts) {
+            for (const std::string& text : *texts) {
               auto parsed = parse(text);
               if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
               target.push_back(std::move(parsed).value());
             }
           },
           help)
-      ->delimiter(',')
       ->allow_extra_args(false);
 }
 

@@ -68,6 +68,9 @@ TEST_F(SimulateTest, RefusesWhatItCannotPlay) {
   const Finished skipped = simulate({trace(request("1") + "{}\n"), "--skip-bad", "--json"});
   EXPECT_EQ(skipped.exit, ChildExit::exited(0));
   EXPECT_EQ(json::parse(skipped.output)["skipped_lines"], 1);
+  EXPECT_THAT(simulate({trace(request("1") + "{}\n"), "--skip-bad"}).output,
+              HasSubstr("trace.jsonl: 1 requests (1 malformed lines skipped), 1 blocks"));
+  EXPECT_THAT(simulate({trace(request("1"))}).output, HasSubstr("trace.jsonl: 1 requests, 1 b"));
   EXPECT_EQ(simulate({"--policy=best"}).exit, ChildExit::exited(2));
   EXPECT_EQ(simulate({"--capacity=0"}).exit, ChildExit::exited(2));
   EXPECT_EQ(simulate({"--capacity=1e3"}).exit, ChildExit::exited(2));
@@ -82,6 +85,24 @@ TEST_F(SimulateTest, NeedsNothingOfATraceButIds) {
   const Finished wrong = simulate({trace("{\"timestamp\": \"now\", \"hash_ids\": [1, 2]}\n")});
   EXPECT_EQ(wrong.exit, ChildExit::exited(1));
   EXPECT_THAT(wrong.complaints, HasSubstr("\"timestamp\" is \"now\", not a number"));
+}
+
+TEST_F(SimulateTest, ListsMayHaveBlanksAndNoEmptyElements) {
+  const std::string file = trace(request("1, 2") + request("1, 2"));
+  const Finished finished =
+      simulate({file, "--capacity", "1, 2 ", "--policy= lru ,\tarc", "--json"});
+  ASSERT_EQ(finished.exit, ChildExit::exited(0)) << finished.complaints;
+  const json told = json::parse(finished.output);
+  ASSERT_EQ(told["results"].size(), 4U);
+  EXPECT_EQ(told["results"][1]["capacity"], 2);
+  EXPECT_EQ(told["results"][3]["policy"], "arc");
+  for (const std::string list : {"--capacity=100,,200", "--capacity=100,", "--capacity=,100",
+                                 "--capacity= , 100", "--policy=lru,,arc"}) {
+    const Finished refused = simulate({file, list});
+    EXPECT_EQ(refused.exit, ChildExit::exited(2)) << list;
+    EXPECT_THAT(refused.complaints, HasSubstr("'" + list.substr(list.find('=') + 1) +
+                                              "' has nothing where an element should be"));
+  }
 }
 
 TEST_F(SimulateTest, RefusesATraceOfNothing) {

@@ -87,10 +87,15 @@ std::string table_of(const SimulationReport& report) {
     }
     table.add(std::move(cells));
   }
+  std::string skipped;
+  if (report.skipped_lines > 0) {
+    skipped = fmt::format(" ({} malformed lines skipped)", with_separators(report.skipped_lines));
+  }
   std::string text = fmt::format(
-      "{}: {} requests, {} blocks, {} distinct; hit rate with unlimited capacity {:.4f}\n\n{}",
-      report.workload, with_separators(report.requests), with_separators(report.references),
-      with_separators(report.distinct), report.unlimited_hit_rate, table.render());
+      "{}: {} requests{}, {} blocks, {} distinct; hit rate with unlimited capacity {:.4f}\n\n{}",
+      report.workload, with_separators(report.requests), skipped,
+      with_separators(report.references), with_separators(report.distinct),
+      report.unlimited_hit_rate, table.render());
   if (shows_gain) {
     text += fmt::format("\ngain: how much of the way from lru to optimal {} goes\n", ours);
   }

@@ -25,7 +25,8 @@ struct SimulationReport {
 /// "capacity", "hit_rate", "hits", "references", "evictions", "ns_per_block", "gain"}]}; gain only
 /// where lru and optimal were simulated, too.
 [[nodiscard]] nlohmann::json to_json(const SimulationReport& report);
-/// Hit rates, a row for each capacity and a column for each policy.
+/// Hit rates, a row for each capacity and a column for each policy, under what was played and
+/// skipped.
 [[nodiscard]] std::string table_of(const SimulationReport& report);
 /// Hit rate over capacity, a curve for each policy: an SVG drawing.
 [[nodiscard]] std::string draw_simulation(const SimulationReport& report);
