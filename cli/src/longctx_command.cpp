@@ -64,11 +64,10 @@ void add_longctx_workload(CLI::App& app, LongctxOptions& options) {
       ->type_name("N")
       ->check(CLI::Range(1U, kMostSteps))
       ->default_str(std::to_string(config.slice));
-  app.add_option("--active", config.active,
-                 "Share of the device blocks that the sequences of one turn take; at least one "
-                 "sequence has it")
+  add_number(app, "--active", config.active, 0.01, 1,
+             "Share of the device blocks that the sequences of one turn take; at least one "
+             "sequence has it")
       ->type_name("SHARE")
-      ->check(CLI::Range(0.01, 1.0))
       ->default_str("0.5");
   add_seed(app, config.seed, "Of the tokens");
 }

@@ -131,6 +131,26 @@ CLI::Option* add_size(CLI::App& app,
   return option;
 }
 
+// CLI::Range takes what is no number: that is neither below nor above it.
+CLI::Option* add_number(CLI::App& app,
+                        const std::string& name,
+                        double& target,
+                        double least,
+                        double most,
+                        const std::string& help) {
+  return add_parsed<double>(
+      app, name, target,
+      [least, most](std::string_view text) -> Result<double> {
+        double value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [last, error] = std::from_chars(text.data(), end, value);
+        if (error == std::errc{} && last == end && value >= least && value <= most) return value;
+        return KVFERRY_ERROR(kInvalidArgument, "'{}' is no number between {} and {}", text, least,
+                             most);
+      },
+      help);
+}
+
 CLI::Option* add_milliseconds(CLI::App& app,
                               const std::string& name,
                               std::chrono::milliseconds& target,

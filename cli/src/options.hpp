@@ -112,6 +112,13 @@ CLI::Option* add_size(CLI::App& app,
                       const std::string& name,
                       std::optional<std::uint64_t>& target,
                       const std::string& help);
+/// Adds an option for a number from least to most.
+CLI::Option* add_number(CLI::App& app,
+                        const std::string& name,
+                        double& target,
+                        double least,
+                        double most,
+                        const std::string& help);
 /// Adds an option for milliseconds, written as 500ms, 30s or 2min.
 CLI::Option* add_milliseconds(CLI::App& app,
                               const std::string& name,

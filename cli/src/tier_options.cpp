@@ -75,10 +75,9 @@ void add_write_options(CLI::App& app, TierChoice& choice) {
                                     "that is faster, never, or always")
       ->type_name("auto|never|always")
       ->default_str("never");
-  app.add_option("--prefill-rate", choice.recompute.tokens_per_second,
-                 "With --recompute auto: tokens that are computed in a second [as measured]")
-      ->type_name("TOKENS")
-      ->check(CLI::Range(1.0, 1e12));
+  add_number(app, "--prefill-rate", choice.recompute.tokens_per_second, 1, 1e12,
+             "With --recompute auto: tokens that are computed in a second [as measured]")
+      ->type_name("TOKENS");
 }
 
 void add_prefetch_options(CLI::App& app, TierChoice& choice) {
