@@ -384,6 +384,10 @@ int worker_command(const Arguments& arguments) {
   if (const auto used = check_tier_used(*app, config.serve); !used) {
     return usage_error(*app, used.error());
   }
+  ipc::init_logging(fmt::format("worker/{}", options.rank), options.common.log_level);
+  if (const auto used = check_tier_uses(*app, arguments, tier); !used) {
+    return usage_error(*app, used.error());
+  }
   if (const auto fits = check_unit_blocks(tier); !fits) return usage_error(*app, fits.error());
   if (const auto fits = check_arena_memory(config.arena_memory, options.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());

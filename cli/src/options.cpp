@@ -233,6 +233,27 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
   }
 }
 
+ipc::Status check_uses(const CLI::App& app,
+                       const Arguments& arguments,
+                       const std::vector<OptionUse>& uses) {
+  for (const OptionUse& use : uses) {
+    if (use.counts || app.count(use.name) == 0) continue;
+    const bool is_argument =
+        std::any_of(arguments.begin(), arguments.end(), [&use](const std::string& argument) {
+          return argument == use.name || argument.starts_with(use.name + "=");
+        });
+    if (is_argument) {
+      return KVFERRY_ERROR(kInvalidArgument, "{} is for {}: choose that, or leave {} out", use.name,
+                           use.purpose, use.name);
+    }
+    ipc::log_warn(
+        "{} is for {}: what the environment or the configuration file says of it does "
+        "not count",
+        use.name, use.purpose);
+  }
+  return ipc::ok();
+}
+
 int usage_error(const CLI::App& app, const ipc::Error& error) {
   print_err("{}: {}\n", app.get_name(), error.message);
   return kExitUsage;

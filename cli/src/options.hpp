@@ -141,6 +141,18 @@ CLI::Option* add_seconds(CLI::App& app,
 /// the usage is wrong).
 [[nodiscard]] std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments);
 
+/// An option that counts only with some choice of another one.
+struct OptionUse {
+  std::string name;
+  bool counts = false;  ///< With what was chosen.
+  std::string purpose;  ///< "A choice, not what was chosen".
+};
+/// Where one was given that does not count: kInvalidArgument if on the command line. The
+/// environment and files may be there for other runs, too: what they say is logged, and left out.
+[[nodiscard]] ipc::Status check_uses(const CLI::App& app,
+                                     const Arguments& arguments,
+                                     const std::vector<OptionUse>& uses);
+
 /// Says on stderr that the usage is wrong.
 int usage_error(const CLI::App& app, const ipc::Error& error);
 /// Says on stderr that the command failed.

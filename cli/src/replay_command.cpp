@@ -139,6 +139,12 @@ int replay_command(const Arguments& arguments) {
   if (const auto fits = check_arena_memory(config.arena_memory, config.arena.cache_owner); !fits) {
     return usage_error(*app, fits.error());
   }
+  if (const auto used = check_workload_uses(*app, arguments, options.workload); !used) {
+    return usage_error(*app, used.error());
+  }
+  if (const auto used = check_tier_uses(*app, arguments, config.tier); !used) {
+    return usage_error(*app, used.error());
+  }
   if (const auto fits = check_unit_blocks(config.tier); !fits) {
     return usage_error(*app, fits.error());
   }

@@ -132,6 +132,9 @@ int simulate_command(const Arguments& arguments) {
   add_simulate_options(*app, options);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("simulate", options.common.log_level);
+  if (const auto used = check_workload_uses(*app, arguments, options.workload); !used) {
+    return usage_error(*app, used.error());
+  }
   try {
     const Trace read = must(get_trace(options.workload));
     const BlockTrace trace = number_blocks(read.requests);

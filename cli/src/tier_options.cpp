@@ -34,6 +34,22 @@ ipc::Status check_tier_used(const CLI::App& app, bool serves) {
   return ipc::ok();
 }
 
+ipc::Status check_tier_uses(const CLI::App& app,
+                            const Arguments& arguments,
+                            const TierChoice& choice) {
+  const bool is_timed = choice.prefetch == "wait" || choice.prefetch == "timeout";
+  return check_uses(
+      app, arguments,
+      {{"--write-uses", choice.write.mode == worker::WriteMode::kSelective,
+        fmt::format("--write-policy selective, not {}", to_string(choice.write.mode))},
+       {"--prefetch-requests", choice.prefetch != "off",
+        "--prefetch best-effort, wait or timeout, not off"},
+       {"--prefetch-timeout", is_timed,
+        fmt::format("--prefetch wait or timeout, not {}", choice.prefetch)},
+       {"--prefill-rate", choice.recompute.mode == worker::RecomputeMode::kAuto,
+        fmt::format("--recompute auto, not {}", to_string(choice.recompute.mode))}});
+}
+
 worker::TierOptions TierChoice::made() const {
   worker::TierOptions options;
   options.write = write;

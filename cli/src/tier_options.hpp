@@ -33,6 +33,10 @@ void add_prefetch_options(CLI::App& app, TierChoice& choice);
 void add_unit_blocks(CLI::App& app, TierChoice& choice);
 /// kInvalidArgument: store units of several blocks do not go with what else was chosen.
 [[nodiscard]] ipc::Status check_unit_blocks(const TierChoice& choice);
+/// kInvalidArgument as check_uses(): one of these options does not count with what others say.
+[[nodiscard]] ipc::Status check_tier_uses(const CLI::App& app,
+                                          const Arguments& arguments,
+                                          const TierChoice& choice);
 /// kInvalidArgument: one of those of the scheduler was given, with no scheduler that would go by
 /// it.
 [[nodiscard]] ipc::Status check_tier_used(const CLI::App& app, bool serves);

@@ -179,6 +179,31 @@ TEST(OptionsTest, EveryOptionOfEveryCommandMayStandInAFile) {
   }
 }
 
+TEST(OptionsTest, WhatDoesNotCountIsRefusedOnTheCommandLineAlone) {
+  const ConfigFile file("share = 3\n");
+  const auto check = [](const Arguments& arguments, bool counts) {
+    CommonOptions common;
+    int share = 0;
+    auto app = make_app("manager", "", "", common);
+    app->add_option("--share", share);
+    EXPECT_FALSE(parse_arguments(*app, arguments));
+    return check_uses(*app, arguments, {{"--share", counts, "--this, not --that"}});
+  };
+  EXPECT_TRUE(check({}, false));
+  EXPECT_TRUE(check({"--share=1"}, true));
+  EXPECT_TRUE(check({file.option()}, false));
+  {
+    const Variable variable("KVFERRY_SHARE", "1");
+    EXPECT_TRUE(check({}, false));
+  }
+  for (const Arguments& arguments : {Arguments{"--share=1"}, Arguments{"--share", "1"}}) {
+    const ipc::Status refused = check(arguments, false);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message,
+              "--share is for --this, not --that: choose that, or leave --share out");
+  }
+}
+
 struct BadUse {
   const char* name;
   int (*run)(const Arguments&);
@@ -337,6 +362,39 @@ INSTANTIATE_TEST_SUITE_P(
                replay_command,
                {"--trace=/dev/null", "--workload=conversation"},
                "excludes"},
+        BadUse{"TraceAndSeed",
+               simulate_command,
+               {"--trace=/dev/null", "--seed=3"},
+               "--seed is for requests that are made up, not --trace /dev/null: choose that, or"},
+        BadUse{"ReplayOfATraceAndSeed",
+               replay_command,
+               {"--device=host", "--trace=/dev/null", "--seed", "3"},
+               "--seed is for requests that are made up"},
+        BadUse{"UsesWithoutSelective",
+               replay_command,
+               {"--device=host", "--write-uses=3"},
+               "--write-uses is for --write-policy selective, not write-through: choose that, or "
+               "leave --write-uses out"},
+        BadUse{"RequestsWithoutPrefetch",
+               replay_command,
+               {"--device=host", "--prefetch-requests", "3"},
+               "--prefetch-requests is for --prefetch best-effort, wait or timeout, not off"},
+        BadUse{"TimeoutWithoutPrefetch",
+               replay_command,
+               {"--device=host", "--prefetch-timeout=1s"},
+               "--prefetch-timeout is for --prefetch wait or timeout, not off"},
+        BadUse{"TimeoutOfBestEffort",
+               replay_command,
+               {"--device=host", "--prefetch=best-effort", "--prefetch-timeout=1s"},
+               "--prefetch-timeout is for --prefetch wait or timeout, not best-effort"},
+        BadUse{"RateWithoutAuto",
+               replay_command,
+               {"--device=host", "--prefill-rate=100", "--recompute=always"},
+               "--prefill-rate is for --recompute auto, not always"},
+        BadUse{"UsesOfAWorkerWithoutSelective",
+               worker_command,
+               {"--geometry=tiny", "--serve", "--write-policy=write-back", "--write-uses=3"},
+               "--write-uses is for --write-policy selective, not write-back"},
         BadUse{"BadInstance", status_command, {"--instance=../up"}, "../up"},
         BadUse{"BadPolicy", clear_command, {"--host=maybe"}, "'maybe' is none of drop|keep"}),
     [](const auto& use) { return std::string(use.param.name); });

@@ -42,6 +42,14 @@ void add_workload_options(CLI::App& app, WorkloadOptions& options) {
   app.add_flag("--skip-bad", options.skip_bad, "Count malformed trace lines and go on");
 }
 
+ipc::Status check_workload_uses(const CLI::App& app,
+                                const Arguments& arguments,
+                                const WorkloadOptions& options) {
+  return check_uses(app, arguments,
+                    {{"--seed", options.trace.empty(),
+                      fmt::format("requests that are made up, not --trace {}", options.trace)}});
+}
+
 ipc::Result<Trace> get_trace(const WorkloadOptions& options) {
   if (!options.trace.empty()) {
     return read_trace(std::filesystem::path(options.trace), {.max_requests = options.requests,

@@ -25,6 +25,10 @@ inline constexpr std::uint64_t kMaxRequests = 100'000'000;
 
 /// --trace, --workload, --requests, --seed and --skip-bad.
 void add_workload_options(CLI::App& app, WorkloadOptions& options);
+/// kInvalidArgument as check_uses(): --seed does not count with a trace.
+[[nodiscard]] ipc::Status check_workload_uses(const CLI::App& app,
+                                              const Arguments& arguments,
+                                              const WorkloadOptions& options);
 /// @throws nothing; errors as of read_trace() and generate_workload()
 [[nodiscard]] ipc::Result<Trace> get_trace(const WorkloadOptions& options);
 /// For reports.
