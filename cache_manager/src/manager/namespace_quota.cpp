@@ -14,6 +14,8 @@ namespace kvferry::cache_manager {
 namespace {
 
 constexpr std::uint32_t kPermilleOfPercent = 10;
+/// Blocks of models are larger: what is less is a size whose unit was forgotten.
+constexpr std::uint64_t kLeastLimit = 4096;
 
 ipc::Result<PoolPart> parse_part(std::string_view text, std::string_view whole) {
   if (text.ends_with('%')) {
@@ -44,6 +46,12 @@ ipc::Status check_quota(std::string_view whose, const NamespaceQuota& quota, std
                          "the hard limit of {} is nothing: it could not store a block; give at "
                          "least what its blocks need",
                          whose);
+  }
+  if (hard < kLeastLimit) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "the hard limit of {} is {} bytes, below {}: it could not store a block; "
+                         "give at least what its blocks need, with a unit, as in 0:16GiB",
+                         whose, hard, kLeastLimit);
   }
   if (hard > pool || soft > pool) {
     return KVFERRY_ERROR(

@@ -72,6 +72,11 @@ TEST(NamespaceQuotaTest, APoolCannotHoldToAnyQuota) {
   EXPECT_THAT(told({{{"a", quota("0:2GiB")}}, {}}), HasSubstr("0%:2.00 GiB, the host pool has"));
   EXPECT_THAT(told({{{"a", quota("0:0%")}}, {}}),
               HasSubstr("hard limit of namespace a is nothing"));
+  EXPECT_THAT(told({{{"a", quota("0:0")}}, {}}), HasSubstr("hard limit of namespace a is nothing"));
+  EXPECT_THAT(told({{{"a", quota("0:1")}}, {}}),
+              HasSubstr("hard limit of namespace a is 1 bytes, below 4096"));
+  EXPECT_THAT(told({{}, quota("0:4095")}), HasSubstr("not named is 4095 bytes, below 4096"));
+  EXPECT_EQ(told({{{"a", quota("0:4KiB")}}, {}}), "");
   EXPECT_THAT(told({{}, quota("20%:10%")}), HasSubstr("namespaces that are not named"));
   EXPECT_THAT(told({{{"a\nb", quota("0:10%")}}, {}}), HasSubstr("control characters"));
 }

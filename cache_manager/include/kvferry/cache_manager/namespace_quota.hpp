@@ -44,8 +44,8 @@ struct NamespaceQuotas {
 
   [[nodiscard]] bool empty() const noexcept { return named.empty() && !others; }
   /// Whether a pool of that size can hold to them: kInvalidArgument where a soft share is above its
-  /// hard limit, a limit is none or above the pool, the soft shares of those named are more than
-  /// the pool, or a name is one that clients cannot have.
+  /// hard limit, a limit is less than 4 KiB or above the pool, the soft shares of those named are
+  /// more than the pool, or a name is one that clients cannot have.
   [[nodiscard]] ipc::Status check(std::uint64_t pool_bytes) const;
 };
 
