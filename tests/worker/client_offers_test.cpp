@@ -25,6 +25,7 @@ using ipc::IncarnationId;
 using ipc::MessageKind;
 using test::ScriptedManager;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using std::chrono_literals::operator""s;
 
 class ClientOffersTest : public testing::Test {
@@ -96,6 +97,37 @@ TEST_F(ClientOffersTest, NothingIsSentOfNoBlocks) {
   const std::vector<StoreItem> item{{GroupId{0}, BlockId{4}, 0}};
   EXPECT_EQ(client_->offer_store({}, item).error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(client_->unanswered_since(), std::nullopt);
+}
+
+TEST_F(ClientOffersTest, NothingIsSentOfARetentionBeyondTheLongest) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLongest = ipc::Retention::kLongest;
+  const std::vector<StoreItem> items{{GroupId{0}, BlockId{4}, 0}, {GroupId{0}, BlockId{5}, 1}};
+  std::vector<StoreTarget> targets{{GroupId{0}, Digest::from_words(1, 1)},
+                                   {GroupId{0}, Digest::from_words(1, 2)}};
+  for (const milliseconds duration :
+       {milliseconds::max(), kLongest + milliseconds(1), milliseconds(-1), milliseconds::min()}) {
+    targets[1].retention = ipc::Retention{50, duration};
+    const auto offered = client_->offer_store(targets, items);
+    const auto reserved = client_->reserve_store(targets, Deadline::after(20s));
+    const auto text = fmt::format("target 1: a retention for {} ms; give 1 to 3153600000000 ms",
+                                  duration.count());
+    ASSERT_FALSE(offered.has_value());
+    ASSERT_FALSE(reserved.has_value());
+    for (const ipc::Error& error : {offered.error(), reserved.error()}) {
+      EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.message, HasSubstr(text));
+    }
+    EXPECT_EQ(client_->unanswered_since(), std::nullopt);
+  }
+  targets[1].retention = ipc::Retention{50, kLongest};
+  script([&](ScriptedManager& manager, const IncarnationId& from, const Envelope& request) {
+    const auto offer = ipc::decode<ipc::OfferStore>(request.body, "OfferStore");
+    EXPECT_TRUE(offer.has_value() && offer->keys.at(1).retention->duration == kLongest);
+    (void)manager.server().reply(from, request, ipc::Empty{});
+    manager.send_done(offer->store.job, {0, 0});
+  });
+  EXPECT_THAT(wait(client_->offer_store(targets, items).value()).results, ElementsAre(0, 0));
 }
 
 TEST_F(ClientOffersTest, ManagerThatTakesNothingIsSeenWithoutWaitingForIt) {

@@ -39,6 +39,24 @@ Status check_count(std::size_t count, std::string_view what) {
   return ipc::ok();
 }
 
+static_assert(ipc::Retention::kLongest == ipc::kMaxWireDuration);
+
+/// What the manager could not even read, so that it would say nothing of the block or the value.
+Status check_targets(std::span<const StoreTarget> targets, std::string_view what) {
+  KVFERRY_TRY(check_count(targets.size(), what));
+  constexpr std::chrono::milliseconds kLongest = ipc::Retention::kLongest;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i].retention) continue;
+    const std::chrono::milliseconds duration = targets[i].retention->duration;
+    if (duration >= duration.zero() && duration <= kLongest) continue;
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "target {}: a retention for {} ms; give 1 to {} ms, or 0 for as long as "
+                         "the block is there",
+                         i, duration.count(), kLongest.count());
+  }
+  return ipc::ok();
+}
+
 template <typename Item> std::vector<DeviceBlock> blocks_of(std::span<const Item> items) {
   std::vector<DeviceBlock> blocks;
   blocks.reserve(items.size());
@@ -190,7 +208,7 @@ Result<std::uint32_t> Client::unpin(std::span<const Digest> hashes, Deadline dea
 Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget> targets,
                                                      Deadline deadline) {
   if (targets.empty()) return std::vector<StoreSlot>{};
-  KVFERRY_TRY(check_count(targets.size(), "blocks to store"));
+  KVFERRY_TRY(check_targets(targets, "blocks to store"));
   const ipc::ReserveStore request{keys_of(targets), impl_->link.acknowledged_weights()};
   KVFERRY_ASSIGN(const auto reply, impl_->link.call<ipc::ReserveStoreReply>(
                                        MessageKind::kReserveStore, request, deadline));
@@ -225,7 +243,7 @@ Result<JobId> Client::submit_store(std::span<const StoreItem> items,
 Result<JobId> Client::offer_store(std::span<const StoreTarget> targets,
                                   std::span<const StoreItem> items,
                                   std::optional<LayerTicket> layers) {
-  KVFERRY_TRY(check_count(targets.size(), "keys to store under"));
+  KVFERRY_TRY(check_targets(targets, "keys to store under"));
   KVFERRY_TRY(check_count(items.size(), "blocks to store"));
   ClientLink& link = impl_->link;
   const ipc::OfferStore message{store_message(link, items, layers), keys_of(targets),

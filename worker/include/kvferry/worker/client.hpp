@@ -383,8 +383,8 @@ class Client {
   /// that lacks parts and cannot give way now. A slot is this client's
   /// until a submit or abandon_store() names it; the client's end gives it up, a clear that drops
   /// the host tier, too. kNotReady while the cache is not ready, kInvalidArgument for a group that
-  /// the engine does not have, kStaleEpoch when the weights were updated since state() was looked
-  /// at.
+  /// the engine does not have, or a retention of a priority or duration that there is not,
+  /// kStaleEpoch when the weights were updated since state() was looked at.
   [[nodiscard]] Result<std::vector<StoreSlot>> reserve_store(std::span<const StoreTarget> targets,
                                                              Deadline deadline);
   /// Sends and does not wait. kNoManager, kCancelled, kBusy (queue full, retry); slots that are no
@@ -393,7 +393,8 @@ class Client {
 
   /// Submits are answered by one Completion each, refusals included (kBusy: queue full, retry;
   /// kStaleEpoch, kNotReady, kInvalidArgument). An error here means nothing was sent: kNoManager,
-  /// kCancelled (closed), kBusy, kInvalidArgument for no item or more than a message holds.
+  /// kCancelled (closed), kBusy, kInvalidArgument for no item or more than a message holds, or for
+  /// a retention of a duration that there is not.
   /// @pre the writes of the source blocks were observed complete on every rank.
   ///
   /// With layers the store goes layer by layer, behind the compute that writes them, whose end
