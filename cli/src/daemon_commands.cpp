@@ -381,11 +381,10 @@ int worker_command(const Arguments& arguments) {
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   config.load = load.config();
   config.tier = tier.made();
-  if (const auto used = check_tier_used(*app, config.serve); !used) {
-    return usage_error(*app, used.error());
-  }
   ipc::init_logging(fmt::format("worker/{}", options.rank), options.common.log_level);
-  if (const auto used = check_tier_uses(*app, arguments, tier); !used) {
+  if (const auto used = config.serve ? check_tier_uses(*app, arguments, tier)
+                                     : check_no_tier_uses(*app, arguments);
+      !used) {
     return usage_error(*app, used.error());
   }
   if (const auto fits = check_unit_blocks(tier); !fits) return usage_error(*app, fits.error());

@@ -6,6 +6,7 @@
 #include "must.hpp"
 
 #include <array>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -22,16 +23,12 @@ constexpr std::array kTierNames = {
 
 }  // namespace
 
-ipc::Status check_tier_used(const CLI::App& app, bool serves) {
-  if (serves) return ipc::ok();
+ipc::Status check_no_tier_uses(const CLI::App& app, const Arguments& arguments) {
+  std::vector<OptionUse> uses;
   for (const char* name : kTierNames) {
-    if (app.count(name) == 0) continue;
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "{} is for the scheduler of reference workers, which does not run without "
-                         "--serve: add --serve, or leave {} out",
-                         name, name);
+    uses.push_back({name, false, "the scheduler of reference workers, that is with --serve"});
   }
-  return ipc::ok();
+  return check_uses(app, arguments, uses);
 }
 
 ipc::Status check_tier_uses(const CLI::App& app,

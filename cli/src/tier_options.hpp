@@ -37,8 +37,7 @@ void add_unit_blocks(CLI::App& app, TierChoice& choice);
 [[nodiscard]] ipc::Status check_tier_uses(const CLI::App& app,
                                           const Arguments& arguments,
                                           const TierChoice& choice);
-/// kInvalidArgument: one of those of the scheduler was given, with no scheduler that would go by
-/// it.
-[[nodiscard]] ipc::Status check_tier_used(const CLI::App& app, bool serves);
+/// Likewise where no scheduler goes by any of them.
+[[nodiscard]] ipc::Status check_no_tier_uses(const CLI::App& app, const Arguments& arguments);
 
 }  // namespace kvferry::cli

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <string>
 #include <tuple>
@@ -108,6 +109,18 @@ TEST_F(ReplayTierTest, BeyondTheStoreQueueBlocksAreNotStoredAndRequestsAreServed
   EXPECT_GT(report["stores_dropped_queue"], 0);
   EXPECT_GT(report["stores"], 0);
   EXPECT_THAT(run.output, HasSubstr("stores dropped, queue"));
+}
+
+TEST_F(ReplayTierTest, OptionsInTheEnvironmentAreTheReplaysAndStopNoWorker) {
+  ChildProcess child({.program = KVFERRY_PROGRAM,
+                      .arguments = replay_arguments(write_trace(kRequests), {"--in-flight=1"}),
+                      .environment = {"KVFERRY_WRITE_POLICY=selective", "KVFERRY_PREFILL_RATE=9"}});
+  child.close_stdin();
+  const ipc::Deadline deadline = ipc::Deadline::after(std::chrono::seconds(90));
+  while (child.read_line(deadline)) continue;
+  EXPECT_EQ(child.wait(deadline), ChildExit::exited(0)) << child.stderr_text();
+  EXPECT_EQ(checked(kRequests)["stores"], kUsedTwice);
+  EXPECT_THAT(child.stderr_text(), HasSubstr("--prefill-rate is for --recompute auto, not never"));
 }
 
 TEST_F(ReplayTierTest, AnUnknownPolicyIsRefusedWithAllNames) {

@@ -338,7 +338,8 @@ TEST_F(ServeTierTest, OptionsOfASchedulerThatDoesNotRunAreRefused) {
     const Finished run = run_kvferry({"worker", "--runtime-dir=" + (temp_ / "run").string(),
                                       "--geometry=tiny", "--gpu-blocks=8", option});
     EXPECT_EQ(run.exit, ChildExit::exited(2)) << option;
-    EXPECT_THAT(run.complaints, testing::HasSubstr("add --serve")) << option;
+    EXPECT_THAT(run.complaints, testing::HasSubstr("with --serve: choose that, or leave"))
+        << option;
   }
 }
 
