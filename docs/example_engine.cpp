@@ -132,7 +132,8 @@ Status run(const std::string& engine, std::uint32_t ranks, const std::string& ge
   options.identity.weights = Digest::hash("example-weights", 15);
   KVFERRY_ASSIGN(const auto client, Client::connect(options, Deadline::after(5s)));
   KVFERRY_TRY(client->wait_ready(true, Deadline::after(30s)));
-  // Looking at the state acknowledges its generation. When it changes, every device block is empty.
+  // Looking at the state acknowledges its generation. When state.contents grows, every device block
+  // is empty; another generation alone is another manager's, of blocks that hold what they held.
   const auto& state = client->state();
   const std::uint32_t gpu_blocks = state.group_blocks.empty() ? 0 : state.group_blocks[0];
   std::cout << "ready: generation " << state.generation << ", " << gpu_blocks << " device blocks"

@@ -50,8 +50,11 @@ class RealEngine {
       : loop_(loop), setup_(std::move(setup)), runtime_dir_(std::move(runtime_dir)) {}
 
   void start(const Start& start, const std::string& device) {
-    worker_.emplace(start(rank("worker", device)));
+    start_worker(start, device);
     start_mover(start, device);
+  }
+  void start_worker(const Start& start, const std::string& device) {
+    worker_.emplace(start(rank("worker", device)));
   }
   void start_mover(const Start& start, const std::string& device) {
     mover_.emplace(start(rank("mover", device)));

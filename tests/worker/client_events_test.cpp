@@ -93,12 +93,65 @@ TEST_F(ClientEventsTest, EventsTellEveryChangeInOrderAlsoWhatIsOverByTheNextPoll
   std::vector<CacheEventKind> kinds;
   for (const CacheEvent& event : events) kinds.push_back(event.kind);
   EXPECT_THAT(kinds, ElementsAre(CacheEventKind::kPhase, CacheEventKind::kOffload,
-                                 CacheEventKind::kGeneration, CacheEventKind::kPhase,
-                                 CacheEventKind::kOffload, CacheEventKind::kManagerLost,
-                                 CacheEventKind::kManagerFound, CacheEventKind::kOffload));
+                                 CacheEventKind::kGeneration, CacheEventKind::kContents,
+                                 CacheEventKind::kPhase, CacheEventKind::kOffload,
+                                 CacheEventKind::kManagerLost, CacheEventKind::kManagerFound,
+                                 CacheEventKind::kOffload));
   EXPECT_EQ(events[0].phase, CachePhase::kClearing);
   EXPECT_EQ(events[2].generation, 8U);
-  EXPECT_TRUE(events[7].offload_ready);
+  EXPECT_EQ(events[1].contents, 1U);
+  EXPECT_EQ(events[3].contents, 2U);
+  EXPECT_TRUE(events[8].offload_ready);
+}
+
+TEST_F(ClientEventsTest, AnotherGenerationOfOneManagerIsOtherContentsAndAnotherWorkerIsNot) {
+  start_manager();
+  const auto client = connect(false);
+  EXPECT_EQ(client->state().contents, 1U);
+  manager_->run([](ScriptedManager& manager) {
+    manager.state.phase = ipc::CachePhase::kDetached;
+    manager.state.offload_ready = false;
+    manager.state.ranks.clear();
+    manager.send_state();
+    manager.state = ready_state();
+    manager.state.ranks[0].worker = ipc::IncarnationId::from_words(4, 4);
+    manager.send_state();
+  });
+  ASSERT_TRUE(run_until(*client, [&] {
+    return !client->state().ranks.empty() && !client->state().ranks[0].worker.is_zero();
+  }));
+  EXPECT_EQ(client->state().contents, 1U);
+  manager_->run([](ScriptedManager& manager) {
+    ++manager.state.generation;
+    manager.send_state();
+  });
+  ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == 8; }));
+  EXPECT_EQ(client->state().contents, 2U);
+}
+
+TEST_F(ClientEventsTest, AnotherManagersGenerationsSayNothingOfTheContents) {
+  start_manager();
+  const auto client = connect(false);
+  const std::vector<ipc::RankArena> ranks = ready_state().ranks;
+  for (const std::uint64_t generation : {20U, 30U}) {
+    manager_.reset();
+    ASSERT_TRUE(run_until(*client, [&] { return !client->state().manager_connected; }));
+    // It does not know the ranks at first, and counts on as it comes to know them.
+    ipc::EngineState young = ready_state(generation);
+    young.phase = ipc::CachePhase::kDetached;
+    young.offload_ready = false;
+    young.ranks.clear();
+    start_manager(young);
+    ASSERT_TRUE(run_until(*client, [&] { return client->state().manager_connected; }));
+    EXPECT_EQ(client->state().contents, 1U);
+    manager_->run([&](ScriptedManager& manager) {
+      manager.state = ready_state(generation + 1);
+      manager.state.ranks = ranks;
+      manager.send_state();
+    });
+    ASSERT_TRUE(run_until(*client, [&] { return client->state().generation == generation + 1; }));
+    EXPECT_EQ(client->state().contents, 1U);
+  }
 }
 
 TEST_F(ClientEventsTest, WithoutAskingForEventsNoneAreKept) {

@@ -3,7 +3,6 @@
 #include "cache_tracker.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
-#include "kvferry/ipc/wire/messages.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -49,16 +48,18 @@ Status CacheTracker::take(const ipc::Bytes& body) {
   // A young manager does not know them before the workers have reported.
   const bool other_weights =
       phase == CachePhase::kReady && std::exchange(state_.weights, state.weights) != state.weights;
-  if (other_generation && !state.refused) note(CacheEventKind::kGeneration);
-  if (other_weights && !state.refused) note(CacheEventKind::kWeights);
-  if (other_phase) note(CacheEventKind::kPhase);
-  if (other_offload) note(CacheEventKind::kOffload);
-  if (state.refused && !state_.refused) note(CacheEventKind::kRefused);
   std::vector<ArenaId> ranks;
   ranks.reserve(state.ranks.size());
   for (const ipc::RankArena& rank : state.ranks) {
     ranks.push_back(ArenaId{rank.session, rank.epoch, rank.prepared_by, rank.worker});
   }
+  const bool other_contents = !state.refused && count_contents(state, ranks);
+  if (other_generation && !state.refused) note(CacheEventKind::kGeneration);
+  if (other_contents) note(CacheEventKind::kContents);
+  if (other_weights && !state.refused) note(CacheEventKind::kWeights);
+  if (other_phase) note(CacheEventKind::kPhase);
+  if (other_offload) note(CacheEventKind::kOffload);
+  if (state.refused && !state_.refused) note(CacheEventKind::kRefused);
   state_.ranks = std::move(ranks);
   state_.group_blocks = std::move(state.group_blocks);
   root_ = state.root;
@@ -67,8 +68,33 @@ Status CacheTracker::take(const ipc::Bytes& body) {
   return ipc::ok();
 }
 
+// Other phases tell of no ranks: a manager that has just come, or a worker that has just died, may
+// yet be followed by the same contents.
+bool CacheTracker::count_contents(const ipc::EngineState& state,
+                                  const std::vector<ArenaId>& ranks) {
+  const auto phase = static_cast<CachePhase>(state.phase);
+  if (phase == CachePhase::kCleared) {
+    if (contents_.ranks.empty()) return false;
+    contents_ = {};
+    ++state_.contents;
+    return true;
+  }
+  if (phase != CachePhase::kReady || ranks.empty()) return false;
+  const bool is_said_to_be_other =
+      contents_.is_of_this_manager && contents_.generation != state.generation;
+  const bool is_same =
+      !is_said_to_be_other && contents_.group_blocks == state.group_blocks &&
+      std::equal(
+          ranks.begin(), ranks.end(), contents_.ranks.begin(), contents_.ranks.end(),
+          [](const ArenaId& now, const ArenaId& before) { return same_contents(now, before); });
+  contents_ = {ranks, state.group_blocks, state.generation, /*is_of_this_manager=*/true};
+  if (!is_same) ++state_.contents;
+  return !is_same;
+}
+
 Status CacheTracker::greet(const ipc::Bytes& body, bool first) {
   const std::size_t events_before = events_.size();
+  contents_.is_of_this_manager = false;
   KVFERRY_TRY(take(body));
   state_.manager_connected = true;
   if (first) {
@@ -101,7 +127,7 @@ void CacheTracker::note(CacheEventKind kind) {
     events_.pop_front();
     ++stats_.events_dropped;
   }
-  events_.push_back({kind, state_.generation, state_.phase, state_.offload_ready});
+  events_.push_back({kind, state_.generation, state_.phase, state_.offload_ready, state_.contents});
 }
 
 std::vector<CacheEvent> CacheTracker::take_events() {

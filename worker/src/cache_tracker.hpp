@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/index/prefix_rules.hpp"
 #include "kvferry/ipc/wire/codec.hpp"
+#include "kvferry/ipc/wire/messages.hpp"
 #include "kvferry/worker/client.hpp"
 
 #include <deque>
@@ -38,10 +39,21 @@ class CacheTracker {
 
  private:
   void note(CacheEventKind kind);
+  /// Counts the contents of a state that is about to become ours; true when they are others.
+  [[nodiscard]] bool count_contents(const ipc::EngineState& state,
+                                    const std::vector<ArenaId>& ranks);
 
   const ClientOptions& options_;
   ClientStats& stats_;
   CacheState state_;
+  /// What CacheState::contents counted last; no ranks: a clear has ended it.
+  struct Contents {
+    std::vector<ArenaId> ranks;
+    std::vector<std::uint32_t> group_blocks;
+    std::uint64_t generation = 0;
+    bool is_of_this_manager = false;  ///< So that its generations tell of it, too.
+  };
+  Contents contents_;
   Digest root_;
   std::vector<ipc::GroupRule> rules_;
   std::deque<CacheEvent> events_;

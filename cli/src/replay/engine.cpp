@@ -160,7 +160,6 @@ void Engine::forget_contents() {
 }
 
 void Engine::begin_generation(const worker::CacheState& state) {
-  const std::uint64_t reconnects = client_->stats().reconnects;
   bool same_counts = index_.size() == state.group_blocks.size();
   for (std::size_t g = 0; same_counts && g < index_.size(); ++g) {
     same_counts = index_[g].block_count() == state.group_blocks[g];
@@ -169,14 +168,10 @@ void Engine::begin_generation(const worker::CacheState& state) {
   for (std::size_t r = 0; r < std::min(arenas_.size(), state.ranks.size()); ++r) {
     if (worker::same_contents(arenas_[r], state.ranks[r])) ++kept;
   }
-  const bool all_kept = same_counts && kept == state.ranks.size();
-  // Another manager counts generations anew; the arenas tell.
-  const bool other_manager = reconnects != reconnects_;
-  const bool changed = state.generation != generation_;
-  reconnects_ = reconnects;
+  reconnects_ = client_->stats().reconnects;
   generation_ = state.generation;
   arenas_ = state.ranks;
-  if (all_kept && (!changed || other_manager)) return;
+  if (std::exchange(contents_, state.contents) == state.contents) return;
   lose_device_contents();
   if (same_counts && kept > 0) return;  // Some rank's memory is the same: ids stay taken.
   ++era_;

@@ -290,6 +290,7 @@ class Engine final : private worker::SchedulerControl {
   std::uint64_t generation_ = 0;
   ipc::Digest weights_;  ///< That the workers compute with.
   std::uint64_t reconnects_ = 0;
+  std::uint64_t contents_ = 0;  ///< CacheState::contents that was acted on.
   std::uint64_t worker_deaths_ = 0;
   std::optional<worker::PauseMode> held_;  ///< No request gets blocks and no step starts.
   bool phase_ready_ = false;

@@ -227,20 +227,15 @@ void Scheduler::forget_contents() {
 }
 
 void Scheduler::begin_generation(const CacheState& state) {
-  const std::uint64_t reconnects = client_->stats().reconnects;
   const bool same_counts = cache_.has_counts(state.group_blocks);
   std::size_t kept = 0;
   for (std::size_t r = 0; r < std::min(arenas_.size(), state.ranks.size()); ++r) {
     if (same_contents(arenas_[r], state.ranks[r])) ++kept;
   }
-  const bool all_kept = same_counts && kept == state.ranks.size();
-  // Another manager counts generations anew; the arenas tell.
-  const bool other_manager = reconnects != reconnects_;
-  const bool changed = state.generation != generation_;
-  reconnects_ = reconnects;
+  reconnects_ = client_->stats().reconnects;
   generation_ = state.generation;
   arenas_ = state.ranks;
-  if (all_kept && (!changed || other_manager)) return;
+  if (std::exchange(contents_, state.contents) == state.contents) return;
   lose_device_contents();
   if (same_counts && kept > 0) return;  // Some rank's memory is the same: ids stay taken.
   ++era_;

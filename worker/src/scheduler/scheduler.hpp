@@ -216,6 +216,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   std::vector<ipc::IncarnationId> dead_workers_;
   std::uint64_t generation_ = 0;
   std::uint64_t reconnects_ = 0;
+  std::uint64_t contents_ = 0;  ///< CacheState::contents that was acted on.
   ipc::Digest weights_;
   bool phase_ready_ = false;
   std::optional<PauseMode> held_;

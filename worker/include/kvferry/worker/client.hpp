@@ -137,18 +137,26 @@ struct ArenaId {
   return a.session == b.session && a.epoch == b.epoch && a.prepared_by == b.prepared_by;
 }
 
-/// The cache as the manager sees it. Device blocks of another generation hold nothing: when it
-/// changes, drop the device index and retract running requests.
+/// The cache as the manager sees it. When `contents` has grown, device blocks hold nothing: drop
+/// the device index and retract running requests. Another `generation` alone is no reason: each
+/// manager counts anew, of blocks that hold what they held.
 ///
-/// Where the movers own the memory (`--cache-owner mover`) a worker may be replaced within one
-/// generation: only ArenaId::worker of its rank changes, and every block keeps what it held. What
-/// the earlier worker had been told to compute and has not answered may be written in part, on that
-/// rank: forget those blocks, on every rank, and run the step again. They may be written anew at
-/// once: a next worker is let in only after the earlier one was proven dead or had let go. Jobs
+/// So over the death of a manager, while contents stays, the device index and running requests
+/// stay, and computing goes on. Jobs that it had end with kPeerDied, once no mover works for it:
+/// whether they were done is not known. Jobs that the next one gets under the earlier generation
+/// end with kStaleEpoch. Submit both again. Reservations and pins are over. Of host memory the next
+/// manager serves what had its checksums by then, sequences included, if a mover kept the pool:
+/// look there again before relying on it, or store again what the device still has.
+///
+/// Where the movers own the memory (`--cache-owner mover`) a worker may be replaced while the
+/// contents stay: only ArenaId::worker of its rank changes, and every block keeps what it held.
+/// What the earlier worker had been told to compute and has not answered may be written in part, on
+/// that rank: forget those blocks, on every rank, and run the step again. They may be written anew
+/// at once: a next worker is let in only after the earlier one was proven dead or had let go. Jobs
 /// that its death met end with an error per block as always (kPeerDied, kRevoked or kNotReady);
 /// targets of such loads hold nothing.
 struct CacheState {
-  std::uint64_t generation = 0;
+  std::uint64_t generation = 0;  ///< That submits name; of this manager.
   CachePhase phase = CachePhase::kDetached;
   bool offload_ready = false;  ///< Jobs are accepted.
   std::vector<ArenaId> ranks;
@@ -162,6 +170,11 @@ struct CacheState {
   /// Set when workers registered, after this client connected, with another fingerprint or rank
   /// count (kGeometryMismatch): connect anew with theirs. Every call is refused for it meanwhile.
   std::optional<ipc::Error> refused;
+  /// Counted by this client, over all managers: grows when the blocks of some rank are known to be
+  /// others than they were, or gone (a clear, a re-init, the death of who owned the memory), and at
+  /// nothing else. 0: the cache was never ready. While phase is not kReady nothing more may be
+  /// known than before, as at a manager that has just come.
+  std::uint64_t contents = 0;
 };
 
 /// One change of CacheState. state() shows what is; events tell what was in between, such as a
@@ -169,17 +182,19 @@ struct CacheState {
 enum class CacheEventKind : std::uint8_t {
   kManagerLost = 1,  ///< Running jobs complete with kPeerDied, later; computing may go on.
   kManagerFound,     ///< Connected again, to the same manager or its successor.
-  kGeneration,       ///< Device blocks of every earlier generation hold nothing.
+  kGeneration,       ///< It is another; see kContents.
   kPhase,
   kOffload,  ///< Jobs are accepted from now on, or no longer.
   kRefused,  ///< CacheState::refused was set.
-  kWeights   ///< CacheState::weights are others.
+  kWeights,  ///< CacheState::weights are others.
+  kContents  ///< CacheState::contents has grown: device blocks hold nothing.
 };
 struct CacheEvent {
   CacheEventKind kind = CacheEventKind::kPhase;
-  std::uint64_t generation = 0;  ///< This and the next two: right after the change.
+  std::uint64_t generation = 0;  ///< This and the next three: right after the change.
   CachePhase phase = CachePhase::kDetached;
   bool offload_ready = false;
+  std::uint64_t contents = 0;
 };
 
 enum class HostPolicy : std::uint8_t { kDrop = 1, kKeep };
@@ -332,6 +347,7 @@ class Client {
   /// Last known state; refreshed by poll() and by every call. Looking at it acknowledges its
   /// generation: submits name the generation acknowledged last, so that work which was decided on
   /// before a clear ends as kStaleEpoch instead of touching blocks that are now another arena's.
+  /// What is looked at has to be obeyed, therefore: CacheState::contents, before the next submit.
   [[nodiscard]] const CacheState& state() const noexcept;
   /// Ok once phase is kReady (and offload_ready when asked); completions that arrive meanwhile are
   /// kept for poll(). Ok acknowledges the generation, as state() does. kTimeout; kGeometryMismatch
