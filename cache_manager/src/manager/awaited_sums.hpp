@@ -36,6 +36,8 @@ class AwaitedSums {
   /// By a rank's mover. is_under_way: the job has not ended on every rank; else what is not awaited
   /// counts for nothing.
   void told(std::uint32_t rank, ipc::MoverSums sums, bool is_under_way);
+  /// Jobs of which some rank has not told.
+  [[nodiscard]] std::size_t jobs() const noexcept { return jobs_.size(); }
 
  private:
   struct Block {

@@ -39,6 +39,8 @@ class JobService {
   void finished(Job& job);
   /// A mover's event, of the rank's part of a store.
   void summed(std::uint32_t rank, ipc::MoverSums sums);
+  /// Stores of which some checksum has not been told: the next manager would not serve them.
+  [[nodiscard]] std::size_t sums_awaited() const noexcept { return sums_.jobs(); }
   void forget_client(const ipc::IncarnationId& client);
   /// It ends, and its jobs are to be orphaned: nobody computes what its stores wait for.
   void fail_layers(const ipc::IncarnationId& client);

@@ -276,7 +276,8 @@ bool ManagerCore::handle_command(const ipc::Peer& peer, const ipc::Envelope& env
     case Kind::kStatus:
       context_.reply(
           peer, envelope,
-          ipc::StatusReply{status_json(context_, job_service_.unsent(), started_, deaths_.open())});
+          ipc::StatusReply{status_json(context_, job_service_.unsent(), job_service_.sums_awaited(),
+                                       started_, deaths_.open())});
       return true;
     default: return peer.kind == ipc::ProcessKind::kEngine && clients_.handle(peer, envelope);
   }

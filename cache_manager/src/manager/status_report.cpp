@@ -153,6 +153,7 @@ json kv_events_json(const KvEvents* events) {
 
 std::string status_json(const ManagerContext& context,
                         std::size_t unread_completions,
+                        std::size_t sums_awaited,
                         ipc::TimePoint started,
                         std::size_t proofs_open) {
   const HostPool::Stats pool = context.pool.stats();
@@ -188,6 +189,7 @@ std::string status_json(const ManagerContext& context,
         {"id", context.catalogue.id().hex()},
         {"integrity",
          {{"summed", context.integrity.summed},
+          {"awaited", sums_awaited},
           {"checked", context.integrity.checked},
           {"corrupt", context.integrity.corrupt}}},
         {"kept", kept_of(context)}}},

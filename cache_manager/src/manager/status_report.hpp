@@ -13,6 +13,7 @@ namespace kvferry::cache_manager {
 /// not even what is recently used.
 [[nodiscard]] std::string status_json(const ManagerContext& context,
                                       std::size_t unread_completions,
+                                      std::size_t sums_awaited,
                                       ipc::TimePoint started,
                                       std::size_t proofs_open);
 
