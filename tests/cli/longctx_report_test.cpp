@@ -136,6 +136,19 @@ TEST(LongctxReportTest, ABoundOfNothingHasNoRatio) {
   EXPECT_THAT(table_of(report), HasSubstr("look-ahead"));
 }
 
+TEST(LongctxReportTest, OfSimulatedDevicesNoBoundIsKnownAndItSaysSo) {
+  LongctxReport report = small_report();
+  EXPECT_THAT(table_of(report), AllOf(HasSubstr("bound: for each turn"), HasSubstr("2.000")));
+  report.is_simulated = true;
+  const auto json = to_json(report);
+  EXPECT_TRUE(json["bound_s"].is_null());
+  EXPECT_TRUE(json["waiting_over_bound"].is_null());
+  EXPECT_TRUE(json["without_lookahead"]["bound_s"].is_null());
+  EXPECT_EQ(json["waiting_s"], 3);
+  EXPECT_THAT(table_of(report),
+              AllOf(HasSubstr("bound: none is known"), testing::Not(HasSubstr("2.000"))));
+}
+
 TEST(LongctxReportTest, OtherOutputsAreAFailure) {
   LongctxReport report = small_report();
   EXPECT_THAT(failures_of(report), IsEmpty());

@@ -175,6 +175,7 @@ LongctxReport measure(const LongctxConfig& config, const RunDir& dir, ipc::Signa
   LongctxReport report;
   report.config = config;
   report.device = context.report.device;
+  report.is_simulated = !context.cuda();
   try {
     LongctxRuns(config, context, report).run();
   } catch (const ipc::Exception& error) {

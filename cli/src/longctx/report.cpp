@@ -13,25 +13,40 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kBound =
+    "bound: for each turn the larger of bytes loaded and bytes stored for it, each over the link's "
+    "rate, less the compute of the turn before, not below nothing; then summed. It takes for "
+    "granted that turns go as they went, that a sequence is whole on the device in its turn, that "
+    "the link gives what one large copy got, and that the ways do not slow each other.\n";
+constexpr const char* kNoBound =
+    "bound: none is known of simulated devices, whose copies and compute share the processors: "
+    "neither hides the other, and what a small copy costs is not its bytes.\n";
+
 double share_of(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 Json or_null(std::optional<double> value) { return value ? Json(*value) : Json(); }
 
-/// Nothing where there is nothing to divide by.
-std::optional<double> over_bound(const LongctxFigures& run, const LinkRates& link) {
-  const double bound = least_wait(run.turns, link);
-  if (bound <= 0) return std::nullopt;
-  return run.waiting_s() / bound;
+/// Nothing where none is known.
+std::optional<double> bound_of(const LongctxFigures& run, const LongctxReport& report) {
+  if (report.is_simulated) return std::nullopt;
+  return least_wait(run.turns, report.link);
 }
 
-Json json_of(const LongctxFigures& run, const LinkRates& link) {
+/// Nothing where there is nothing to divide by.
+std::optional<double> over_bound(const LongctxFigures& run, const LongctxReport& report) {
+  const auto bound = bound_of(run, report);
+  if (!bound || *bound <= 0) return std::nullopt;
+  return run.waiting_s() / *bound;
+}
+
+Json json_of(const LongctxFigures& run, const LongctxReport& report) {
   return {{"tokens_per_s", run.tokens_per_s()},
           {"decode_s", run.decode_s()},
           {"turns", run.turns.size()},
           {"waiting_s", run.waiting_s()},
           {"waiting_share", share_of(run.waiting_s(), run.decode_s())},
-          {"bound_s", least_wait(run.turns, link)},
-          {"waiting_over_bound", or_null(over_bound(run, link))},
+          {"bound_s", or_null(bound_of(run, report))},
+          {"waiting_over_bound", or_null(over_bound(run, report))},
           {"bytes_to_device", run.loaded_bytes()},
           {"bytes_to_host", run.stored_bytes()},
           {"loading_s", run.loading_s},
@@ -44,17 +59,17 @@ void add_row(Table& table,
              const char* name,
              const LongctxFigures& run,
              const LongctxReport& report) {
-  const auto ratio = over_bound(run, report.link);
-  table.add({name, fmt::format("{:.1f}", run.tokens_per_s()),
-             report.no_swap
-                 ? fmt::format("{:.0f} %",
-                               100 * share_of(run.tokens_per_s(), report.no_swap->tokens_per_s()))
-                 : "",
-             fmt::format("{:.3f}", run.waiting_s()),
-             fmt::format("{:.1f} %", 100 * share_of(run.waiting_s(), run.decode_s())),
-             fmt::format("{:.3f}", least_wait(run.turns, report.link)),
-             ratio ? fmt::format("{:.2f}", *ratio) : "-", ipc::format_size(run.loaded_bytes()),
-             ipc::format_size(run.stored_bytes())});
+  const auto bound = bound_of(run, report);
+  const auto ratio = over_bound(run, report);
+  table.add(
+      {name, fmt::format("{:.1f}", run.tokens_per_s()),
+       report.no_swap ? fmt::format("{:.0f} %", 100 * share_of(run.tokens_per_s(),
+                                                               report.no_swap->tokens_per_s()))
+                      : "",
+       fmt::format("{:.3f}", run.waiting_s()),
+       fmt::format("{:.1f} %", 100 * share_of(run.waiting_s(), run.decode_s())),
+       bound ? fmt::format("{:.3f}", *bound) : "-", ratio ? fmt::format("{:.2f}", *ratio) : "-",
+       ipc::format_size(run.loaded_bytes()), ipc::format_size(run.stored_bytes())});
 }
 
 }  // namespace
@@ -72,7 +87,7 @@ std::optional<bool> LongctxReport::outputs_equal() const {
 }
 
 Json to_json(const LongctxReport& report) {
-  Json out = report.look_ahead ? json_of(*report.look_ahead, report.link) : Json::object();
+  Json out = report.look_ahead ? json_of(*report.look_ahead, report) : Json::object();
   out["context"] = report.config.context;
   out["sequences"] = report.config.sequences;
   out["steps"] = report.config.steps;
@@ -91,7 +106,7 @@ Json to_json(const LongctxReport& report) {
   out["no_swap"] = report.no_swap
                        ? Json(report.sizes.large_arena ? "large arena" : "one after another")
                        : Json();
-  out["without_lookahead"] = report.without ? json_of(*report.without, report.link) : Json();
+  out["without_lookahead"] = report.without ? json_of(*report.without, report) : Json();
   const auto equal = report.outputs_equal();
   out["outputs_equal"] = equal ? Json(*equal) : Json();
   out["errors"] = report.errors;
@@ -132,15 +147,9 @@ std::string table_of(const LongctxReport& report) {
   if (report.without) add_row(table, "without look-ahead", *report.without, report);
   text += table.render("  ");
   const auto equal = report.outputs_equal();
-  text += fmt::format(
-      "\noutputs of all runs, bit for bit: {}\n"
-      "bound: for each turn the larger of bytes loaded and bytes stored for it, each over the "
-      "link's "
-      "rate, less the compute of the turn before, not below nothing; then summed. It takes for "
-      "granted that turns go as they went, that a sequence is whole on the device in its turn, "
-      "that "
-      "the link gives what one large copy got, and that the ways do not slow each other.\n",
-      equal ? (*equal ? "equal" : "DIFFERENT") : "not compared");
+  text += fmt::format("\noutputs of all runs, bit for bit: {}\n",
+                      equal ? (*equal ? "equal" : "DIFFERENT") : "not compared");
+  text += report.is_simulated ? kNoBound : kBound;
   return text;
 }
 

@@ -21,6 +21,8 @@ struct LongctxReport {
   LongctxSizes sizes;
   std::string device;
   LinkRates link;
+  /// Copies and compute share processors: no rate of the link bounds the wait.
+  bool is_simulated = false;
   std::optional<LongctxFigures> no_swap;  ///< On an arena that holds all sequences.
   std::optional<LongctxFigures> look_ahead;
   std::optional<LongctxFigures> without;
