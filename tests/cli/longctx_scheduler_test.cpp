@@ -173,6 +173,36 @@ TEST(TurnSchedulerTest, ABlockThatAStoreReadsIsNotWritten) {
   EXPECT_TRUE(sut.begin_turn());
 }
 
+TEST(TurnSchedulerTest, WhatHostMemoryMayHaveLostIsStoredAgainBeforeTheDeviceGivesItUp) {
+  auto limits = small_limits();
+  limits.look_ahead = false;
+  TurnScheduler sut(limits);
+  for (Number number = 0; number < 3; ++number) ASSERT_TRUE(sut.arrive(number, 7, 9));
+  for (int turn = 0; turn < 3; ++turn) {
+    (void)do_jobs(sut);
+    ASSERT_FALSE(take_turn(sut).empty());
+  }
+  (void)do_jobs(sut);
+  EXPECT_EQ(do_jobs(sut).first, 0U) << "all is stored";
+  sut.doubt_host();
+  sut.check();
+  // Each beside what may be there of it, for which a sequence has room for one block.
+  std::vector<TurnScheduler::Job> jobs;
+  while (const auto job = sut.next_job()) {
+    EXPECT_EQ(job->way, Way::kStore) << "nothing is given up before it is stored";
+    EXPECT_EQ(job->places.size(), 1U);
+    for (const TurnScheduler::Job& other : jobs) EXPECT_NE(job->sequence, other.sequence);
+    jobs.push_back(*job);
+    sut.check();
+  }
+  EXPECT_FALSE(jobs.empty());
+  for (const TurnScheduler::Job& job : jobs) sut.job_ended(job.id, true);
+  while (sut.sequences() > 0) {
+    (void)do_jobs(sut);
+    ASSERT_FALSE(take_turn(sut).empty()) << "every sequence goes on";
+  }
+}
+
 /// Device and host memory, and an engine that does whatever it may, in any order. Every block's
 /// contents are followed: what a turn reads is what was last computed.
 class World {
@@ -189,7 +219,10 @@ class World {
       case 3: begin_job(); break;
       case 4:
       case 5: end_job(below(4) != 0 && !host_is_full_); break;
-      case 6: host_is_full_ = below(8) == 0; break;
+      case 6:
+        host_is_full_ = below(8) == 0;
+        if (below(8) == 0) sut_->doubt_host();
+        break;
       case 7: end_turn(); break;  // however much of it was computed: a preemption
       default: compute(); break;
     }

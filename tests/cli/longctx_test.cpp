@@ -50,6 +50,17 @@ class LongctxTest : public ReplayTest {
       return running_->stderr_text().find("take turns") != std::string::npos;
     })) << running_->stderr_text();
   }
+  /// Stops the engine, and returns when what is in host memory by then outlives its manager.
+  void stop_when_all_has_checksums() {
+    running_->signal(SIGSTOP);
+    ASSERT_TRUE(wait_until([this] {
+      const json now = status("longctx");
+      if (now.is_null()) return false;
+      const json& jobs = now["engines"][0]["jobs"];
+      return jobs["queued"] == 0 && jobs["running"] == 0 &&
+             now["pool"]["integrity"]["awaited"] == 0;
+    }));
+  }
   json end_of_long() {
     std::string output;
     while (auto line = running_->read_line(ipc::Deadline::after(std::chrono::minutes(3)))) {
@@ -132,14 +143,37 @@ TEST_F(LongctxTest, TheDeathOfTheWorkerEndsItWithAReason) {
                              HasSubstr("device blocks are gone")));
 }
 
-TEST_F(LongctxTest, TheDeathOfTheManagerEndsItWithTheSequenceThatIsLost) {
-  start_long({"--steps=2000"});
+TEST_F(LongctxTest, ItGoesOnOverTheDeathOfTheManager) {
+  start_long({"--steps=200"});
+  ASSERT_NO_FATAL_FAILURE(stop_when_all_has_checksums());
+  const pid_t killed = children().at("manager").pid();
   ASSERT_TRUE(children().at("manager").signal(SIGKILL));
+  running_->signal(SIGCONT);
+  // The next one found sequences, and copies go on.
+  ASSERT_TRUE(wait_until([&] {
+    const json now = status("longctx");
+    return !now.is_null() && now["pid"] != killed && now["pool"]["kept"].is_object();
+  })) << running_->stderr_text();
+  const json report = end_of_long();
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report["outputs_equal"], true) << "with and without look-ahead";
+  EXPECT_THAT(report["errors"], IsEmpty());
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("died: killed by signal 9"));
+}
+
+// Nobody else keeps a pool than the movers.
+TEST_F(LongctxTest, TheDeathsOfTheManagerAndTheMoverEndItWithTheSequenceThatIsLost) {
+  start_long({"--steps=2000"});
+  running_->signal(SIGSTOP);
+  ASSERT_TRUE(children().at("mover/0").signal(SIGKILL));
+  ASSERT_TRUE(children().at("manager").signal(SIGKILL));
+  running_->signal(SIGCONT);
   const json report = end_of_long();
   EXPECT_EQ(finish_replay(), ChildExit::exited(1));
   ASSERT_EQ(report["errors"].size(), 1U);
   EXPECT_THAT(report["errors"][0].get<std::string>(),
-              testing::AnyOf(HasSubstr("is lost"), HasSubstr("device blocks are gone")));
+              AllOf(HasSubstr("is lost"), HasSubstr("could not be loaded"),
+                    HasSubstr("this one has taken over no pool")));
 }
 
 TEST_F(LongctxTest, ASignalEndsItAndNothingIsLeft) {

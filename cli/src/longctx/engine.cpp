@@ -4,9 +4,9 @@
 
 #include "kvferry/ipc/base/check.hpp"
 #include "kvferry/ipc/base/log.hpp"
-#include "must.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -16,6 +16,7 @@ namespace {
 
 using ipc::ErrorCode;
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 
 /// A pass of ordinary size is one launch of recorded work; a larger one is as good, but no more of
 /// a prefill is lost when something goes wrong.
@@ -23,6 +24,7 @@ constexpr std::uint32_t kPrefillWrites = 256;
 /// A message holds several times as many.
 constexpr std::size_t kReadsOfPass = 131'072;
 constexpr ipc::Duration kJobRetry = 20ms;
+constexpr ipc::Duration kKeptTime = 5s;
 
 double seconds_between(ipc::TimePoint from, ipc::TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
@@ -38,6 +40,7 @@ bool may_pass(ErrorCode code) {
     case ErrorCode::kRevoked:
     case ErrorCode::kNotReady:
     case ErrorCode::kNoHostMemory:
+    case ErrorCode::kStaleEpoch:  // an earlier manager's generation
     case ErrorCode::kCancelled: return true;
     default: return false;
   }
@@ -89,7 +92,17 @@ LongctxFigures LongctxEngine::run() {
     return std::all_of(channels_.begin(), channels_.end(),
                        [](const auto& channel) { return channel->is_up(); });
   });
-  generation_ = instance_.client().state().generation;
+  await("the cache", [this] {
+    take_completions();
+    const worker::CacheState& state = instance_.client().state();
+    if (state.phase != worker::CachePhase::kReady || state.ranks.size() != channels_.size()) {
+      return false;
+    }
+    contents_ = state.contents;
+    arenas_ = state.ranks;
+    return true;
+  });
+  first_manager_ = manager_ = instance_.client().stats().reconnects;
   started_at_ = turn_ended_at_ = ipc::MonotonicClock::now();
   options_.doing(
       fmt::format("{} contexts of {} tokens are computed", options_.sequences, options_.context));
@@ -127,17 +140,38 @@ void LongctxEngine::let_in() {
 
 void LongctxEngine::pump() {
   if (failed_) return;
-  const worker::CacheState& state = instance_.client().state();
-  if (state.manager_connected && state.generation != generation_) {
-    fail(KVFERRY_ERROR(kStaleEpoch,
-                       "the device blocks are gone: the cache is in generation {}, was in {}; a "
-                       "worker ended, or somebody cleared the cache",
-                       state.generation, generation_));
-    return;
-  }
   take_completions();
-  if (!failed_ && !turn_) begin_turn();
+  note_manager();
+  if (failed_ || !look_at_contents()) return;
+  if (!turn_) begin_turn();
   if (!failed_) submit_jobs();
+}
+
+bool LongctxEngine::look_at_contents() {
+  const worker::CacheState& state = instance_.client().state();
+  if (state.contents == contents_) return true;
+  std::string what = "the cache was cleared or released";
+  for (std::size_t rank = 0; rank < state.ranks.size(); ++rank) {
+    const worker::ArenaId& now = state.ranks[rank];
+    const worker::ArenaId& before = arenas_.at(rank);
+    if (worker::same_contents(now, before)) continue;
+    what =
+        now.session != before.session
+            ? fmt::format("the process that owned the memory of rank {} ended", rank)
+            : fmt::format("the cache of rank {} was cleared or released: its epoch is {}, was {}",
+                          rank, now.epoch.value, before.epoch.value);
+    break;
+  }
+  fail(KVFERRY_ERROR(kStaleEpoch, "the device blocks are gone: {}", what));
+  return false;
+}
+
+// After the completions, of which those that the earlier manager sent are therefore known.
+void LongctxEngine::note_manager() {
+  const std::uint64_t manager = instance_.client().stats().reconnects;
+  if (std::exchange(manager_, manager) == manager) return;
+  ipc::log_info("connected to a manager again; what the device has is stored again");
+  scheduler_.doubt_host();
 }
 
 void LongctxEngine::take_completions() {
@@ -170,9 +204,9 @@ void LongctxEngine::on_job_ended(const TurnScheduler::Job& job, const BenchTarge
 void LongctxEngine::on_job_failed(const TurnScheduler::Job& job, const ipc::Error& error) {
   const bool loads = job.way == TurnScheduler::Way::kLoad;
   if (!may_pass(error.code)) {
-    fail(KVFERRY_ERROR(kNotFound, "sequence {} is lost: {} of its blocks could not be {}: {}",
+    fail(KVFERRY_ERROR(kNotFound, "sequence {} is lost: {} of its blocks could not be {}: {}{}",
                        job.sequence, job.places.size(), loads ? "loaded" : "stored",
-                       error.to_string()));
+                       error.to_string(), kept_over_managers()));
     return;
   }
   ++figures_.failed_jobs;
@@ -225,7 +259,8 @@ void LongctxEngine::note_turn() {
 }
 
 void LongctxEngine::submit_jobs() {
-  if (ipc::MonotonicClock::now() < not_before_ || !instance_.accepts()) return;
+  if (ipc::MonotonicClock::now() < not_before_ || !look_at_contents()) return;
+  if (!instance_.accepts()) return;
   while (auto job = scheduler_.next_job()) {
     const ipc::Status sent = submit(*job);
     if (sent) continue;
@@ -331,11 +366,12 @@ std::uint32_t LongctxEngine::add_decode(TurnScheduler::Number number,
   return 1;
 }
 
+// Of the memory that the block tables are of: a worker that has another one by now refuses it, and
+// a manager that has just come names none.
 void LongctxEngine::send(ipc::Decode pass) {
-  const worker::CacheState& state = instance_.client().state();
   for (std::uint32_t rank = 0; rank < channels_.size() && !failed_; ++rank) {
-    pass.session = state.ranks.at(rank).session;
-    pass.epoch = state.ranks.at(rank).epoch;
+    pass.session = arenas_.at(rank).session;
+    pass.epoch = arenas_.at(rank).epoch;
     const ipc::Status sent = channels_[rank]->send(
         pass, [this](const ipc::Result<ipc::DecodeReply>& reply) { on_reply(reply); });
     if (sent) {
@@ -390,12 +426,38 @@ void LongctxEngine::fail(ipc::Error error) {
   if (!failed_) failed_ = std::move(error);
 }
 
+std::string LongctxEngine::kept_over_managers() {
+  const std::uint64_t lost = instance_.client().stats().reconnects - first_manager_;
+  if (lost == 0) return {};
+  const std::string so_far = fmt::format("; the manager was lost {} times", lost);
+  const auto text = instance_.client().status(ipc::Deadline::after(kKeptTime));
+  const auto status =
+      text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
+  if (!status.is_object() || !status.contains("pool")) return so_far;
+  const nlohmann::json kept = status["pool"].value("kept", nlohmann::json());
+  if (!kept.is_object()) return so_far + ", and this one has taken over no pool";
+  return so_far + fmt::format(
+                      ", and of what it had this one found {} blocks of sequences: those "
+                      "that had their checksums by then",
+                      kept.value("sequence_blocks", std::uint64_t{0}));
+}
+
 void LongctxEngine::drop_sequences() {
-  for (std::uint32_t number = 0; number < options_.sequences; ++number) {
-    const ipc::Status dropped = instance_.drop(options_.first_handle + number);
-    // One that was on the device all the time was never swapped out.
-    if (!dropped && dropped.error().code != ErrorCode::kNotFound) must(dropped);
-  }
+  std::uint32_t number = 0;
+  await("a manager that drops what was swapped out", [&] {
+    take_completions();
+    while (number < options_.sequences) {
+      const ipc::Status dropped = instance_.drop(options_.first_handle + number);
+      // One that was on the device all the time was never swapped out.
+      if (!dropped && dropped.error().code != ErrorCode::kNotFound) {
+        if (!may_pass(dropped.error().code)) fail(dropped.error());
+        last_refusal_ = dropped.error();
+        return failed_.has_value();
+      }
+      ++number;
+    }
+    return true;
+  });
 }
 
 }  // namespace kvferry::cli

@@ -43,7 +43,9 @@ struct LongctxFigures {
 };
 
 /// An engine of long contexts: owns the block tables, has the workers compute over the step
-/// channels, and has the movers copy by the handles of its sequences, as its scheduler says.
+/// channels, and has the movers copy by the handles of its sequences, as its scheduler says. It
+/// goes on over the death of a manager: computes meanwhile, copies once the next one is there, and
+/// fails only for a block that no device has and that the next one did not find in the pool.
 /// @threading the loop's thread. @lifetime the instance outlives it.
 class LongctxEngine {
  public:
@@ -82,7 +84,11 @@ class LongctxEngine {
   void await(std::string_view what, const std::function<bool()>& done);
   void let_in();
   void pump();
+  /// Whether the device blocks are what they were; fails when they are not.
+  [[nodiscard]] bool look_at_contents();
   void take_completions();
+  /// Another one serves what it found in the pool of the one before.
+  void note_manager();
   void begin_turn();
   void note_turn();
   [[nodiscard]] bool is_settled();
@@ -100,6 +106,8 @@ class LongctxEngine {
   void on_reply(const ipc::Result<ipc::DecodeReply>& reply);
   void finish_step();
   void fail(ipc::Error error);
+  /// What the next manager says of what it took over; empty when there was only one.
+  [[nodiscard]] std::string kept_over_managers();
   void drop_sequences();
   [[nodiscard]] std::uint32_t groups() const noexcept {
     return static_cast<std::uint32_t>(options_.geometry.groups.size());
@@ -123,7 +131,10 @@ class LongctxEngine {
   ipc::TimePoint started_at_{};
   ipc::TimePoint turn_began_at_{};
   ipc::TimePoint turn_ended_at_{};
-  std::uint64_t generation_ = 0;
+  std::uint64_t contents_ = 0;           ///< CacheState::contents that the block tables are of.
+  std::vector<worker::ArenaId> arenas_;  ///< Of the same, of each rank.
+  std::uint64_t first_manager_ = 0;      ///< ClientStats::reconnects at the begin,
+  std::uint64_t manager_ = 0;            ///< and now.
   std::optional<ipc::Error> failed_;
   std::optional<ipc::Error> last_refusal_;  ///< Of a job that is tried again.
   ipc::TimePoint not_before_{};             ///< Jobs are tried again.

@@ -295,6 +295,8 @@ std::optional<TurnScheduler::Job> TurnScheduler::store_of(Number number, Part pa
     if (all_stored && block.on_host) sequence.marks.unstored = i + 1;
     all_stored = all_stored && block.on_host;
     if (block.where != Where::kHere || block.on_host || block.storing) continue;
+    // It is stored beside what is there of it, and there is room for one such block.
+    if (block.was_stored && std::exchange(sequence.replacing, true)) continue;
     places.push_back({i, block.device});
     if (places.size() == limits_.job_blocks) break;
   }
@@ -324,6 +326,8 @@ void TurnScheduler::job_ended(JobId id, bool done) {
     if (job.way == Way::kStore) {
       block.storing = false;
       block.on_host = done;
+      if (block.was_stored) sequence.replacing = false;
+      block.was_stored = block.was_stored || done;
     } else if (done) {
       block.where = Where::kHere;
     }
@@ -332,6 +336,17 @@ void TurnScheduler::job_ended(JobId id, bool done) {
     sequence.evict_end = std::max(sequence.evict_end, place.index + 1);
   }
   drop_if_over(job.sequence);
+}
+
+void TurnScheduler::doubt_host() {
+  for (auto& [number, sequence] : sequences_) {
+    for (std::uint32_t i = 0; i < sequence.blocks.size(); ++i) {
+      Block& block = sequence.blocks[i];
+      if (block.where != Where::kHere || !block.on_host) continue;
+      block.on_host = false;
+      sequence.marks.unstored = std::min(sequence.marks.unstored, i);
+    }
+  }
 }
 
 std::uint32_t TurnScheduler::device_block(Number number, std::uint32_t index) const {
@@ -353,6 +368,7 @@ void TurnScheduler::check() const {
     host += host_blocks_of(static_cast<std::uint32_t>(sequence.blocks.size()));
     if (!sequence.over) most += sequence.blocks.size();
     std::uint32_t awaiting = 0;
+    std::uint32_t replaced = 0;
     for (std::uint32_t i = 0; i < sequence.blocks.size(); ++i) {
       const Block& block = sequence.blocks[i];
       if (block.where == Where::kAwaitsLoad) ++awaiting;
@@ -365,7 +381,10 @@ void TurnScheduler::check() const {
       KVFERRY_CHECK(!block.storing || (block.where == Where::kHere && !block.on_host),
                     "a block is stored for nothing");
       KVFERRY_CHECK(block.where != Where::kLoading || sequence.jobs > 0, "nobody loads a block");
+      if (block.storing && block.was_stored) ++replaced;
     }
+    KVFERRY_CHECK(replaced == (sequence.replacing ? 1U : 0U),
+                  "blocks are replaced beyond their room");
     KVFERRY_CHECK(awaiting == sequence.awaiting, "loads are counted wrongly");
   }
   KVFERRY_CHECK(owned.size() == limits_.device_blocks, "a device block has no owner");

@@ -92,6 +92,9 @@ class TurnScheduler {
   /// One that failed has changed nothing; it comes again.
   void job_ended(JobId id, bool done);
   [[nodiscard]] std::size_t jobs() const noexcept { return jobs_.size(); }
+  /// Host memory may have lost any of what it has: blocks that the device has, too, are stored
+  /// again before they are given up. Those that only host memory has are loaded from there.
+  void doubt_host();
 
   [[nodiscard]] std::uint32_t device_block(Number number, std::uint32_t index) const;
   [[nodiscard]] std::uint32_t tokens(Number number) const { return sequences_.at(number).tokens; }
@@ -126,6 +129,7 @@ class TurnScheduler {
     Where where = Where::kAway;
     bool on_host = false;  ///< With the same contents.
     bool storing = false;
+    bool was_stored = false;  ///< A store replaces what host memory may have of it.
     std::uint32_t device = 0;
   };
   /// Below its mark no block is of a kind: where a search begins.
@@ -144,6 +148,7 @@ class TurnScheduler {
     std::uint32_t evict_end = 0;  ///< No block from here on can be given up.
     std::uint32_t awaiting = 0;   ///< Blocks that await their load.
     std::uint32_t jobs = 0;
+    bool replacing = false;  ///< One of its jobs stores a block that was_stored.
     bool in_turn = false;
     bool over = false;
   };
