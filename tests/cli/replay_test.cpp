@@ -200,6 +200,37 @@ TEST_F(ReplayTest, AProcessThatCannotRunAsStartedIsNotStartedAgain) {
   EXPECT_EQ(report()["leftover_names"], 0) << report()["leftover_paths"];
 }
 
+TEST_F(ReplayTest, SamplesMemoryAndThePoolFromTheFirstRequestToTheLast) {
+  constexpr int kRequests = 400;
+  const Finished run = replay(write_trace(kRequests));
+  ASSERT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+  const json samples = report()["samples"];
+  ASSERT_GE(samples.size(), 2U);
+  EXPECT_LE(samples.size(), 64U);
+  EXPECT_EQ(samples.front()["requests"], 0);
+  EXPECT_EQ(samples.back()["requests"], kRequests);
+  json before;
+  for (const json& sample : samples) {
+    for (const char* name : {"manager", "mover/0", "mover/1", "replay", "worker/0", "worker/1"}) {
+      EXPECT_GT(sample["anonymous_kib"][name], 100) << sample;
+      EXPECT_LT(sample["anonymous_kib"][name], 4 << 20) << sample;
+    }
+    EXPECT_EQ(sample["anonymous_kib"].size(), 6U) << sample;
+    const json& pool = sample["pool"];
+    ASSERT_TRUE(pool.is_object()) << sample;
+    EXPECT_LE(pool["placed_extents"], pool["placed_blocks"]) << sample;
+    EXPECT_LE(pool["free_in_slabs"], pool["free"]) << sample;
+    if (before.is_object()) {
+      EXPECT_GT(sample["requests"], before["requests"]);
+      EXPECT_GE(sample["seconds"], before["seconds"]);
+      EXPECT_GE(pool["placed_blocks"], before["pool"]["placed_blocks"]);
+    }
+    before = sample;
+  }
+  EXPECT_GE(before["pool"]["placed_blocks"], report()["stores"]);
+  EXPECT_GT(before["pool"]["slabs"], 0);
+}
+
 TEST_F(ReplayTest, KeepsLogsWhereItIsTold) {
   const Finished run = replay(write_trace(60, 20), {"--keep-logs=" + path("logs")});
   EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;

@@ -3,14 +3,17 @@
 #include "replay/report.hpp"
 
 #include "replay/sizing.hpp"
+#include "run/anonymous_memory.hpp"
 #include "status_text.hpp"
 #include "table.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <string>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -139,6 +142,88 @@ TEST(ReportTest, TheSummaryIsAligned) {
   EXPECT_THAT(text, HasSubstr("20.0 %"));
   EXPECT_THAT(text, HasSubstr("1,000"));
   EXPECT_EQ(text.find('\t'), std::string::npos);
+}
+
+/// One mover and one worker, 100 KiB more for each request; a pool with runs of ten.
+RunSample sample_at(std::uint64_t requests) {
+  RunSample sample;
+  sample.requests = requests;
+  sample.seconds = static_cast<double>(requests) / 10;
+  for (const char* name : {"manager", "mover/0", "mover/1", "replay", "worker/0", "worker/1"}) {
+    sample.anonymous_kib[name] = 1024 + requests * 100;
+  }
+  sample.pool = PoolSample{requests * 100, requests * 10, 1U << 20, 3, 4096};
+  return sample;
+}
+
+TEST(ReportTest, SamplesTellOfAQuarterOfTheRunAndOfItsEnd) {
+  ReplayReport report = good();
+  report.samples = {sample_at(0), sample_at(24), sample_at(60), sample_at(100)};
+  report.samples.back().pool->placed_extents = 2'500;
+  const std::string text = summarize(report);
+  EXPECT_THAT(text, HasSubstr("manager 3.34 MiB to 10.8 MiB, movers 6.69 MiB to 21.5 MiB"));
+  EXPECT_THAT(text, ContainsRegex("blocks per extent +4.00 .*10.00 at a quarter"));
+  const nlohmann::json last = to_json(report)["samples"][3];
+  EXPECT_EQ(last["requests"], 100);
+  EXPECT_EQ(last["anonymous_kib"]["worker/1"], 1024 + 100 * 100);
+  EXPECT_EQ(last["pool"]["placed_extents"], 2'500);
+  EXPECT_EQ(last["pool"]["free"], 1U << 20);
+}
+
+TEST(ReportTest, ARunTooShortForTwoSamplesHasNoLinesOfThem) {
+  ReplayReport report = good();
+  EXPECT_EQ(summarize(report).find("anonymous memory"), std::string::npos);
+  report.samples = {sample_at(0), sample_at(100)};
+  EXPECT_EQ(summarize(report).find("anonymous memory"), std::string::npos);
+  EXPECT_EQ(summarize(report).find("per extent"), std::string::npos);
+}
+
+TEST(ReportTest, SamplesThatLackAProcessOrThePoolAreNotCompared) {
+  std::vector<RunSample> samples = {sample_at(25), sample_at(30), sample_at(99), sample_at(100)};
+  samples[0].anonymous_kib.erase("mover/0");
+  samples[3].pool.reset();
+  const auto memory = quarter_and_end(samples, /*with_pool=*/false);
+  ASSERT_TRUE(memory);
+  EXPECT_EQ(memory->quarter->requests, 30U);
+  EXPECT_EQ(memory->end->requests, 100U);
+  const auto pool = quarter_and_end(samples, /*with_pool=*/true);
+  ASSERT_TRUE(pool);
+  EXPECT_EQ(pool->end->requests, 99U);
+  EXPECT_TRUE(to_json(samples)[3]["pool"].is_null());
+}
+
+TEST(SampleListTest, StaysBoundedAndEvenAndKeepsTheFirstAndTheLast) {
+  SampleList list;
+  for (std::uint64_t requests = 0; requests <= 100'000; ++requests) {
+    if (list.is_due(requests) || requests == 100'000) list.add(sample_at(requests));
+    ASSERT_LE(list.samples().size(), kMostSamples);
+  }
+  const auto& samples = list.samples();
+  EXPECT_GT(samples.size(), kMostSamples / 2);
+  EXPECT_EQ(samples.front().requests, 0U);
+  EXPECT_EQ(samples.back().requests, 100'000U);
+  const std::uint64_t step = samples[1].requests;
+  for (std::size_t i = 1; i + 1 < samples.size(); ++i) EXPECT_EQ(samples[i].requests, i * step);
+  for (const RunSample& sample : samples) EXPECT_EQ(sample.anonymous_kib.size(), 6U);
+  list.add(sample_at(100'000));
+  EXPECT_LT(samples[samples.size() - 2].requests, 100'000U) << "two after as many requests";
+}
+
+TEST(SampleListTest, ReadsWhatStatusAndProcSay) {
+  const auto pool = pool_of_status(
+      R"({"pool": {"placed_blocks": 30, "placed_extents": 4, "free": 5000, "slabs": 2,
+          "free_pages": 1, "page_bytes": 4096}})");
+  ASSERT_TRUE(pool);
+  EXPECT_DOUBLE_EQ(pool->blocks_per_extent(), 7.5);
+  EXPECT_EQ(pool->free_in_slabs, 5000U - 4096U);
+  for (const char* text : {"", "[]", R"({"pool": 1})", R"({"pool": {"free": 1}})"}) {
+    EXPECT_FALSE(pool_of_status(text)) << text;
+  }
+  EXPECT_EQ(parse_anonymous_kib("Name:\tkvferry\nVmRSS:\t  99 kB\nRssAnon:\t    1234 kB\nX:\n"),
+            1234U);
+  EXPECT_FALSE(parse_anonymous_kib("Name:\tkvferry\nState:\tZ (zombie)\n"));
+  EXPECT_FALSE(parse_anonymous_kib("Name:\tkvferry\nRssAnon:"));
+  EXPECT_GT(anonymous_kib(::getpid()).value_or(0), 0U);
 }
 
 TEST(ReportTest, AReportThatCannotBeWrittenSaysWhere) {

@@ -86,6 +86,8 @@ class Engine final : private worker::SchedulerControl {
   void start();
   /// The cache is usable: blocks can be handed out and computed on.
   [[nodiscard]] bool is_ready() const;
+  /// A manager is there and does not stand still: what it is asked, it answers soon.
+  [[nodiscard]] bool manager_serves();
   /// What it is doing, in words: for messages about a stall.
   [[nodiscard]] std::string describe() const;
 

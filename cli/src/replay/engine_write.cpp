@@ -103,6 +103,12 @@ bool Engine::manager_answers() {
   return true;
 }
 
+bool Engine::manager_serves() {
+  if (client_ == nullptr || !client_->state().manager_connected) return false;
+  const auto since = client_->unanswered_since();
+  return !since || ipc::MonotonicClock::now() < *since + worker::OfferPace::kAnswerTime;
+}
+
 void Engine::note_stored(const StoredUnit& unit) {
   lacking_.forget(unit.target.group, unit.target.block, unit.target.parts);
   GroupIndex& group = index_of(unit.target.group);

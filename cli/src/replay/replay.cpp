@@ -10,6 +10,7 @@
 #include "replay/lifecycle.hpp"
 #include "replay/progress.hpp"
 #include "replay/report.hpp"
+#include "replay/sampler.hpp"
 #include "replay/sizing.hpp"
 #include "run/children.hpp"
 #include "run/leak_check.hpp"
@@ -39,6 +40,7 @@ std::string_view to_text(VerifyPolicy policy) {
 
 /// The name under which a replay's workers, movers and engine find each other.
 constexpr std::string_view kReplayEngine = "replay";
+constexpr ipc::Duration kLastSample = 2s;
 
 /// One replay from the first child to the last: set up, played, taken down.
 class ReplayRun {
@@ -76,6 +78,7 @@ class ReplayRun {
   std::optional<RunProcesses> processes_;
   std::optional<LifecycleDriver> lifecycle_;
   std::optional<Engine> engine_;
+  std::optional<Sampler> sampler_;
   bool ended_ = false;
   ipc::TimePoint started_at_ = ipc::MonotonicClock::now();
   ipc::TimerId tick_timer_ = 0;
@@ -197,17 +200,23 @@ void ReplayRun::start_engine() {
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_request_done = [this](std::uint64_t finished) {
     if (config_.clear_every > 0 && finished % config_.clear_every == 0) lifecycle_->start_cycle();
+    sampler_->on_request_done(finished);
   };
   hooks.on_started = [this] {
     started_at_ = ipc::MonotonicClock::now();
     report_.started = true;
     processes_->observe();
+    sampler_->start();
   };
   hooks.deaths = [this] { return processes_->deaths(); };
   hooks.on_end = [this](const ipc::Status& status) {
     end(status ? std::nullopt : std::optional(status.error().to_string()));
   };
   engine_.emplace(loop_, std::move(options), trace_.requests, counters_, std::move(hooks));
+  sampler_.emplace(loop_, dir_.path().string(), config_.instance,
+                   Sampler::Hooks{[this] { return processes_->running(); },
+                                  [this] { return engine_->manager_serves(); },
+                                  [this] { return counters_.requests; }});
 }
 
 void ReplayRun::end(std::optional<std::string> error) {
@@ -248,6 +257,7 @@ void ReplayRun::play() {
   }
   report_.duration_s =
       std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
+  if (report_.started && !report_.error) sampler_->finish(ipc::Deadline::after(kLastSample));
 }
 
 void ReplayRun::take_down() {
@@ -256,6 +266,8 @@ void ReplayRun::take_down() {
   progress_->finish();
   processes_->observe();
   lifecycle_.reset();
+  if (sampler_) report_.samples = sampler_->samples();
+  sampler_.reset();
   engine_.reset();
   const Leavings left =
       processes_->end(*device_probe_, plan_.host_bytes, report_.error.has_value());

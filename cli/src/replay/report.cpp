@@ -69,6 +69,19 @@ void add_write_rows(const ReplayCounters& c,
       "blocks; host memory had no room, or just before");
 }
 
+void add_sample_rows(const std::vector<RunSample>& samples,
+                     const std::function<void(std::string, std::string, std::string)>& row) {
+  if (const auto pair = quarter_and_end(samples, /*with_pool=*/false)) {
+    row("anonymous memory", "",
+        describe_memory(*pair) + ", at a quarter of the run and at its end");
+  }
+  if (const auto pair = quarter_and_end(samples, /*with_pool=*/true)) {
+    row("blocks per extent", fmt::format("{:.2f}", pair->end->pool->blocks_per_extent()),
+        fmt::format("in host memory, of all placed by the end; {:.2f} at a quarter of the run",
+                    pair->quarter->pool->blocks_per_extent()));
+  }
+}
+
 }  // namespace
 
 double percentile(std::vector<double> values, double share) {
@@ -138,6 +151,7 @@ Json to_json(const ReplayReport& report) {
             {"clear_ms", times(c.clear_ms)},
             {"reinit_ms", times(c.reinit_ms)},
             {"clear_memory", clears_to_json(report.clear_memory)},
+            {"samples", to_json(report.samples)},
             {"leaked_device_bytes", report.leaked_device_bytes},
             {"leaked_host_bytes", report.leaked_host_bytes},
             {"leftover_names", report.leftover_names.size()},
@@ -269,6 +283,7 @@ std::string summarize(const ReplayReport& report) {
     row("without offload", fmt::format("{:.1f} s", c.offload_down_s),
         "no mover was ready: blocks were computed, not moved");
   }
+  add_sample_rows(report.samples, row);
   optional_row("processes replaced", report.restarts, "after a death");
   row("device memory leaked", ipc::format_size(report.leaked_device_bytes),
       "seen from outside, after all processes ended");
