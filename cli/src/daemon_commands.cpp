@@ -71,13 +71,7 @@ struct QuotaTexts {
 };
 
 void add_quotas(CLI::App& app, QuotaTexts& texts) {
-  app.add_option(
-         "--namespace-quota", texts.named,
-         "What a namespace may have of that memory, in sizes or percent: one that has no more "
-         "than SOFT keeps its blocks while others have more than theirs, and it never has "
-         "more than HARD")
-      ->type_name("NAME=SOFT:HARD,...")
-      ->delimiter(',');
+  add_namespace_quotas(app, texts.named);
   app.add_option("--default-namespace-quota", texts.others,
                  "Likewise of each namespace that is not named [no share and no limit, all "
                  "together]")
@@ -90,18 +84,7 @@ void add_quotas(CLI::App& app, QuotaTexts& texts) {
 }
 
 ipc::Status parse_quotas(const QuotaTexts& texts, cache_manager::ManagerConfig& config) {
-  for (const std::string& text : texts.named) {
-    auto parsed = cache_manager::parse_named_quota(text);
-    if (!parsed) {
-      return KVFERRY_ERROR(kInvalidArgument, "--namespace-quota: {}", parsed.error().message);
-    }
-    const auto [known, is_new] = config.quotas.named.insert(*parsed);
-    if (!is_new) {
-      return KVFERRY_ERROR(
-          kInvalidArgument, "--namespace-quota {}: namespace {} has one of {}:{} already", text,
-          known->first, known->second.soft.to_string(), known->second.hard.to_string());
-    }
-  }
+  KVFERRY_ASSIGN(config.quotas, parse_namespace_quotas(texts.named));
   if (!texts.others.empty()) {
     auto parsed = cache_manager::parse_namespace_quota(texts.others);
     if (!parsed) {
@@ -376,6 +359,7 @@ int worker_command(const Arguments& arguments) {
   add_write_options(*app, tier);
   add_prefetch_options(*app, tier);
   add_unit_blocks(*app, tier);
+  add_namespace(*app, tier);
   LoadOptions load;
   add_load_options(*app, load);
   if (const auto code = parse_arguments(*app, arguments)) return *code;

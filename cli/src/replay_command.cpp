@@ -67,6 +67,7 @@ void add_system_options(CLI::App& app, ReplayOptions& options) {
   add_size(app, "--host-memory", options.config.host_memory,
            "Host memory for blocks [a fifth of the distinct ones, at least 10,000]");
   add_eviction_policy(app, options.config.eviction_policy);
+  add_namespace_quotas(app, options.config.namespace_quotas);
   add_arena_options(app, options.config.arena);
   add_arena_memory(app, options.config.arena_memory);
   add_parsed<cache_manager::CopyStrategy>(app, "--copy-strategy", options.config.strategy,
@@ -125,6 +126,7 @@ int replay_command(const Arguments& arguments) {
   add_write_options(*app, options.config.tier);
   add_prefetch_options(*app, options.config.tier);
   add_unit_blocks(*app, options.config.tier);
+  add_namespace(*app, options.config.tier);
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("replay", options.common.log_level);
 
@@ -147,6 +149,9 @@ int replay_command(const Arguments& arguments) {
   }
   if (const auto fits = check_unit_blocks(config.tier); !fits) {
     return usage_error(*app, fits.error());
+  }
+  if (const auto quotas = parse_namespace_quotas(config.namespace_quotas); !quotas) {
+    return usage_error(*app, quotas.error());
   }
   config.geometry_name =
       options.geometry.empty() ? default_geometry(config.devices.kind) : options.geometry;

@@ -171,6 +171,35 @@ CLI::Option* add_eviction_policy(CLI::App& app, std::string& target) {
       ->default_str(target);
 }
 
+CLI::Option* add_namespace_quotas(CLI::App& app, std::vector<std::string>& texts) {
+  return app
+      .add_option(
+          "--namespace-quota", texts,
+          "What a namespace may have of that memory, in sizes or percent: one that has no more "
+          "than SOFT keeps its blocks while others have more than theirs, and it never has "
+          "more than HARD")
+      ->type_name("NAME=SOFT:HARD,...")
+      ->delimiter(',');
+}
+
+ipc::Result<cache_manager::NamespaceQuotas> parse_namespace_quotas(
+    const std::vector<std::string>& texts) {
+  cache_manager::NamespaceQuotas quotas;
+  for (const std::string& text : texts) {
+    auto parsed = cache_manager::parse_named_quota(text);
+    if (!parsed) {
+      return KVFERRY_ERROR(kInvalidArgument, "--namespace-quota: {}", parsed.error().message);
+    }
+    const auto [known, is_new] = quotas.named.insert(*parsed);
+    if (!is_new) {
+      return KVFERRY_ERROR(
+          kInvalidArgument, "--namespace-quota {}: namespace {} has one of {}:{} already", text,
+          known->first, known->second.soft.to_string(), known->second.hard.to_string());
+    }
+  }
+  return quotas;
+}
+
 CLI::Option* add_seed(CLI::App& app, std::uint64_t& target, const std::string& help) {
   return add_parsed<std::uint64_t>(app, "--seed", target, parse_seed, help)
       ->type_name("N")

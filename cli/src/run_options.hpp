@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kvferry/cache_manager/namespace_quota.hpp"
 #include "kvferry/ipc/base/result.hpp"
 #include "kvferry/ipc/device/device.hpp"
 #include "kvferry/ipc/model/arena_layout.hpp"
@@ -45,6 +46,11 @@ CLI::Option* add_geometry(CLI::App& app, std::string& target);
 [[nodiscard]] std::string default_geometry(ipc::DeviceKind device);
 /// "--eviction-policy".
 CLI::Option* add_eviction_policy(CLI::App& app, std::string& target);
+/// "--namespace-quota": each text is one quota.
+CLI::Option* add_namespace_quotas(CLI::App& app, std::vector<std::string>& texts);
+/// Of those texts. kInvalidArgument, which names the option.
+[[nodiscard]] ipc::Result<cache_manager::NamespaceQuotas> parse_namespace_quotas(
+    const std::vector<std::string>& texts);
 /// "--seed".
 CLI::Option* add_seed(CLI::App& app, std::uint64_t& target, const std::string& help);
 /// A file that is written at the end, and that can be: a slip is told before anything starts.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tier_options.hpp"
 
+#include "key_file.hpp"
+#include "kvferry/cache_manager/namespace_quota.hpp"
 #include "kvferry/ipc/model/block_key.hpp"
 #include "must.hpp"
 
@@ -17,9 +19,18 @@ ipc::Result<std::string> parse_prefetch(std::string_view text) {
   return std::string(text);
 }
 
-constexpr std::array kTierNames = {
-    "--write-policy", "--write-uses", "--write-back-wait",   "--store-queue",      "--recompute",
-    "--prefill-rate", "--prefetch",   "--prefetch-requests", "--prefetch-timeout", "--unit-blocks"};
+/// By the manager's own rule, before anything starts.
+ipc::Result<std::string> parse_namespace(std::string_view text) {
+  cache_manager::NamespaceQuotas quotas;
+  quotas.named.try_emplace(std::string(text));
+  KVFERRY_TRY(quotas.check(cache_manager::kWholePool));
+  return std::string(text);
+}
+
+constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--write-back-wait",
+                                   "--store-queue",  "--recompute",         "--prefill-rate",
+                                   "--prefetch",     "--prefetch-requests", "--prefetch-timeout",
+                                   "--unit-blocks",  "--namespace",         "--namespace-key-file"};
 
 }  // namespace
 
@@ -55,6 +66,8 @@ worker::TierOptions TierChoice::made() const {
   options.recompute = recompute;
   options.prefetch_requests = prefetch_requests;
   options.unit_blocks = unit_blocks;
+  options.name_space = name_space;
+  options.name_space_key = name_space_key;
   if (prefetch == "off") return options;
   worker::PrefetchOptions& made = options.prefetch.emplace();
   made.stop = must(worker::parse_prefetch_stop(prefetch));
@@ -115,6 +128,25 @@ void add_unit_blocks(CLI::App& app, TierChoice& choice) {
       ->type_name("N")
       ->check(CLI::Range(1U, ipc::kMostUnitBlocks))
       ->default_str(std::to_string(choice.unit_blocks));
+}
+
+void add_namespace(CLI::App& app, TierChoice& choice) {
+  CLI::Option* name =
+      add_parsed<std::string>(app, "--namespace", choice.name_space, parse_namespace,
+                              "Whose blocks are stored and found in host memory: the engines of "
+                              "one namespace share them, others have none of them")
+          ->type_name("NAME")
+          ->default_str(choice.name_space);
+  add_parsed<std::optional<ipc::Digest>>(
+      app, "--namespace-key-file", choice.name_space_key,
+      [](std::string_view text) -> ipc::Result<std::optional<ipc::Digest>> {
+        KVFERRY_ASSIGN(const ipc::Digest key, read_key_file(text));
+        return std::optional(key);
+      },
+      "The secret of the namespace, without which nobody finds its blocks: a file with 32 random "
+      "hexadecimal digits, which only this user may read [no secret]")
+      ->type_name("FILE")
+      ->needs(name);
 }
 
 ipc::Status check_unit_blocks(const TierChoice& choice) {

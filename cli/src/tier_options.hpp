@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace kvferry::cli {
@@ -21,6 +22,8 @@ struct TierChoice {
   std::uint32_t prefetch_requests = 8;
   worker::LoadChoiceOptions recompute;
   std::uint32_t unit_blocks = 1;
+  std::string name_space = "default";
+  std::optional<ipc::Digest> name_space_key;
 
   [[nodiscard]] worker::TierOptions made() const;
 };
@@ -31,6 +34,8 @@ void add_write_options(CLI::App& app, TierChoice& choice);
 void add_prefetch_options(CLI::App& app, TierChoice& choice);
 /// --unit-blocks.
 void add_unit_blocks(CLI::App& app, TierChoice& choice);
+/// --namespace, --namespace-key-file.
+void add_namespace(CLI::App& app, TierChoice& choice);
 /// kInvalidArgument: store units of several blocks do not go with what else was chosen.
 [[nodiscard]] ipc::Status check_unit_blocks(const TierChoice& choice);
 /// kInvalidArgument as check_uses(): one of these options does not count with what others say.

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,21 @@ TEST_F(ServeTierTest, WriteBackStoresWhatIsEvictedAndFindsItAgain) {
   const GenerateReply warm = generate(prompt, 8);
   EXPECT_EQ(warm.tokens, cold.tokens);
   EXPECT_EQ(warm.cached_tokens, 80U) << "of what the device had evicted something was lost";
+}
+
+TEST_F(ServeTierTest, ANamespaceHasItsBlocksUnderItsName) {
+  const std::filesystem::path key = temp_ / "key";
+  std::ofstream(key) << "0123456789abcdef0123456789abcdef\n";
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  ASSERT_NO_FATAL_FAILURE(
+      start_engine(1, {"--namespace=tenant", "--namespace-key-file=" + key.string()}));
+  generate(prompt_of(100, 80), 8);
+  EXPECT_TRUE(wait_status([](const nlohmann::json& status) {
+    const auto& all = status["namespaces"];
+    return std::any_of(all.begin(), all.end(), [](const nlohmann::json& one) {
+      return one["name"] == "tenant" && one["has_key"] == true && one["blocks"] > 0;
+    });
+  }));
 }
 
 class ServePolicyTest : public ServeTierTest, public testing::WithParamInterface<const char*> {};

@@ -77,6 +77,8 @@ void Engine::connect() {
   options.identity.fingerprint = options_.geometry.fingerprint(options_.order);
   options.identity.weights = ipc::Digest::random();
   options.identity.unit_blocks = units_.blocks();
+  options.identity.name_space = options_.tier.name_space;
+  options.identity.name_space_key = options_.tier.name_space_key;
   options.scheduler = this;
   auto client = worker::Client::connect(options, ipc::Deadline::after(kManagerTry));
   if (!client) {

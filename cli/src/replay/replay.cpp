@@ -106,6 +106,8 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   plan_.gpu_blocks = sizing.gpu_blocks;
   plan_.host_bytes = sizing.host_bytes;
   plan_.eviction_policy = config_.eviction_policy;
+  plan_.namespace_quotas = config_.namespace_quotas;
+  must(must(parse_namespace_quotas(plan_.namespace_quotas)).check(plan_.host_bytes));
   plan_.choice = config_.arena;
   plan_.arena_memory = config_.arena_memory;
   plan_.strategy = config_.strategy;
@@ -125,6 +127,7 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   report_.ranks = config_.geometry.ranks;
   report_.gpu_blocks = plan_.gpu_blocks;
   report_.unit_blocks = config_.tier.unit_blocks;
+  report_.name_space = config_.tier.name_space;
   report_.host_memory_bytes = plan_.host_bytes;
   report_.workload = config_.workload_text;
   report_.cache_owner = ipc::to_string(config_.arena.cache_owner);

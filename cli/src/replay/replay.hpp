@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace kvferry::cli {
 
@@ -31,6 +32,7 @@ struct ReplayConfig {
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;
   std::optional<std::uint64_t> host_memory;
   std::string eviction_policy{cache_manager::kDefaultEvictionPolicy};
+  std::vector<std::string> namespace_quotas;  ///< As of --namespace-quota.
   std::optional<std::uint32_t> gpu_blocks;
   std::string workload_text;      ///< "conversation, seed 0" or the trace's path.
   std::string report_file;        ///< Empty: none.

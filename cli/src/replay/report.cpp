@@ -163,6 +163,7 @@ Json to_json(const ReplayReport& report) {
             {"ranks", report.ranks},
             {"gpu_blocks", report.gpu_blocks},
             {"unit_blocks", report.unit_blocks},
+            {"namespace", report.name_space},
             {"host_memory_bytes", report.host_memory_bytes},
             {"workload", report.workload},
             {"cache_owner", report.cache_owner},

@@ -35,6 +35,7 @@ struct ReplayReport {
   std::uint32_t ranks = 1;
   std::uint32_t gpu_blocks = 0;
   std::uint32_t unit_blocks = 1;  ///< Of host memory; all counts are of GPU blocks.
+  std::string name_space = "default";
   std::uint64_t host_memory_bytes = 0;
   std::string workload;
   std::string cache_owner;

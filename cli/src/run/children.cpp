@@ -72,6 +72,9 @@ std::vector<ChildSpec> instance_children(const InstancePlan& plan,
   manager.arguments = common_arguments(plan, runtime_dir, "manager");
   manager.arguments.push_back(fmt::format("--host-memory={}", plan.host_bytes));
   manager.arguments.push_back(fmt::format("--eviction-policy={}", plan.eviction_policy));
+  for (const std::string& quota : plan.namespace_quotas) {
+    manager.arguments.push_back("--namespace-quota=" + quota);
+  }
   manager.ends_last = true;
   children.push_back(std::move(manager));
   for (std::size_t r = 0; r < plan.devices.size(); ++r) {

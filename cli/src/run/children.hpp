@@ -36,6 +36,7 @@ struct InstancePlan {
   std::uint32_t gpu_blocks = 0;
   std::uint64_t host_bytes = 0;
   std::string eviction_policy{cache_manager::kDefaultEvictionPolicy};
+  std::vector<std::string> namespace_quotas;  ///< As of --namespace-quota.
   ArenaChoice choice;
   ipc::ArenaOptions arena;
   worker::ArenaMemory arena_memory = worker::ArenaMemory::kKvferry;

@@ -85,6 +85,8 @@ void Scheduler::connect() {
   // Without weights the model is the same everywhere, and so is what it computes.
   if (!weights_named_) options.identity.weights = ipc::chain_block_hash({}, "none", 4);
   options.identity.unit_blocks = tier_.unit_blocks;
+  options.identity.name_space = tier_.name_space;
+  options.identity.name_space_key = tier_.name_space_key;
   options.scheduler = this;
   auto client = Client::connect(std::move(options), ipc::Deadline::after(kConnectTry));
   if (!client) {
