@@ -144,12 +144,15 @@ int manager_command(const Arguments& arguments) {
       "Whether movers compute checksums of what they have stored, when their processors "
       "have nothing else to do; blocks without them are lost with this manager");
   using cache_manager::VerifyLoads;
-  add_choice<VerifyLoads>(*app, "--verify-loads", config.verify_loads,
-                          {{"off", VerifyLoads::kOff},
-                           {"sampled", VerifyLoads::kSampled},
-                           {"always", VerifyLoads::kAlways}},
-                          "Which loads are checked against them: none, one block in 16, or all; "
-                          "what an earlier manager stored is, once, in any case");
+  add_choice<VerifyLoads>(
+      *app, "--verify-loads", config.verify_loads,
+      {{"off", VerifyLoads::kOff},
+       {"sampled", VerifyLoads::kSampled},
+       {"always", VerifyLoads::kAlways}},
+      "Which loads are checked against them: none, one block in 16, or all; "
+      "what an earlier manager stored is, once, in any case. Where all are, "
+      "stores are answered once they have their checksums, and a block that has "
+      "none is not there; else one that has none yet is not checked");
   app->add_flag(
       "--keep-pool", config.keeps_pool,
       "Leaves that memory, and what is in it, to the next manager of the instance also at "

@@ -29,10 +29,11 @@ class PoolChecksTest : public FaultyEngineFixture {
  protected:
   void adjust(TransferEngine::Options& options) override {
     options.strategy = CopyStrategy::kBatch;
-    options.on_sums = [this](ipc::MoverSums sums) {
+    options.on_sums = [this](ipc::MoverSums sums, std::vector<ipc::KeptSum> places) {
       const std::lock_guard lock(mutex_);
       const std::uint64_t job = sums.job.value;
       EXPECT_TRUE(sums_.emplace(job, std::move(sums)).second);
+      for (const ipc::KeptSum& place : places) places_.push_back(place);
       answered_.notify_all();
     };
   }
@@ -61,7 +62,8 @@ class PoolChecksTest : public FaultyEngineFixture {
     pool_view_.data()[at * kBlockBytes + byte] ^= static_cast<std::byte>(1U << bit);
   }
 
-  std::map<std::uint64_t, ipc::MoverSums> sums_;  ///< mutex_ guards it.
+  std::map<std::uint64_t, ipc::MoverSums> sums_;  ///< mutex_ guards it, and the next one.
+  std::vector<ipc::KeptSum> places_;
 };
 
 TEST_F(PoolChecksTest, AStoresSumsAreThoseOfWhatItLeft) {
@@ -96,6 +98,60 @@ TEST_F(PoolChecksTest, AStoreThatIsNotAskedForSumsHasNone) {
   (void)wait_sums(2);
   const std::lock_guard lock(mutex_);
   EXPECT_EQ(sums_.size(), 1U);
+}
+
+TEST_F(PoolChecksTest, AnAnswerThatWaitsForSumsHasThemOfWhatWasStored) {
+  ipc::MoverJob store = job(1, CopyDirection::kDeviceToHost, {{0, 3}, {100, 5}});  // no such block
+  store.wants_sums = store.sums_first = true;
+  put_block(0, contents(10));
+  engine_->submit(store);
+  const ipc::MoverJobDone done = wait_answer(1);
+  EXPECT_THAT(done.results, ElementsAre(0, Ne(0)));
+  EXPECT_THAT(done.shard_sums, ElementsAre(sum_of(3), 0));
+  EXPECT_THAT(done.replicated_sums, ElementsAre(ipc::checksum({}), 0));
+  // What is checked against them from that moment on is found.
+  flip(3, 4097, 2);
+  ipc::MoverJob load = job(2, CopyDirection::kHostToDevice, {{1, 3}});
+  load.items[0].shard_sum = done.shard_sums[0];
+  load.items[0].replicated_sum = done.replicated_sums[0];
+  engine_->submit(load);
+  EXPECT_THAT(wait_answer(2).results, ElementsAre(kCorrupt));
+  EXPECT_EQ(engine_->sums_queued(), 0U);
+}
+
+TEST_F(PoolChecksTest, OfAStoreThatFailedTheAnswerWaitsForNoSums) {
+  ipc::MoverJob store = job(1, CopyDirection::kDeviceToHost, {{100, 5}});  // no such block
+  store.wants_sums = store.sums_first = true;
+  engine_->submit(store);
+  const ipc::MoverJobDone done = wait_answer(1);
+  EXPECT_THAT(done.results, ElementsAre(Ne(0)));
+  EXPECT_THAT(done.shard_sums, testing::IsEmpty());
+}
+
+TEST_F(PoolChecksTest, OfABurstOfStoresEachHasItsSums) {
+  constexpr std::uint32_t kStores = 300;
+  for (std::uint32_t i = 1; i <= kStores; ++i) {
+    ipc::MoverJob store = job(i, CopyDirection::kDeviceToHost, {{i % 4, i % kPlaces}});
+    store.wants_sums = true;
+    engine_->submit(store);
+  }
+  for (std::uint32_t i = 1; i <= kStores; ++i) (void)wait_sums(i);
+  EXPECT_EQ(engine_->sums_queued(), kStores);
+}
+
+TEST_F(PoolChecksTest, SumsAreComputedAlsoWhenTheManagerIsGoneAndTellOfWhichPlaceTheyAre) {
+  ipc::MoverJob store = job(1, CopyDirection::kDeviceToHost, {{0, 3}});
+  store.wants_sums = true;
+  put_block(0, contents(10));
+  engine_->submit(store);
+  (void)wait_answer(1);
+  engine_->drop_pool();
+  EXPECT_THAT(wait_sums(1).shard, ElementsAre(sum_of(3)));
+  const std::lock_guard lock(mutex_);
+  ASSERT_EQ(places_.size(), 1U);
+  EXPECT_EQ(places_[0].job.value, 1U);
+  EXPECT_EQ(places_[0].offset, 3 * kBlockBytes);
+  EXPECT_EQ(places_[0].sum, sums_.at(1).shard.at(0));
 }
 
 TEST_F(PoolChecksTest, ALoadWhoseSumsAreRightIsGood) {

@@ -102,6 +102,28 @@ TEST_F(ReplayFaultTest, WhatAKilledManagerHadInHostMemoryIsFoundAgain) {
   EXPECT_EQ(report()["leaked_host_bytes"], 0);
 }
 
+// Its movers have a backlog of checksums then, and on a busy machine little time for it: the
+// traffic goes on for long enough.
+TEST_F(ReplayFaultTest, OfAManagerThatIsKilledUnderFullLoadNearlyEverythingIsFoundAgain) {
+  start_replay(write_trace(10 * kRequests));
+  ASSERT_TRUE(wait_until([&] {
+    const json status = this->status();
+    return status.is_object() && status["index"]["blocks"] > 100;
+  })) << running_->stderr_text();
+  ASSERT_TRUE(children().at("manager").signal(SIGKILL));
+  json kept;
+  ASSERT_TRUE(wait_until([&] {
+    const json status = this->status();
+    if (!status.is_object() || !status["pool"]["kept"].is_object()) return false;
+    kept = status["pool"]["kept"];
+    return kept["adopted"].get<int>() + kept["dropped"].get<int>() == kept["found"].get<int>();
+  })) << running_->stderr_text();
+  EXPECT_GT(kept["found"], 50);
+  EXPECT_LE(kept["unsummed"].get<int>(), kept["found"].get<int>() / 10) << kept;
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report()["blocks_corrupt"], 0);
+}
+
 /// What a rank's contents are known by.
 json contents_of(const json& status, std::size_t rank) {
   const json& worker = status["engines"][0]["ranks"][rank]["worker"];

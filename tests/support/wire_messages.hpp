@@ -127,6 +127,8 @@ using WireMessages = List<ipc::Envelope,
                           ipc::KeeperReply,
                           ipc::MoverSums,
                           ipc::Retention,
-                          ipc::OfferStore>;
+                          ipc::OfferStore,
+                          ipc::KeptSum,
+                          ipc::KeptSums>;
 
 }  // namespace kvferry::test

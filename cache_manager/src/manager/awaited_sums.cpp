@@ -12,8 +12,9 @@ namespace kvferry::cache_manager {
 
 AwaitedSums::Awaited& AwaitedSums::open(ipc::JobId job) {
   if (!jobs_.contains(job)) {
-    while (order_.size() >= kMostJobs) {
-      jobs_.erase(order_.front());
+    while (!order_.empty() && (order_.size() >= kMostJobs || blocks_ >= kMostBlocks ||
+                               !jobs_.contains(order_.front()))) {
+      erase(order_.front());
       order_.pop_front();
     }
     order_.push_back(job);
@@ -24,7 +25,7 @@ AwaitedSums::Awaited& AwaitedSums::open(ipc::JobId job) {
 void AwaitedSums::add(const Job& job, const HostPool& pool) {
   if (std::none_of(job.items.begin(), job.items.end(),
                    [](const JobItem& item) { return item.result == 0; })) {
-    jobs_.erase(job.id);
+    erase(job.id);
     return;
   }
   Awaited& awaited = open(job.id);
@@ -44,6 +45,7 @@ void AwaitedSums::add(const Job& job, const HostPool& pool) {
     }
     await_part(awaited, {place->second, item.part * (shape.ranks + 1)}, job, item, shape);
   }
+  blocks_ += awaited.blocks.size();
   awaited.ranks_left = static_cast<std::size_t>(std::count_if(
       awaited.sent.begin(), awaited.sent.end(), [](const auto& sent) { return !sent.empty(); }));
   for (const auto& [rank, sums] : std::exchange(awaited.early, {})) apply(awaited, rank, sums);
@@ -107,7 +109,14 @@ void AwaitedSums::apply(Awaited& awaited, std::uint32_t rank, const ipc::MoverSu
 
 void AwaitedSums::erase_if_over(ipc::JobId job) {
   const auto at = jobs_.find(job);
-  if (at != jobs_.end() && at->second.has_ended && at->second.ranks_left == 0) jobs_.erase(at);
+  if (at != jobs_.end() && at->second.has_ended && at->second.ranks_left == 0) erase(job);
+}
+
+void AwaitedSums::erase(ipc::JobId job) {
+  const auto at = jobs_.find(job);
+  if (at == jobs_.end()) return;
+  blocks_ -= at->second.blocks.size();
+  jobs_.erase(at);
 }
 
 }  // namespace kvferry::cache_manager

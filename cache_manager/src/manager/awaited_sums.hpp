@@ -22,8 +22,11 @@ namespace kvferry::cache_manager {
 /// answered, or before the other ranks have answered, or never. @threading one thread.
 class AwaitedSums {
  public:
-  /// So many jobs are awaited; the oldest is given up for the next one.
-  static constexpr std::size_t kMostJobs = 4096;
+  /// Of so many blocks they are awaited, and of so many jobs; the oldest job is given up for the
+  /// next one, and its blocks stay among PoolCatalogue::unsummed(). A mover has no more parts to
+  /// compute (PoolChecks).
+  static constexpr std::size_t kMostBlocks = std::size_t{1} << 17;
+  static constexpr std::size_t kMostJobs = std::size_t{1} << 15;
 
   /// SlabShape::sums(): part by part, of what the ranks share, then of each rank's bytes; zeros for
   /// a part that was not stored. The slot still holds what was.
@@ -66,11 +69,13 @@ class AwaitedSums {
                          const JobItem& item,
                          const SlabShape& shape);
   void apply(Awaited& awaited, std::uint32_t rank, const ipc::MoverSums& sums);
+  void erase(ipc::JobId job);
   void erase_if_over(ipc::JobId job);
 
   OnKnown on_known_;
   std::unordered_map<ipc::JobId, Awaited> jobs_;
   std::deque<ipc::JobId> order_;  ///< Of their coming; some may be over.
+  std::size_t blocks_ = 0;        ///< Of all of them.
 };
 
 }  // namespace kvferry::cache_manager

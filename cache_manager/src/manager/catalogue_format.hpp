@@ -20,7 +20,7 @@ namespace kvferry::cache_manager::catalogue {
 
 inline constexpr std::uint64_t kMagic = 0x6b76'6361'7461'6c67;  // "kvcatalg"
 /// Of the format. Who finds another one has no use for the pool.
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 inline constexpr std::uint64_t kPage = 4096;
 inline constexpr std::uint32_t kUsers = 4096;
 inline constexpr std::uint32_t kRoots = 1024;
@@ -96,6 +96,15 @@ enum class BlockState : std::uint8_t {
   kSequence,
 };
 
+/// What is behind a block's record.
+enum class SumsState : std::uint8_t {
+  kNone = 0,
+  kKnown,  ///< The checksums.
+  /// Nothing yet: the job that stored it and its parts, a bit for each, by which the next manager
+  /// tells whether checksums that it hears of are of this.
+  kAwaited,
+};
+
 /// Followed by a checksum for what the ranks share and for each rank's bytes, of each part; zeros
 /// for a part that was not stored.
 struct Block {
@@ -104,7 +113,7 @@ struct Block {
   ipc::Digest before;
   std::uint16_t root;
   BlockState state;
-  std::uint8_t sums;  ///< Whether the checksums are known.
+  SumsState sums;
   /// When it was used last, counted in uses of prefixes. Changes by itself: not in the check.
   std::uint32_t used;
 };

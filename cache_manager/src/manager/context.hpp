@@ -26,12 +26,15 @@ namespace kvferry::cache_manager {
 
 class EvictAhead;
 class KvEvents;
+class PoolAdoption;
 
 /// Of host blocks, since the manager started.
 struct IntegrityStats {
   std::uint64_t summed = 0;   ///< Got their checksums.
   std::uint64_t checked = 0;  ///< Loads of blocks that were checked,
   std::uint64_t corrupt = 0;  ///< and what of those was damaged.
+  /// Were to be checked, and had no checksum. Only where all are: they were not loaded.
+  std::uint64_t unchecked = 0;
 };
 
 /// What the parts of the manager share; ManagerCore owns all of it. @threading the loop's thread.
@@ -57,6 +60,7 @@ struct ManagerContext {
   ipc::LeaseId operations =
       {};  ///< Clears and re-inits that have begun, for the transitions' record.
   std::optional<AdoptionStats> adopted{};  ///< When the pool is an earlier manager's.
+  PoolAdoption* adoption = nullptr;        ///< Null: there is none.
   IntegrityStats integrity{};
   const KvEvents* kv_events = nullptr;  ///< Null: they are told to nobody.
   const EvictAhead* ahead = nullptr;

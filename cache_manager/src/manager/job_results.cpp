@@ -14,18 +14,34 @@ std::uint8_t result_code(ipc::ErrorCode code) { return static_cast<std::uint8_t>
 
 }  // namespace
 
-std::vector<std::uint64_t> JobService::sums_to_check(const HostBlock& block, std::uint32_t part) {
+bool JobService::must_not_load(const HostBlock& block) const {
+  return context_.config.verify_loads == VerifyLoads::kAlways &&
+         context_.catalogue.sums(block.slot()).empty();
+}
+
+// A mover that tells no checksums with its answer, or a pool that has more models than it knows:
+// blocks without any are none to an engine that wants all of them checked.
+bool JobService::set_sums(const HostBlock& block, JobItem& item) {
+  if (must_not_load(block)) {
+    ++context_.integrity.unchecked;
+    item.result = result_code(ipc::ErrorCode::kNotFound);
+    return false;
+  }
   const VerifyLoads policy = context_.config.verify_loads;
   const bool is_in_sample = ++loads_ % ManagerConfig::kSample == 0;
-  if (!block.is_doubted(part) && policy != VerifyLoads::kAlways &&
+  if (!block.is_doubted(item.part) && policy != VerifyLoads::kAlways &&
       (policy == VerifyLoads::kOff || !is_in_sample)) {
-    return {};
+    return true;
   }
   const auto sums = context_.catalogue.sums(block.slot());
-  if (sums.empty()) return {};
+  if (sums.empty()) {
+    if (context_.config.checksums) ++context_.integrity.unchecked;
+    return true;
+  }
   const std::size_t count = context_.pool.shape(block.slot()).ranks + std::size_t{1};
-  const auto of_part = sums.subspan(part * count, count);
-  return {of_part.begin(), of_part.end()};
+  const auto of_part = sums.subspan(item.part * count, count);
+  item.sums.assign(of_part.begin(), of_part.end());
+  return true;
 }
 
 // A damaged block is a miss from now on, and for this load, too.
@@ -91,6 +107,15 @@ void JobService::commit_swap_out(Job& job) {
     }
   }
   context_.sequences.drop_if_empty(job.sequence_key());
+}
+
+void JobService::note_awaited(const Job& job) {
+  const HostBlock* noted = nullptr;
+  for (const JobItem& item : job.items) {
+    if (item.result != 0 || item.host == nullptr || item.host.get() == noted) continue;
+    noted = item.host.get();  // parts of a unit are mostly neighbours
+    context_.catalogue.on_awaited(item.host->slot(), job.id, item.host->parts());
+  }
 }
 
 void JobService::summed(std::uint32_t rank, ipc::MoverSums sums) {

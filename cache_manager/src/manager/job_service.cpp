@@ -40,10 +40,11 @@ JobService::JobService(ManagerContext& context)
                         item.result = code_of(ipc::ErrorCode::kNotFound);
                         block.reset();
                       }
-                      if (block != nullptr) {
-                        item.sums = sums_to_check(*block, item.part);
-                        count_hit(*block);
+                      if (block != nullptr && !set_sums(*block, item)) {
+                        context_.index.drop_block(*block);
+                        block.reset();
                       }
+                      if (block != nullptr) count_hit(*block);
                       return block;
                     },
                 .submit = [this](Job part) { context_.jobs.submit(std::move(part)); },
@@ -221,7 +222,8 @@ ipc::Status JobService::check_all_there(const ClientRecord& client,
                                         ipc::JobId job,
                                         const std::vector<ipc::LoadItem>& items) const {
   for (const ipc::LoadItem& item : items) {
-    if (acquire({client.root, item.key, item.group}, item.part) == nullptr) {
+    const HostBlockRef block = acquire({client.root, item.key, item.group}, item.part);
+    if (block == nullptr || must_not_load(*block)) {
       return KVFERRY_ERROR(kNotFound,
                            "job {}: block {} of group {} is not in the host pool (any more), and a "
                            "load by layers needs all of its blocks: look them up again",
@@ -277,12 +279,15 @@ void JobService::submit_load(const ClientRecord& client, const ipc::Envelope& re
     taken.block = item.block;
     taken.part = item.part;
     taken.host = acquire({client.root, item.key, item.group}, item.part);
+    if (taken.host != nullptr && !set_sums(*taken.host, taken)) {
+      context_.index.drop_block(*taken.host);
+      taken.host = nullptr;
+    }
     if (taken.host == nullptr) {
       taken.result = code_of(ipc::ErrorCode::kNotFound);
       job.message = "some blocks are not in the host pool (any more): look them up again";
       ++client.account->counters.misses;
     } else {
-      taken.sums = sums_to_check(*taken.host, item.part);
       count_hit(*taken.host);
     }
   }
@@ -413,8 +418,9 @@ void JobService::swap_in(const ClientRecord& client, const ipc::Envelope& reques
       taken.host = nullptr;
       taken.result = code_of(ipc::ErrorCode::kGeometryMismatch);
       job.message = "the sequence was swapped out with another geometry";
-    } else {
-      taken.sums = sums_to_check(*taken.host);
+    } else if (!set_sums(*taken.host, taken)) {
+      taken.host = nullptr;
+      job.message = "some blocks of the sequence have no checksums, and all loads are checked";
     }
     job.items.push_back(std::move(taken));
   }
@@ -444,7 +450,10 @@ void JobService::finished(Job& job) {
   } else {
     end_load(job);
   }
-  if (job.to_host() && context_.config.checksums) sums_.add(job, context_.pool);
+  if (job.to_host() && context_.config.checksums) {
+    note_awaited(job);
+    sums_.add(job, context_.pool);
+  }
   if (const auto failed = std::find_if(
           job.items.begin(), job.items.end(),
           [&job](const JobItem& item) { return item.result != 0 && !job.left_out(item); });

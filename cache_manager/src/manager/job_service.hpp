@@ -91,14 +91,18 @@ class JobService {
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key, std::uint32_t part) const;
   [[nodiscard]] static ipc::Status check_parts(const ClientRecord& client,
                                                const ipc::SubmitLoad& load);
-  /// What a load of that part of the block is checked against, if it is.
-  [[nodiscard]] std::vector<std::uint64_t> sums_to_check(const HostBlock& block,
-                                                         std::uint32_t part = 0);
+  /// All loads are checked, and this block has nothing to be checked against.
+  [[nodiscard]] bool must_not_load(const HostBlock& block) const;
+  /// Says what the load of that part is checked against, if it is. False, with its result: all are,
+  /// and this one cannot be.
+  [[nodiscard]] bool set_sums(const HostBlock& block, JobItem& item);
   void end_load(Job& job);
   void wait_for(const ClientRecord& client,
                 const ipc::Envelope& request,
                 const ipc::SubmitLoad& load);
   void commit_store(Job& job);
+  /// So that checksums of it can be told to the next manager.
+  void note_awaited(const Job& job);
   void commit_swap_out(Job& job);
   void send(const ipc::IncarnationId& client, ipc::JobDone done);
   [[nodiscard]] bool has_backlog(const ClientRecord& client) const;

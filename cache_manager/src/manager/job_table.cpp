@@ -191,9 +191,7 @@ void JobTable::send_over(const LinkShares::Lane& lane) {
                               : at->second.take([&window = windows_[key]](auto priority) {
                                   return window.has_room(priority);
                                 });
-    if (at->second.empty()) {
-      runnable_.erase(at);
-    }
+    if (at->second.empty()) runnable_.erase(at);
     Entry& entry = entries_.at(id);
     if (const auto due = entry.job.urgency.due(); due && *due <= ports_.now()) {
       end_unsent(entry, not_started(entry));
@@ -269,6 +267,7 @@ void JobTable::start(Entry& entry, const std::vector<RankTarget>& targets) {
     message.brief = job.brief;
     message.layers = job.layers;
     message.wants_sums = limits_.wants_sums && job.to_host();
+    message.sums_first = limits_.sums_first && message.wants_sums;
     add_items(job, rank, part, message);
     if (message.items.empty()) {
       continue;

@@ -124,7 +124,8 @@ class JobTable {
     std::uint32_t max_jobs_per_engine = 1024;
     std::chrono::milliseconds queue_deadline{60'000};  ///< Submission until it is sent.
     std::chrono::milliseconds job_deadline{30'000};    ///< A mover's last answer until its next.
-    bool wants_sums = false;                           ///< Of stores.
+    bool wants_sums = false;                           ///< Of stores,
+    bool sums_first = false;                           ///< before they are answered.
   };
 
   struct Ports {

@@ -17,6 +17,9 @@ constexpr std::size_t kBlocksOfATurn = 2048;
 /// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
 /// that counts.
 constexpr auto kPatience = std::chrono::seconds(10);
+/// What movers have not told of by then is dropped. One that has as much left as it may, 2^17 parts
+/// of 2 MiB, needs that long on one processor.
+constexpr auto kSumsPatience = std::chrono::seconds(60);
 
 /// Those that were stored.
 std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& shape) {
@@ -32,7 +35,11 @@ std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& sha
 }  // namespace
 
 PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
-    : context_(context), catalogue_(catalogue), stats_(context.adopted.emplace()) {
+    : context_(context),
+      catalogue_(catalogue),
+      late_(context.pool),
+      stats_(context.adopted.emplace()) {
+  context_.adoption = this;
   context_.index.set_evicts(false);
   std::vector<ipc::Digest> roots;
   for (PoolCatalogue::FoundRoot& root : catalogue_.roots()) {
@@ -72,8 +79,7 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   });
   look();
   if (visible_.empty()) {
-    context_.index.forget_awaited_roots();
-    context_.index.accounts().end_adoption();
+    end();
   } else {
     context_.loop.post([this, living = is_living_] {
       if (*living) adopt_some();
@@ -83,7 +89,9 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
 
 PoolAdoption::~PoolAdoption() {
   *is_living_ = false;
+  context_.adoption = nullptr;
   context_.loop.cancel(patience_);
+  context_.loop.cancel(sums_patience_);
   for (const User& user : users_) {
     if (user.process.valid()) context_.loop.unwatch(user.process.pidfd());
   }
@@ -157,6 +165,11 @@ void PoolAdoption::find_users() {
       continue;
     }
     if (known.kind == catalogue::UserKind::kEngine) owners_.insert(known.incarnation);
+    if (known.kind == catalogue::UserKind::kMover && process) {
+      auto teller = ipc::ProcessRef::of_pid(known.pid);
+      // Dead since, or one more descriptor than there is: it tells nothing.
+      if (teller) tellers_.push_back({std::move(teller).value(), known.incarnation});
+    }
     if (!process) {
       users_.push_back({ipc::ProcessRef(), known});
       // It may live, and write.
@@ -181,6 +194,7 @@ bool PoolAdoption::is_settled(const User& user) const {
 }
 
 void PoolAdoption::look() {
+  ask_for_sums();
   if (users_.empty() && evicts_) return;
   std::erase_if(users_, [this](const User& user) {
     if (!is_settled(user)) return false;
@@ -222,22 +236,11 @@ void PoolAdoption::shrink() {
 
 void PoolAdoption::adopt_some() {
   std::vector<PrefixIndex::Found> blocks;
-  const std::size_t end = std::min(visible_.size(), next_ + kBlocksOfATurn);
-  for (; next_ < end; ++next_) {
-    HostBlockRef held = std::move(visible_[next_]);
-    const HostSlot slot = held->slot();
-    PoolCatalogue::FoundBlock found = catalogue_.find(slot);
-    const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
-    const std::uint64_t parts = parts_of(found.sums, context_.pool.shape(slot));
-    // One without checksums cannot be looked at.
-    if (found.state != catalogue::BlockState::kVisible || parts == 0 || context_.index.has(key)) {
-      ++stats_.dropped;
-      continue;  // and its slot is free
-    }
-    held->set_parts(parts);
-    blocks.push_back({key, found.before, std::move(held)});
-  }
-  stats_.adopted += context_.index.adopt(blocks);
+  const std::size_t end_of_turn = std::min(visible_.size(), next_ + kBlocksOfATurn);
+  for (; next_ < end_of_turn; ++next_) sift(std::move(visible_[next_]), blocks);
+  const std::size_t adopted = context_.index.adopt(blocks);
+  stats_.adopted += adopted;
+  stats_.dropped += blocks.size() - adopted;
   shrink();
   if (next_ < visible_.size()) {
     context_.loop.post([this, living = is_living_] {
@@ -247,12 +250,114 @@ void PoolAdoption::adopt_some() {
   }
   visible_ = {};
   next_ = 0;
-  context_.index.forget_awaited_roots();
-  context_.index.accounts().end_adoption();
+  if (late_.empty()) return end();
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began_);
-  ipc::log_info("{} blocks of the earlier manager can be found again after {} ms, {} were dropped",
-                stats_.adopted, took.count(), stats_.dropped);
+  ipc::log_info(
+      "{} blocks of the earlier manager can be found again after {} ms; {} have no checksums yet, "
+      "which {} movers may tell",
+      stats_.adopted, took.count(), late_.size(), tellers_.size());
+  is_asking_ = true;
+  sums_patience_ = context_.loop.after(kSumsPatience, [this] {
+    sums_patience_ = 0;
+    ipc::log_warn("{} movers of an earlier manager have not told all checksums that they have",
+                  tellers_.size());
+    tellers_.clear();
+    drop_late();
+  });
+  ask_for_sums();
+}
+
+void PoolAdoption::sift(HostBlockRef held, std::vector<PrefixIndex::Found>& whole) {
+  const HostSlot slot = held->slot();
+  PoolCatalogue::FoundBlock found = catalogue_.find(slot);
+  const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
+  const std::uint64_t parts = parts_of(found.sums, context_.pool.shape(slot));
+  if (found.state != catalogue::BlockState::kVisible) {
+    ++stats_.dropped;
+  } else if (context_.index.has(key)) {
+    ++stats_.dropped;
+    ++stats_.stored_anew;
+  } else if (parts != 0) {
+    held->set_parts(parts);
+    whole.push_back({key, found.before, std::move(held)});
+  } else if (!tellers_.empty() && found.awaited &&
+             late_.add({key, found.before, std::move(held), *found.awaited, found.parts})) {
+    stats_.awaited = late_.size();
+  } else {
+    // One without checksums cannot be looked at.
+    ++stats_.dropped;
+    ++stats_.unsummed;
+  }
+}
+
+void PoolAdoption::ask_for_sums() {
+  if (!is_asking_) return;
+  std::erase_if(tellers_, [](const Teller& teller) { return teller.process.has_died(); });
+  for (Teller& teller : tellers_) {
+    const EngineRecord* engine = context_.directory.engine_of(teller.incarnation);
+    if (teller.is_asked || engine == nullptr || !engine->rank_of_mover(teller.incarnation)) {
+      continue;
+    }
+    // One that takes no messages now is asked when something else happens.
+    teller.is_asked =
+        context_.server.notify(teller.incarnation, ipc::MessageKind::kTellSums, ipc::Empty{})
+            .has_value();
+  }
+  if (tellers_.empty()) drop_late();
+}
+
+void PoolAdoption::told(const ipc::IncarnationId& mover,
+                        std::uint32_t rank,
+                        const ipc::KeptSums& sums) {
+  if (!is_asking_) return;
+  std::vector<PrefixIndex::Found> blocks;
+  for (LateSums::Block& block : late_.told(rank, sums.sums)) {
+    if (context_.index.has(block.key)) {
+      ++stats_.dropped;
+      ++stats_.stored_anew;
+      continue;
+    }
+    catalogue_.on_summed(block.held->slot(), block.sums);
+    ++context_.integrity.summed;
+    block.held->set_parts(block.parts);
+    blocks.push_back({block.key, block.before, std::move(block.held)});
+  }
+  const std::size_t adopted = context_.index.adopt(blocks);
+  stats_.adopted += adopted;
+  stats_.dropped += blocks.size() - adopted;
+  stats_.awaited = late_.size();
+  shrink();
+  if (sums.is_last) {
+    std::erase_if(tellers_, [&mover](const Teller& teller) { return teller.incarnation == mover; });
+  }
+  if (late_.empty() || tellers_.empty()) drop_late();
+}
+
+void PoolAdoption::drop_late() {
+  is_asking_ = false;
+  context_.loop.cancel(std::exchange(sums_patience_, 0));
+  const std::size_t dropped = late_.drop(kBlocksOfATurn);
+  stats_.dropped += dropped;
+  stats_.unsummed += dropped;
+  stats_.awaited = late_.size();
+  if (late_.empty()) return end();
+  context_.loop.post([this, living = is_living_] {
+    if (*living) drop_late();
+  });
+}
+
+void PoolAdoption::end() {
+  tellers_.clear();
+  context_.index.forget_awaited_roots();
+  context_.index.accounts().end_adoption();
+  if (stats_.found == 0) return;
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began_);
+  ipc::log_info(
+      "{} blocks of the earlier manager can be found again after {} ms, {} were dropped: {} for "
+      "want of checksums, {} because they were stored anew",
+      stats_.adopted, took.count(), stats_.dropped, stats_.unsummed, stats_.stored_anew);
 }
 
 }  // namespace kvferry::cache_manager

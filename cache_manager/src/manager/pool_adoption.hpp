@@ -6,6 +6,7 @@
 #include "manager/adoption_stats.hpp"
 #include "manager/context.hpp"
 #include "manager/host_pool.hpp"
+#include "manager/late_sums.hpp"
 #include "manager/pool_catalogue.hpp"
 
 #include <cstdint>
@@ -20,6 +21,7 @@ namespace kvferry::cache_manager {
 /// a piece of them in each turn of the loop, so that everybody is served meanwhile. Slots that
 /// somebody may have been writing stay taken, and nothing is evicted, until each process that may
 /// copy for the earlier manager is dead, or has come to this one, which it does when it is idle.
+/// Blocks that had no checksums yet are dropped, unless the movers that stored them tell of some.
 /// @threading the loop's thread. @lifetime the context outlives it.
 class PoolAdoption {
  public:
@@ -31,6 +33,8 @@ class PoolAdoption {
 
   /// Somebody came, or is dead.
   void look();
+  /// By a rank's mover, which was asked.
+  void told(const ipc::IncarnationId& mover, std::uint32_t rank, const ipc::KeptSums& sums);
 
  private:
   struct User {
@@ -38,10 +42,23 @@ class PoolAdoption {
     PoolCatalogue::FoundUser known;
   };
 
+  /// A mover of the earlier manager, which may have checksums that the manager had not.
+  struct Teller {
+    ipc::ProcessRef process;
+    ipc::IncarnationId incarnation;
+    bool is_asked = false;
+  };
+
   void take_slab(const SlabPlace& place);
   void take_sequence(const HostSlot& slot);
   void find_users();
   void adopt_some();
+  /// To whole, if it can be served; else it waits, or is dropped.
+  void sift(HostBlockRef held, std::vector<PrefixIndex::Found>& whole);
+  void ask_for_sums();
+  /// Nobody tells any more.
+  void drop_late();
+  void end();
   [[nodiscard]] bool is_settled(const User& user) const;
   void begin_to_evict();
   /// What namespaces have above their limits, which may be lower than they were, goes.
@@ -60,8 +77,12 @@ class PoolAdoption {
   std::map<ipc::Digest, PoolCatalogue::FoundRoot> roots_;
   std::map<ipc::Digest, NamespaceAccount*> accounts_;  ///< By root; null: of none.
   std::set<ipc::IncarnationId> owners_;  ///< Engines that live, and may come back for sequences.
+  LateSums late_;
+  std::vector<Teller> tellers_;  ///< That have not told all.
+  bool is_asking_ = false;       ///< All that is found has been looked at.
   bool evicts_ = false;
   ipc::TimerId patience_ = 0;
+  ipc::TimerId sums_patience_ = 0;
   /// Of posted work, which may come after the end.
   std::shared_ptr<bool> is_living_ = std::make_shared<bool>(true);
   AdoptionStats& stats_;

@@ -21,6 +21,7 @@ using catalogue::Header;
 using catalogue::Progress;
 using catalogue::Root;
 using catalogue::Slab;
+using catalogue::SumsState;
 using catalogue::User;
 
 namespace {
@@ -280,8 +281,11 @@ PoolCatalogue::FoundBlock PoolCatalogue::find(const HostSlot& slot) const {
   found.used = record.used;
   found.block = record.block;
   found.before = record.before;
-  if (record.sums != 0) {
+  if (record.sums == SumsState::kKnown) {
     found.sums.assign(sums_of(record), sums_of(record) + areas_[slot.slab].sums);
+  } else if (record.sums == SumsState::kAwaited) {
+    found.awaited = ipc::JobId{sums_of(record)[0]};
+    found.parts = sums_of(record)[1];
   }
   return found;
 }
@@ -432,18 +436,28 @@ void PoolCatalogue::on_slab_closed(std::uint32_t id) {
 void PoolCatalogue::on_taken(const HostSlot& slot) {
   Block* record = block(slot);
   if (record == nullptr) return;
+  const bool lacked = lacks_sums(*record);
   store_check(record->check, 0);
   *record = Block{};
   record->state = BlockState::kTaken;
   seal_block(slot, *record);
+  count(lacked, *record);
 }
 
 void PoolCatalogue::on_freed(const HostSlot& slot) {
   Block* record = block(slot);
   if (record == nullptr) return;
   let_root_go(*record);
+  const bool lacked = lacks_sums(*record);
   store_check(record->check, 0);
   record->state = BlockState::kNone;
+  count(lacked, *record);
+}
+
+void PoolCatalogue::count(bool lacked, const Block& record) noexcept {
+  if (lacks_sums(record) && !lacked) ++unsummed_;
+  // The memory is also others': what they write there is not to make it wrap.
+  if (lacked && !lacks_sums(record) && unsummed_ > 0) --unsummed_;
 }
 
 void PoolCatalogue::let_root_go(const Block& record) {
@@ -468,17 +482,19 @@ void PoolCatalogue::on_visible(const HostSlot& slot,
       record->state == BlockState::kVisible && record->root < catalogue::kRoots;
   const auto id = was_visible ? std::optional(record->root) : root_id(key.root);
   if (!id) return;
+  const bool lacked = lacks_sums(*record);
   store_check(record->check, 0);
   record->block = key.block;
   record->before = before;
   record->root = *id;
   record->state = BlockState::kVisible;
-  record->sums = 0;
+  record->sums = SumsState::kNone;
   if (sums.size() == areas_[slot.slab].sums) {
-    record->sums = 1;
+    record->sums = SumsState::kKnown;
     std::copy(sums.begin(), sums.end(), sums_of(*record));
   }
   seal_block(slot, *record);
+  count(lacked, *record);
   if (!was_visible) ++blocks_of_root_[*id];
 }
 
@@ -488,15 +504,31 @@ void PoolCatalogue::on_summed(const HostSlot& slot, std::span<const std::uint64_
       (record->state != BlockState::kVisible && record->state != BlockState::kSequence)) {
     return;
   }
+  const bool lacked = lacks_sums(*record);
   store_check(record->check, 0);
-  record->sums = 1;
+  record->sums = SumsState::kKnown;
   std::copy(sums.begin(), sums.end(), sums_of(*record));
+  seal_block(slot, *record);
+  count(lacked, *record);
+}
+
+void PoolCatalogue::on_awaited(const HostSlot& slot, ipc::JobId job, std::uint64_t parts) {
+  Block* record = block(slot);
+  // There are two checksums at least.
+  if (record == nullptr || record->state != BlockState::kVisible ||
+      record->sums == SumsState::kKnown) {
+    return;
+  }
+  store_check(record->check, 0);
+  record->sums = SumsState::kAwaited;
+  sums_of(*record)[0] = job.value;
+  sums_of(*record)[1] = parts;
   seal_block(slot, *record);
 }
 
 std::span<const std::uint64_t> PoolCatalogue::sums(const HostSlot& slot) const {
   Block* record = block(slot);
-  if (record == nullptr || record->sums == 0) return {};
+  if (record == nullptr || record->sums != SumsState::kKnown) return {};
   return {sums_of(*record), areas_[slot.slab].sums};
 }
 
@@ -537,6 +569,7 @@ BlockState PoolCatalogue::adopt(std::uint32_t slab_id, std::uint32_t index) {
     return BlockState::kNone;
   }
   ++blocks_of_root_[record.root];
+  if (lacks_sums(record)) ++unsummed_;
   return found;
 }
 

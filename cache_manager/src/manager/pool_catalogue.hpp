@@ -33,8 +33,10 @@ class PoolCatalogue final : public PoolObserver {
     ipc::Digest root;
     ipc::Digest block;
     ipc::Digest before;
-    std::vector<std::uint64_t> sums;  ///< Empty: not known.
-    std::uint32_t used = 0;           ///< The greater, the later.
+    std::vector<std::uint64_t> sums;      ///< Empty: not known.
+    std::optional<ipc::JobId> awaited{};  ///< Whose they would be; and which parts it stored.
+    std::uint64_t parts = 0;
+    std::uint32_t used = 0;  ///< The greater, the later.
   };
   struct FoundSequence {
     std::string engine;
@@ -116,10 +118,14 @@ class PoolCatalogue final : public PoolObserver {
   void on_hidden(const HostSlot& slot) override;
   void on_used(const HostSlot& slot, std::uint32_t when) override;
 
+  /// What a slot holds was stored by that job, those parts of it, and has no checksums yet.
+  void on_awaited(const HostSlot& slot, ipc::JobId job, std::uint64_t parts);
   /// The checksums of what a slot holds.
   void on_summed(const HostSlot& slot, std::span<const std::uint64_t> sums);
   /// Empty: not known.
   [[nodiscard]] std::span<const std::uint64_t> sums(const HostSlot& slot) const;
+  /// Visible blocks without them.
+  [[nodiscard]] std::uint64_t unsummed() const noexcept { return unsummed_; }
 
   /// A taken slot holds a part of that sequence, of a client whose keys begin with root.
   void on_sequence(const HostSlot& slot,
@@ -167,6 +173,12 @@ class PoolCatalogue final : public PoolObserver {
   /// @pre its check is stored as 0
   void seal_block(const HostSlot& slot, catalogue::Block& record);
   void let_root_go(const catalogue::Block& record);
+  /// Around each change of a record: what it is for unsummed().
+  [[nodiscard]] static bool lacks_sums(const catalogue::Block& record) noexcept {
+    return record.state == catalogue::BlockState::kVisible &&
+           record.sums != catalogue::SumsState::kKnown;
+  }
+  void count(bool lacked, const catalogue::Block& record) noexcept;
 
   const ipc::UniqueFd fd_;
   const ipc::SharedMapping mapping_;
@@ -179,6 +191,7 @@ class PoolCatalogue final : public PoolObserver {
   std::vector<std::uint64_t> blocks_of_root_;
   std::map<ipc::IncarnationId, std::uint32_t> user_places_;
   bool is_full_told_ = false;
+  std::uint64_t unsummed_ = 0;
 };
 
 }  // namespace kvferry::cache_manager

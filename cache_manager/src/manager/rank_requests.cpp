@@ -3,6 +3,7 @@
 #include "manager/rank_requests.hpp"
 
 #include "manager/names.hpp"
+#include "manager/pool_adoption.hpp"
 
 #include <utility>
 
@@ -23,6 +24,12 @@ bool RankRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
         return false;
       }
       sums(peer, request);
+      return true;
+    case ipc::MessageKind::kKeptSums:
+      if (peer.kind != ipc::ProcessKind::kMover) {
+        return false;
+      }
+      kept_sums(peer, request);
       return true;
     default: return false;
   }
@@ -121,6 +128,12 @@ void RankRequests::job_done(const ipc::Peer& peer, const ipc::Envelope& request)
   if (status && engine == nullptr) {
     status = KVFERRY_ERROR(kProtocol, "job answer without a rank hello");
   }
+  if (status && !done->shard_sums.empty()) {
+    // Before the job ends: what it stored is never to be found without them.
+    if (const auto rank = engine->rank_of_mover(peer.id)) {
+      jobs_.summed(*rank, {done->job, done->replicated_sums, done->shard_sums});
+    }
+  }
   if (status) {
     status = context_.jobs.mover_done(peer.id, engine->id(), *done);
   }
@@ -145,6 +158,22 @@ void RankRequests::sums(const ipc::Peer& peer, const ipc::Envelope& event) {
     return;
   }
   jobs_.summed(*rank, std::move(sums).value());
+}
+
+void RankRequests::kept_sums(const ipc::Peer& peer, const ipc::Envelope& event) {
+  const auto sums = ipc::decode<ipc::KeptSums>(event.body, "KeptSums");
+  const EngineRecord* engine = context_.directory.engine_of(peer.id);
+  const std::optional<std::uint32_t> rank =
+      engine == nullptr ? std::nullopt : engine->rank_of_mover(peer.id);
+  ipc::Status status = sums ? ipc::ok() : ipc::Status(sums.error());
+  if (status && !rank) {
+    status = KVFERRY_ERROR(kProtocol, "kept checksums from a mover that is of no rank");
+  }
+  if (!status) {
+    context_.refuse_misuse(peer, event, status.error());
+    return;
+  }
+  if (context_.adoption != nullptr) context_.adoption->told(peer.id, *rank, *sums);
 }
 
 }  // namespace kvferry::cache_manager

@@ -30,6 +30,7 @@ class RankRequests {
   void state(const ipc::Peer& peer, const ipc::Envelope& request);
   void job_done(const ipc::Peer& peer, const ipc::Envelope& request);
   void sums(const ipc::Peer& peer, const ipc::Envelope& event);
+  void kept_sums(const ipc::Peer& peer, const ipc::Envelope& event);
 
   ManagerContext& context_;
   ClientRequests& clients_;

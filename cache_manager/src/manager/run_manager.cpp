@@ -56,6 +56,12 @@ void check_config(const ManagerConfig& config) {
         "positive",
         config.max_jobs_per_engine, config.queue_deadline.count(), config.job_deadline.count()));
   }
+  if (config.verify_loads == VerifyLoads::kAlways && !config.checksums) {
+    throw ipc::Exception(KVFERRY_ERROR(
+        kInvalidArgument,
+        "checksums off and verify-loads always: what has no checksum cannot be checked; give "
+        "checksums on, or verify-loads off or sampled"));
+  }
   check_kv_events(config);
   if (ipc::Status good = config.watermarks.check(); !good) throw ipc::Exception(good.error());
   for (const auto& [engine, share] : config.shares) {

@@ -8,6 +8,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/ipc/rank/pool_keeper.hpp"
 #include "kvferry/ipc/rank/rank_service.hpp"
+#include "mover/kept_sums.hpp"
 #include "mover/transfer_engine.hpp"
 
 #include <deque>
@@ -39,8 +40,12 @@ class MoverProcess {
         device_(ipc::open_device(config.rank.device)),
         engine_(
             *device_,
-            engine_options(
-                config, dir_, transitions_, [this](ipc::MoverSums s) { summed(std::move(s)); }),
+            engine_options(config,
+                           dir_,
+                           transitions_,
+                           [this](ipc::MoverSums s, std::vector<ipc::KeptSum> kept) {
+                             summed(std::move(s), std::move(kept));
+                           }),
             [this](ipc::MoverJobDone d) { done(std::move(d)); },
             [this](const ipc::Error& e) { device_failed(e); }) {
     ipc::RankService::Hooks hooks;
@@ -114,6 +119,7 @@ class MoverProcess {
         return;
       }
       pool_ = std::move(mapped).value();
+      kept_sums_.forget();
     }
     keep(std::move(memory));
     engine_.set_pool(pool_);
@@ -132,7 +138,7 @@ class MoverProcess {
     if (!memory.catalogue.valid() || keep_pool_.count() == 0) return;
     try {
       if (keeper_ == nullptr) {
-        keeper_ = std::make_unique<ipc::PoolKeeper>(loop_, keep_name_, [this] { pool_.reset(); });
+        keeper_ = std::make_unique<ipc::PoolKeeper>(loop_, keep_name_, [this] { forget_pool(); });
       }
       keeper_->keep(std::move(memory));
     } catch (const ipc::Exception& exception) {
@@ -144,6 +150,8 @@ class MoverProcess {
   void on_manager_lost() {
     connected_ = false;
     unsent_.clear();
+    unsent_kept_.reset();
+    kept_sums_.stop_telling();
     engine_.drop_pool();
     if (manager_ends_ || keeper_ == nullptr || pool_ == nullptr) return let_pool_go();
     keeper_->offer();
@@ -158,7 +166,12 @@ class MoverProcess {
 
   void let_pool_go() {
     if (keeper_ != nullptr) keeper_->drop();
+    forget_pool();
+  }
+
+  void forget_pool() {
     pool_.reset();
+    kept_sums_.forget();
   }
 
   void on_message(const Envelope& envelope) {
@@ -175,6 +188,9 @@ class MoverProcess {
       if (const auto cancel = ipc::decode<ipc::MoverCancel>(envelope.body, "MoverCancel"); cancel) {
         engine_.cancel(cancel->job);
       }
+    } else if (envelope.kind == MessageKind::kTellSums) {
+      kept_sums_.tell(engine_.sums_queued());
+      send_unsent();
     } else if (envelope.kind == MessageKind::kBye) {
       manager_ends_ = true;
     } else {
@@ -192,13 +208,17 @@ class MoverProcess {
     });
   }
 
-  // A thread of the checks. Nobody misses sums that were not sent.
-  void summed(ipc::MoverSums sums) {
-    loop_.post([this, sums = std::move(sums)] {
+  // A thread of the checks. Nobody misses sums that were not sent, as long as their manager lives.
+  void summed(ipc::MoverSums sums, std::vector<ipc::KeptSum> kept) {
+    loop_.post([this, sums = std::move(sums), kept = std::move(kept)] {
+      kept_sums_.add(pool_ == nullptr ? std::vector<ipc::KeptSum>() : kept);
       if (!connected_) return;
-      if (const ipc::Status sent = service_->notify(MessageKind::kMoverSums, sums); !sent) {
+      if (const ipc::Status sent =
+              kept.empty() ? ipc::ok() : service_->notify(MessageKind::kMoverSums, sums);
+          !sent) {
         ipc::log_debug("checksums not sent: {}", sent.error().to_string());
       }
+      send_unsent();
     });
   }
 
@@ -208,19 +228,31 @@ class MoverProcess {
 
   void send_unsent() {
     while (!unsent_.empty()) {
-      const ipc::Status sent = service_->notify(MessageKind::kMoverJobDone, unsent_.front());
-      if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
-        if (resend_timer_ == 0) {
-          resend_timer_ = loop_.after(kResendDelay, [this] {
-            resend_timer_ = 0;
-            send_unsent();
-          });
-        }
-        return;
-      }
-      if (!sent) ipc::log_warn("completion not sent: {}", sent.error().to_string());
+      if (!send_or_retry(MessageKind::kMoverJobDone, unsent_.front(), "completion")) return;
       unsent_.pop_front();
     }
+    for (;;) {
+      if (!unsent_kept_) unsent_kept_ = kept_sums_.next();
+      if (!unsent_kept_) return;
+      if (!send_or_retry(MessageKind::kKeptSums, *unsent_kept_, "checksums")) return;
+      unsent_kept_.reset();
+    }
+  }
+
+  /// False: later, from a timer.
+  template <typename T> bool send_or_retry(MessageKind kind, const T& body, const char* what) {
+    const ipc::Status sent = service_->notify(kind, body);
+    if (!sent && sent.error().code == ipc::ErrorCode::kBusy) {
+      if (resend_timer_ == 0) {
+        resend_timer_ = loop_.after(kResendDelay, [this] {
+          resend_timer_ = 0;
+          send_unsent();
+        });
+      }
+      return false;
+    }
+    if (!sent) ipc::log_warn("{} not sent: {}", what, sent.error().to_string());
+    return true;
   }
 
   void end(const ipc::Error& error) {
@@ -244,6 +276,8 @@ class MoverProcess {
   bool manager_ends_ = false;  ///< It said so: nobody comes after it.
   bool connected_ = false;
   std::deque<ipc::MoverJobDone> unsent_;
+  KeptSums kept_sums_;
+  std::optional<ipc::KeptSums> unsent_kept_;
   ipc::TimerId resend_timer_ = 0;  ///< One, however many completions wait.
   std::optional<ipc::Error> fatal_;
   TransferEngine engine_;

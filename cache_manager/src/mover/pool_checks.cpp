@@ -14,8 +14,9 @@
 namespace kvferry::cache_manager {
 namespace {
 
-/// Of stores whose sums are not computed yet: beyond it the next ones get none, so that a mover
-/// that has no processor to spare does not remember ever more of them.
+/// Of stores that were answered and whose sums are not computed yet: beyond it the next ones get
+/// none, so that a mover that has no processor to spare does not remember ever more of them. The
+/// manager counts the blocks that have none.
 constexpr std::size_t kMostPartsToSum = std::size_t{1} << 17;
 /// A load is checked by several: one reads some 9 GB/s.
 constexpr unsigned kMostCheckers = 8;
@@ -39,7 +40,11 @@ PoolChecks::PoolChecks(Done done, Summed summed, std::function<void()> decided)
                                                       [this] { run_sums(); }));
 }
 
-PoolChecks::~PoolChecks() { stop(); }
+PoolChecks::~PoolChecks() {
+  stop();
+  std::unique_ptr<Arrived> left(arrived_.exchange(nullptr));
+  while (left != nullptr) left = std::move(left->before);
+}
 
 void PoolChecks::stop() {
   {
@@ -47,11 +52,9 @@ void PoolChecks::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
-  {
-    const std::lock_guard lock(sums_mutex_);
-    sums_stop_ = true;
-  }
-  sums_changed_.notify_all();
+  sums_stop_ = true;
+  ++arrivals_;
+  arrivals_.notify_all();
   // wait-brief: our threads, each in a piece or a part at most; limit OwnThread::kEndsWithin
   for (const auto& thread : threads_) thread->wait_end();
   threads_.clear();
@@ -77,6 +80,7 @@ PoolChecks::WorkRef PoolChecks::work_of(const ipc::MoverJob& job,
   work->pool = pool;
   work->items = job.items.size();
   work->is_check = is_check;
+  work->sums_first = !is_check && job.sums_first;
   work->urgency = job.urgency;
   for (std::size_t i = 0; i < job.items.size(); ++i) {
     const ipc::MoverItem& item = job.items[i];
@@ -152,23 +156,25 @@ void PoolChecks::finish(ipc::MoverJobDone done) {
       }
       under_way_.erase(at);
     } else {
-      work = std::move(at->second);
+      work = at->second;
+      // What failed may hold anything.
+      if (!work->is_check) {
+        std::erase_if(work->parts,
+                      [&done](const Part& part) { return done.results.at(part.item) != 0; });
+      }
+      if (work->sums_first && !work->parts.empty()) {
+        work->held = std::move(done);
+        cut(*work);
+        queue_check(work);
+        return;
+      }
       under_way_.erase(at);
     }
   }
   if (work != nullptr && work->is_check) {
     merge(done, *work);
-  } else if (work != nullptr) {
-    // What failed may hold anything.
-    std::erase_if(work->parts,
-                  [&done](const Part& part) { return done.results.at(part.item) != 0; });
-    const std::size_t count = work->parts.size();
-    const std::unique_lock lock(sums_mutex_, std::try_to_lock);
-    if (lock && count > 0 && parts_to_sum_ + count <= kMostPartsToSum) {
-      parts_to_sum_ += count;
-      sums_.push_back(std::move(work));
-      sums_changed_.notify_all();
-    }
+  } else if (work != nullptr && !work->parts.empty()) {
+    queue_sums(std::move(work));
   }
   done_(std::move(done));
 }
@@ -178,11 +184,41 @@ bool PoolChecks::idle() {
   return waiting_ == 0;
 }
 
-void PoolChecks::forget_sums() {
-  std::deque<WorkRef> forgotten;  // whose pool goes outside the lock
-  const std::lock_guard lock(sums_mutex_);
-  forgotten.swap(sums_);
-  parts_to_sum_ = 0;
+void PoolChecks::queue_sums(WorkRef work) {
+  const std::size_t count = work->parts.size();
+  if (parts_to_sum_.fetch_add(count) + count > kMostPartsToSum) {
+    parts_to_sum_ -= count;
+    return;
+  }
+  ++sums_queued_;
+  work->answered_pool = std::exchange(work->pool, nullptr);
+  auto arrived = std::make_unique<Arrived>();
+  arrived->work = std::move(work);
+  Arrived* head = arrived_.load();
+  do {
+    (void)arrived->before.release();  // of the round before
+    arrived->before.reset(head);
+  } while (!arrived_.compare_exchange_weak(head, arrived.get()));
+  (void)arrived.release();  // the list's
+  ++arrivals_;
+  arrivals_.notify_one();
+}
+
+std::deque<PoolChecks::WorkRef> PoolChecks::take_arrived() {
+  for (;;) {
+    const std::uint32_t seen = arrivals_.load();
+    if (sums_stop_) return {};
+    std::deque<WorkRef> works;
+    // One by one: the list may be long.
+    std::unique_ptr<Arrived> last(arrived_.exchange(nullptr));
+    while (last != nullptr) {
+      works.push_front(std::move(last->work));
+      last = std::move(last->before);
+    }
+    if (!works.empty()) return works;
+    // wait-idle: stores that have ended; queue_sums() or the end; thread kvf-sums
+    arrivals_.wait(seen);
+  }
 }
 
 void PoolChecks::run_checks() {
@@ -206,21 +242,20 @@ void PoolChecks::run_sums() {
     ipc::log_debug("checksums are computed at normal priority");
   }
   for (;;) {
-    WorkRef work;
-    {
-      std::unique_lock lock(sums_mutex_);
-      // wait-idle: stores that have ended; finish() or the end; thread kvf-sums
-      sums_changed_.wait(lock, [&] { return sums_stop_ || !sums_.empty(); });
-      if (sums_stop_) return;
-      work = std::move(sums_.front());
-      sums_.pop_front();
-      parts_to_sum_ -= std::min(parts_to_sum_, work->parts.size());
+    const std::deque<WorkRef> works = take_arrived();
+    if (works.empty()) return;
+    for (const WorkRef& work : works) {
+      bool has_pool = true;
+      for (Part& part : work->parts) {
+        if (sums_stop_) return;
+        // Part by part: whoever lets the pool go does not wait for all of them.
+        const auto pool = work->answered_pool.lock();
+        has_pool = has_pool && pool != nullptr;
+        if (has_pool) part.sum = ipc::checksum(pool->bytes(part.offset, part.size_bytes));
+      }
+      parts_to_sum_ -= work->parts.size();
+      end_sums(*work, has_pool);
     }
-    for (Part& part : work->parts) {
-      if (sums_stop_) return;
-      part.sum = ipc::checksum(work->pool->bytes(part.offset, part.size_bytes));
-    }
-    end_sums(*work);
   }
 }
 
@@ -290,7 +325,7 @@ void PoolChecks::end_check(const WorkRef& work, bool is_dropped) {
   std::vector<std::uint8_t> results(work->items, 0);
   if (!is_dropped) {
     join(*work);
-    results = results_of(*work);
+    if (work->is_check) results = results_of(*work);
   }
   const bool is_good = !is_dropped && std::all_of(results.begin(), results.end(),
                                                   [](std::uint8_t result) { return result == 0; });
@@ -307,6 +342,11 @@ void PoolChecks::end_check(const WorkRef& work, bool is_dropped) {
     decided_();
   }
   if (held) {
+    if (work->sums_first) {
+      ipc::MoverSums sums = sums_of(*work);
+      held->replicated_sums = std::move(sums.replicated);
+      held->shard_sums = std::move(sums.shard);
+    }
     merge(*held, *work);
     done_(std::move(*held));
   }
@@ -314,7 +354,7 @@ void PoolChecks::end_check(const WorkRef& work, bool is_dropped) {
   --waiting_;
 }
 
-void PoolChecks::end_sums(const Work& work) {
+ipc::MoverSums PoolChecks::sums_of(const Work& work) {
   ipc::MoverSums sums;
   sums.job = work.job;
   sums.shard.assign(work.items, 0);
@@ -322,7 +362,16 @@ void PoolChecks::end_sums(const Work& work) {
   for (const Part& part : work.parts) {
     (part.is_shard ? sums.shard : sums.replicated)[part.item] = part.sum;
   }
-  summed_(std::move(sums));
+  return sums;
+}
+
+void PoolChecks::end_sums(const Work& work, bool has_pool) {
+  if (!has_pool) return summed_({}, {});
+  std::vector<ipc::KeptSum> places;
+  for (const Part& part : work.parts) {
+    if (part.size_bytes > 0) places.push_back({work.job, part.offset, part.sum});
+  }
+  summed_(sums_of(work), std::move(places));
 }
 
 std::vector<std::uint8_t> PoolChecks::results_of(const Work& work) {

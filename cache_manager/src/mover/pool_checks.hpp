@@ -23,17 +23,20 @@
 namespace kvferry::cache_manager {
 
 /// Checksums of what jobs move to and from the pool. Of a store they are computed when it has been
-/// answered, by a thread that runs when nothing else wants its processor; of a load, whose items
-/// name them, while it is copied, and its answer waits for both. An item whose contents are others
+/// answered, by a thread that runs when nothing else wants its processor; where the answer is to
+/// have them, before, by the threads that check loads. Of a load, whose items name them, they are
+/// computed while it is copied, and its answer waits for both. An item whose contents are others
 /// ends as kCorrupt. Of a load by layers nothing is to be told to compute before: see LoadCheck.
 /// @threading any; calls back from its threads, and from within finish().
 class PoolChecks {
  public:
   using Done = std::function<void(ipc::MoverJobDone)>;
-  using Summed = std::function<void(ipc::MoverSums)>;
+  /// Of a store that was answered, and where in the pool each of them is of; both empty for one
+  /// whose pool is gone.
+  using Summed = std::function<void(ipc::MoverSums, std::vector<ipc::KeptSum>)>;
 
-  /// done: of a load's answer, and of jobs that are not checked, as lanes give them. decided: some
-  /// LoadCheck was.
+  /// done: of a load's answer, and of jobs that are not checked, as lanes give them. summed: once
+  /// for each of sums_queued(), in that order. decided: some LoadCheck was.
   PoolChecks(Done done, Summed summed, std::function<void()> decided);
   PoolChecks(const PoolChecks&) = delete;
   PoolChecks& operator=(const PoolChecks&) = delete;
@@ -53,9 +56,9 @@ class PoolChecks {
   void finish(ipc::MoverJobDone done);
   /// No answer waits for a check.
   [[nodiscard]] bool idle();
-  /// The manager is gone: sums of stores that were answered are of no use to anybody, and their
-  /// pool is to go.
-  void forget_sums();
+  /// So many stores have been answered whose sums are, or were, to be computed then. They are also
+  /// when their manager is gone, for the next one, as long as somebody has their pool.
+  [[nodiscard]] std::uint64_t sums_queued() const noexcept { return sums_queued_; }
 
  private:
   struct Part {
@@ -75,12 +78,15 @@ class PoolChecks {
   struct Work {
     ipc::JobId job;
     std::shared_ptr<ipc::PoolMapping> pool;
+    /// Of a store that was answered, instead: it keeps no pool that its user has let go.
+    std::weak_ptr<ipc::PoolMapping> answered_pool;
     std::vector<Part> parts;
     std::size_t items = 0;
     std::vector<Piece> pieces;  ///< Of a check: of all parts, in their order.
     std::size_t next = 0;       ///< Of the pieces.
     std::size_t left = 0;       ///< Of the pieces that are to be summed.
     bool is_check = false;
+    bool sums_first = false;  ///< A store's answer waits for them.
     bool is_dropped = false;  ///< Nobody wants to know: the job failed.
     ipc::Urgency urgency;
     bool is_checked = false;
@@ -89,6 +95,11 @@ class PoolChecks {
     std::optional<ipc::MoverJobDone> held;  ///< Copied before it was checked.
   };
   using WorkRef = std::shared_ptr<Work>;
+  /// Of a list that grows at its head.
+  struct Arrived {
+    WorkRef work;
+    std::unique_ptr<Arrived> before;
+  };
 
   /// Names sums that it is to be checked against.
   [[nodiscard]] static bool names_sums(const ipc::MoverJob& job) noexcept;
@@ -100,6 +111,10 @@ class PoolChecks {
   /// Of a job that failed: sums no more. True: nobody sums now. @pre mutex_ is held
   [[nodiscard]] bool drop_check(const WorkRef& work);
   void run_checks();
+  /// Of a store that is answered. Waits for nobody.
+  void queue_sums(WorkRef work);
+  /// Those that have come, the first one first; waits for one. Empty: the end.
+  [[nodiscard]] std::deque<WorkRef> take_arrived();
   void run_sums();
   /// Of which a thread may sum something now; checks_.end(): of none. @pre mutex_ is held
   [[nodiscard]] std::deque<WorkRef>::iterator next_check();
@@ -110,7 +125,8 @@ class PoolChecks {
   static void cut(Work& work);
   static void join(Work& work);
   void end_check(const WorkRef& work, bool is_dropped);
-  void end_sums(const Work& work);
+  [[nodiscard]] static ipc::MoverSums sums_of(const Work& work);
+  void end_sums(const Work& work, bool has_pool);
   [[nodiscard]] static std::vector<std::uint8_t> results_of(const Work& work);
   static void merge(ipc::MoverJobDone& done, const Work& work);
 
@@ -125,13 +141,13 @@ class PoolChecks {
   std::size_t beside_pieces_ = 0;  ///< Of those in checks_, that nobody sums yet.
   std::size_t waiting_ = 0;        ///< Checks that have not ended, for which answers wait.
   bool stopping_ = false;
-  /// Guards the next four. Its thread may be kept from running while it holds this: nobody whom
-  /// anybody waits for waits for it.
-  std::mutex sums_mutex_;
-  std::condition_variable sums_changed_;
-  std::deque<WorkRef> sums_;
-  std::size_t parts_to_sum_ = 0;
-  std::atomic<bool> sums_stop_ = false;  ///< Set under it.
+  /// No lock: the thread of sums may be kept from running at any instruction, and nobody else is to
+  /// be. Owns the list.
+  std::atomic<Arrived*> arrived_ = nullptr;
+  std::atomic<std::uint32_t> arrivals_ = 0;  ///< Changes when something has come, and at the end.
+  std::atomic<std::uint64_t> sums_queued_ = 0;
+  std::atomic<std::size_t> parts_to_sum_ = 0;
+  std::atomic<bool> sums_stop_ = false;
   std::vector<std::unique_ptr<ipc::OwnThread>> threads_;
 };
 

@@ -166,7 +166,6 @@ void TransferEngine::drop_pool() {
     const std::lock_guard lock(mutex_);
     dropped.swap(pool_);
   }
-  checks_.forget_sums();
   for (TransferLane* lane : {&stores_, &loads_}) {
     lane->revoke(ipc::ErrorCode::kCancelled);
     lane->take_pool_back();

@@ -34,7 +34,7 @@ class TransferEngine final : public ipc::ArenaUser {
     std::uint64_t agent_swap_bytes = 0;  ///< StrategyChooser, as the next one.
     std::uint32_t gathered_percent = 0;
     UrgentLoads urgent_loads = UrgentLoads::kAuto;
-    PoolChecks::Summed on_sums = [](const ipc::MoverSums&) {};
+    PoolChecks::Summed on_sums = [](const ipc::MoverSums&, const std::vector<ipc::KeptSum>&) {};
   };
 
   TransferEngine(ipc::Device& device,
@@ -51,8 +51,10 @@ class TransferEngine final : public ipc::ArenaUser {
   /// The pool of the manager that is connected now.
   void set_pool(std::shared_ptr<ipc::PoolMapping> pool);
   /// The manager is lost: queued jobs end, running ones finish; the pool goes with the last of
-  /// them.
+  /// them. Checksums of what was stored go on for as long as the caller has the pool.
   void drop_pool();
+  /// PoolChecks.
+  [[nodiscard]] std::uint64_t sums_queued() const noexcept { return checks_.sums_queued(); }
   [[nodiscard]] bool idle();
 
   ipc::Status on_mapped(ipc::SessionId session,

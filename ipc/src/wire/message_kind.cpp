@@ -58,6 +58,8 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kLayersFailed: return "layers_failed";
     case MessageKind::kMoverSums: return "mover_sums";
     case MessageKind::kOfferStore: return "offer_store";
+    case MessageKind::kTellSums: return "tell_sums";
+    case MessageKind::kKeptSums: return "kept_sums";
   }
   return "invalid";
 }

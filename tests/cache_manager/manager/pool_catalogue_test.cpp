@@ -185,6 +185,41 @@ TEST_F(PoolCatalogueTest, ChecksumsAreFoundOnceTheyAreKnown) {
   EXPECT_EQ(read().visible.size(), 1U);
 }
 
+TEST_F(PoolCatalogueTest, UntilThenItIsKnownWhoseTheyWouldBe) {
+  store(1);
+  const ipc::BlockKey key{root_, digest(1), ipc::GroupId{0}};
+  const HostSlot slot = index_.acquire(key)->slot();
+  EXPECT_FALSE(catalogue_->find(slot).awaited.has_value());
+  catalogue_->on_awaited(slot, ipc::JobId{77}, 1);
+  EXPECT_EQ(catalogue_->find(slot).awaited, ipc::JobId{77});
+  EXPECT_EQ(catalogue_->find(slot).parts, 1U);
+  EXPECT_TRUE(catalogue_->find(slot).sums.empty());
+  EXPECT_TRUE(catalogue_->sums(slot).empty());
+  const std::array<std::uint64_t, kRanks + 1> sums{5, 6, 7};
+  catalogue_->on_summed(slot, sums);
+  catalogue_->on_awaited(slot, ipc::JobId{78}, 1);
+  EXPECT_FALSE(catalogue_->find(slot).awaited.has_value());
+  EXPECT_EQ(catalogue_->find(slot).sums, (std::vector<std::uint64_t>{5, 6, 7}));
+}
+
+TEST_F(PoolCatalogueTest, BlocksWithoutChecksumsAreCounted) {
+  store(1);
+  store(2);
+  EXPECT_EQ(catalogue_->unsummed(), 2U);
+  const HostSlot slot = index_.acquire({root_, digest(1), ipc::GroupId{0}})->slot();
+  const std::array<std::uint64_t, kRanks + 1> sums{5, 6, 7};
+  catalogue_->on_summed(slot, sums);
+  catalogue_->on_summed(slot, sums);
+  EXPECT_EQ(catalogue_->unsummed(), 1U);
+  const HostBlockRef other = index_.acquire({root_, digest(2), ipc::GroupId{0}});
+  catalogue_->on_awaited(other->slot(), ipc::JobId{77}, 1);
+  EXPECT_EQ(catalogue_->unsummed(), 1U);
+  index_.drop_block(*other);
+  EXPECT_EQ(catalogue_->unsummed(), 0U);
+  index_.drop_block(*index_.acquire({root_, digest(1), ipc::GroupId{0}}));
+  EXPECT_EQ(catalogue_->unsummed(), 0U);
+}
+
 TEST_F(PoolCatalogueTest, AUseIsSeenWithoutTouchingTheBlock) {
   store(1);
   const ipc::BlockKey key{root_, digest(1), ipc::GroupId{0}};

@@ -73,6 +73,7 @@ class ManagerTest : public testing::Test {
   // In the next manager.
   std::uint32_t max_jobs_ = 1024;  ///< Of an engine.
   std::uint64_t pool_bytes_ = 4ULL << 20U;
+  std::string verify_loads_ = "sampled";  ///< Or always.
 };
 
 }  // namespace kvferry::test

@@ -16,7 +16,8 @@
 namespace kvferry::cache_manager {
 
 /// Of which loads the contents are checked, where their checksums are known. Those that an earlier
-/// manager stored are checked once in any case.
+/// manager stored are checked once in any case. kAlways: stores are answered once they are known,
+/// and a block that has none is a miss; kInvalidArgument without checksums.
 enum class VerifyLoads : std::uint8_t { kOff = 1, kSampled, kAlways };
 
 struct ManagerConfig {

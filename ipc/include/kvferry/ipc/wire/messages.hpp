@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 20;
+inline constexpr std::uint32_t kWireVersion = 21;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -130,12 +130,15 @@ enum class MessageKind : std::uint16_t {
   // mover -> manager, event
   kMoverSums,
   // engine -> manager, answered
-  kOfferStore
+  kOfferStore,
+  // manager -> mover, mover -> manager, events
+  kTellSums,
+  kKeptSums
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kOfferStore);
+  return static_cast<std::uint64_t>(MessageKind::kKeptSums);
 }
 
 struct Envelope {
@@ -294,8 +297,9 @@ struct MoverJob {
   std::optional<LayerTicket> layers;  ///< Goes layer by layer, in step with the worker's compute.
   bool wants_sums = false;            ///< A store's checksums, when they are computed: MoverSums.
   std::vector<MoverItem> items;
+  bool sums_first = false;  ///< With wants_sums: the answer waits for them, and has them.
   template <typename V> void visit(V& v) {
-    v(job, session, epoch, direction, urgency, brief, layers, wants_sums, items);
+    v(job, session, epoch, direction, urgency, brief, layers, wants_sums, items, sums_first);
   }
 };
 struct MoverCancel {
@@ -309,7 +313,11 @@ struct MoverJobDone {
   std::uint64_t bytes = 0;
   std::chrono::microseconds queued{};
   std::chrono::microseconds copied{};
-  template <typename V> void visit(V& v) { v(job, results, message, bytes, queued, copied); }
+  std::vector<std::uint64_t> replicated_sums;  ///< As of MoverSums, of a store with sums_first.
+  std::vector<std::uint64_t> shard_sums;
+  template <typename V> void visit(V& v) {
+    v(job, results, message, bytes, queued, copied, replicated_sums, shard_sums);
+  }
 };
 
 /// Of a store that was answered, some time later, or never: checksums of what it left in the pool,
@@ -319,6 +327,21 @@ struct MoverSums {
   std::vector<std::uint64_t> replicated;
   std::vector<std::uint64_t> shard;
   template <typename V> void visit(V& v) { v(job, replicated, shard); }
+};
+
+/// Of what a job of an earlier manager stored there: the job tells it from what was there before.
+struct KeptSum {
+  JobId job;
+  std::uint64_t offset = 0;  ///< Into the pool: MoverItem::replicated_offset, or shard_offset.
+  std::uint64_t sum = 0;
+  template <typename V> void visit(V& v) { v(job, offset, sum); }
+};
+/// A mover's answers to kTellSums: checksums that the earlier manager may not have heard of, as
+/// they are computed.
+struct KeptSums {
+  std::vector<KeptSum> sums;
+  bool is_last = false;
+  template <typename V> void visit(V& v) { v(sums, is_last); }
 };
 
 // ---- engine -> manager ----

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kvferry/ipc/wire/messages.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace kvferry::cache_manager {
+
+/// Checksums that a manager may be killed before it has noted them: what was told lately, and what
+/// is computed after its death. The next manager asks for them. @threading one thread.
+class KeptSums {
+ public:
+  /// The oldest ones go first: as much as a mover may have to compute, and what a manager has not
+  /// read yet.
+  static constexpr std::size_t kMost = std::size_t{3} << 16;
+  static constexpr std::size_t kMostInMessage = 4096;
+
+  /// Of one store; none, where it has no sums any more.
+  void add(const std::vector<ipc::KeptSum>& sums);
+  /// A manager asks. queued: stores that have been answered so far, all lives together
+  /// (PoolChecks::sums_queued()); those of them that add() has not been called for are told later.
+  void tell(std::uint64_t queued);
+  /// What is to be sent next.
+  [[nodiscard]] std::optional<ipc::KeptSums> next();
+  /// Nobody asks any more.
+  void stop_telling() { asked_.reset(); }
+  /// What they are of is gone.
+  void forget();
+
+ private:
+  std::deque<ipc::KeptSum> sums_;
+  std::uint64_t stores_ = 0;  ///< That add() was called for.
+  struct Asked {
+    std::uint64_t queued = 0;
+    std::size_t told = 0;  ///< Of those in sums_, from the first one.
+  };
+  std::optional<Asked> asked_;
+};
+
+}  // namespace kvferry::cache_manager
