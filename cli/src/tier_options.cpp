@@ -37,6 +37,7 @@ constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--w
 
 ipc::Status check_no_tier_uses(const CLI::App& app, const Arguments& arguments) {
   std::vector<OptionUse> uses;
+  uses.reserve(kTierNames.size());
   for (const char* name : kTierNames) {
     uses.push_back({name, false, "the scheduler of reference workers, that is with --serve"});
   }

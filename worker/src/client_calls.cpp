@@ -48,7 +48,7 @@ Status check_targets(std::span<const StoreTarget> targets, std::string_view what
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (!targets[i].retention) continue;
     const std::chrono::milliseconds duration = targets[i].retention->duration;
-    if (duration >= duration.zero() && duration <= kLongest) continue;
+    if (duration >= std::chrono::milliseconds::zero() && duration <= kLongest) continue;
     return KVFERRY_ERROR(kInvalidArgument,
                          "target {}: a retention for {} ms; give 1 to {} ms, or 0 for as long as "
                          "the block is there",

@@ -429,7 +429,7 @@ void LongctxEngine::fail(ipc::Error error) {
 std::string LongctxEngine::kept_over_managers() {
   const std::uint64_t lost = instance_.client().stats().reconnects - first_manager_;
   if (lost == 0) return {};
-  const std::string so_far = fmt::format("; the manager was lost {} times", lost);
+  std::string so_far = fmt::format("; the manager was lost {} times", lost);
   const auto text = instance_.client().status(ipc::Deadline::after(kKeptTime));
   const auto status =
       text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -15,12 +16,14 @@ template <typename T> class PagedVector {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// @pre i < size()
-  [[nodiscard]] T& operator[](std::size_t i) { return pages_[i >> kBits][i & kMask]; }
-  [[nodiscard]] const T& operator[](std::size_t i) const { return pages_[i >> kBits][i & kMask]; }
+  [[nodiscard]] T& operator[](std::size_t i) { return (*pages_[i >> kBits])[i % kPage]; }
+  [[nodiscard]] const T& operator[](std::size_t i) const {
+    return (*pages_[i >> kBits])[i % kPage];
+  }
   /// Elements that are new are as T{} is; it never shrinks.
   void grow(std::size_t size) {
     if (size <= size_) return;
-    while (pages_.size() << kBits < size) pages_.push_back(std::make_unique<T[]>(kMask + 1));
+    while (pages_.size() << kBits < size) pages_.push_back(std::make_unique<Page>());
     size_ = size;
   }
   T& add(T element = {}) {
@@ -30,9 +33,10 @@ template <typename T> class PagedVector {
 
  private:
   static constexpr unsigned kBits = 8;
-  static constexpr std::size_t kMask = (std::size_t{1} << kBits) - 1;
+  static constexpr std::size_t kPage = std::size_t{1} << kBits;
+  using Page = std::array<T, kPage>;
 
-  std::vector<std::unique_ptr<T[]>> pages_;
+  std::vector<std::unique_ptr<Page>> pages_;
   std::size_t size_ = 0;
 };
 
