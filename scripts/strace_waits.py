@@ -253,7 +253,9 @@ class Judge:
         text = f"futex({args}"
         if "tv_sec" in args:
             self.limited("futex", took)
-        elif operation.startswith("FUTEX_WAIT_BITSET_PRIVATE"):
+        # std::atomic::wait() has no private ones.
+        elif operation.startswith("FUTEX_WAIT_BITSET_PRIVATE") or (
+                operation == "FUTEX_WAIT" and name in self.idle_threads and name != "kvferry"):
             condition = int(fields[0], 16)
             if name in self.idle_threads and name != "kvferry":
                 # The words of one condition variable lie within 48 bytes.

@@ -62,6 +62,9 @@ expect 'a condition without a time limit' kvferry "- futex(0x100, $condition)"
 expect 'a second condition without a time limit' kvf-store "futex(0x100, $condition) = 0" \
   "futex(0x104, $condition) = 0" "futex(0x200, $condition) = 0"
 expect 'no time limit: futex(' kvferry 'futex(0x100, FUTEX_WAIT, 2147483648, NULL) = 0'
+expect 'no time limit: futex(' kvf-lease 'futex(0x100, FUTEX_WAIT, 5, NULL) = 0'
+expect 'a second condition without a time limit' kvf-store 'futex(0x100, FUTEX_WAIT, 5, NULL) = 0' \
+  'futex(0x200, FUTEX_WAIT, 5, NULL) = 0'
 expect 'a mutex took 9.0 s' kvferry '9.0 futex(0x100, FUTEX_WAIT_PRIVATE, 2, NULL) = 0'
 expect 'the end of a thread took 60.0 s' kvferry \
   "- futex(0x100, FUTEX_WAIT_BITSET|FUTEX_CLOCK_REALTIME, 8, NULL, $any)"
@@ -89,6 +92,7 @@ accept 'idle: event loops without a timer' kvferry "$ours" \
   "900.5 epoll_wait(3<$epoll>, [], 64, 999999) = 0"
 accept 'idle: kvf-store, which has no work' kvf-store "900.5 futex(0x100, $condition) = 0" \
   "futex(0x104, $condition) = 0"
+accept 'idle: kvf-store, which has no work' kvf-store '900.5 futex(0x100, FUTEX_WAIT, 5, NULL) = 0'
 accept 'idle: kvf-parent' kvf-parent '- poll([{fd=3<pipe:[9]>, events=POLLIN}], 1, -1)'
 accept "idle: ZeroMQ's threads" ZMQbg/IO/0 "900.5 epoll_wait(3<$epoll>, [], 256, -1) = 1"
 accept 'the end of a ZeroMQ context' kvferry "$zmq" \
