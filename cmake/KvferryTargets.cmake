@@ -15,7 +15,8 @@ if(KVFERRY_SANITIZER)
   target_compile_options(kvferry_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KVFERRY_SANITIZER};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   # Code of tests goes without the checks of undefined behaviour, which take half of the time that
-  # compiling it does; what it calls has them.
+  # compiling it does. The libraries and programs that it calls have them; of inline functions of
+  # headers a test's program may have the copy without.
   target_compile_options(kvferry_options INTERFACE
     "$<$<BOOL:$<TARGET_PROPERTY:KVFERRY_OF_TESTS>>:-fno-sanitize=undefined>")
   target_link_options(kvferry_options INTERFACE "-fsanitize=${KVFERRY_SANITIZER}")

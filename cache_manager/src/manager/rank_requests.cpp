@@ -144,36 +144,33 @@ void RankRequests::job_done(const ipc::Peer& peer, const ipc::Envelope& request)
   context_.reply(peer, request, ipc::Empty{});
 }
 
-void RankRequests::sums(const ipc::Peer& peer, const ipc::Envelope& event) {
-  auto sums = ipc::decode<ipc::MoverSums>(event.body, "MoverSums");
+template <typename Sums>
+std::optional<RankRequests::Told<Sums>> RankRequests::told(const ipc::Peer& peer,
+                                                           const ipc::Envelope& event,
+                                                           const char* name) {
+  auto sums = ipc::decode<Sums>(event.body, name);
   const EngineRecord* engine = context_.directory.engine_of(peer.id);
   const std::optional<std::uint32_t> rank =
       engine == nullptr ? std::nullopt : engine->rank_of_mover(peer.id);
   ipc::Status status = sums ? ipc::ok() : ipc::Status(sums.error());
   if (status && !rank) {
-    status = KVFERRY_ERROR(kProtocol, "checksums from a mover that is of no rank");
+    status = KVFERRY_ERROR(kProtocol, "{} from a mover that is of no rank", name);
   }
   if (!status) {
     context_.refuse_misuse(peer, event, status.error());
-    return;
+    return std::nullopt;
   }
-  jobs_.summed(*rank, std::move(sums).value());
+  return Told<Sums>{*rank, std::move(sums).value()};
+}
+
+void RankRequests::sums(const ipc::Peer& peer, const ipc::Envelope& event) {
+  auto of = told<ipc::MoverSums>(peer, event, "MoverSums");
+  if (of) jobs_.summed(of->rank, std::move(of->sums));
 }
 
 void RankRequests::kept_sums(const ipc::Peer& peer, const ipc::Envelope& event) {
-  const auto sums = ipc::decode<ipc::KeptSums>(event.body, "KeptSums");
-  const EngineRecord* engine = context_.directory.engine_of(peer.id);
-  const std::optional<std::uint32_t> rank =
-      engine == nullptr ? std::nullopt : engine->rank_of_mover(peer.id);
-  ipc::Status status = sums ? ipc::ok() : ipc::Status(sums.error());
-  if (status && !rank) {
-    status = KVFERRY_ERROR(kProtocol, "kept checksums from a mover that is of no rank");
-  }
-  if (!status) {
-    context_.refuse_misuse(peer, event, status.error());
-    return;
-  }
-  if (context_.adoption != nullptr) context_.adoption->told(peer.id, *rank, *sums);
+  const auto of = told<ipc::KeptSums>(peer, event, "KeptSums");
+  if (of && context_.adoption != nullptr) context_.adoption->told(peer.id, of->rank, of->sums);
 }
 
 }  // namespace kvferry::cache_manager

@@ -6,6 +6,9 @@
 #include "manager/context.hpp"
 #include "manager/death_proof.hpp"
 
+#include <cstdint>
+#include <optional>
+
 namespace kvferry::cache_manager {
 
 /// What workers and movers say: hello, their state, and how a job ended.
@@ -31,6 +34,15 @@ class RankRequests {
   void job_done(const ipc::Peer& peer, const ipc::Envelope& request);
   void sums(const ipc::Peer& peer, const ipc::Envelope& event);
   void kept_sums(const ipc::Peer& peer, const ipc::Envelope& event);
+  template <typename Sums> struct Told {
+    std::uint32_t rank = 0;
+    Sums sums;
+  };
+  /// By the mover of a rank; others are refused.
+  template <typename Sums>
+  [[nodiscard]] std::optional<Told<Sums>> told(const ipc::Peer& peer,
+                                               const ipc::Envelope& event,
+                                               const char* name);
 
   ManagerContext& context_;
   ClientRequests& clients_;
