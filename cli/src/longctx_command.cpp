@@ -17,18 +17,19 @@ namespace {
 
 constexpr const char* kLongctxDescription =
     "Decodes sequences whose KV does not fit the device together: they take turns on it, and are "
-    "swapped out to host memory and in again whole. This process is the engine, beside a manager "
-    "and a worker and a mover of each rank. While some sequences compute, those of the next turn "
-    "are loaded. It runs three times: on an arena that holds all of them (no swap), with "
+    "swapped out to host memory and in again whole. One that the device does not hold by itself "
+    "computes every token in windows: its blocks take turns. This process is the engine, beside a "
+    "manager and a worker and a mover of each rank. While some sequences compute, those of the "
+    "next turn are loaded. It runs three times: on an arena that holds all of them (no swap), with "
     "look-ahead, and without; outputs depend on every byte of the KV and have to be equal. It "
-    "tells "
-    "what waiting for copies costs, beside the wait that compute cannot hide: the bound. It fails "
-    "(exit code 1) when outputs differ, a sequence is lost, or anything leaked.";
+    "tells what waiting for copies costs, beside the wait that compute cannot hide: the bound. It "
+    "fails (exit code 1) when outputs differ, a sequence is lost, or anything leaked.";
 
 constexpr const char* kLongctxExample =
     "examples:\n"
     "  kvferry longctx --device host                      no GPU needed\n"
     "  kvferry longctx --context 131072 --sequences 16 --gpu-blocks 32768 --slice 64\n"
+    "  kvferry longctx --context 65536 --sequences 1 --gpu-blocks 2048     larger than the device\n"
     "  kvferry longctx --no-check --json                  all sequences never fit the device";
 
 constexpr std::uint32_t kMostContext = 1U << 27;

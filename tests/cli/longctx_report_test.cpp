@@ -24,13 +24,25 @@ TurnRecord turn(double waited_s, double computed_s, std::uint64_t loaded, std::u
 }
 
 TEST(LeastWaitTest, IsWhatTheLinkTakesLessTheComputeOfTheTurnBefore) {
-  EXPECT_DOUBLE_EQ(least_wait(turn(0, 9, 500, 0), 4, kLink), 6);
-  EXPECT_DOUBLE_EQ(least_wait(turn(0, 9, 500, 1500), 4, kLink), 11) << "the slower way counts";
+  const TurnRecord before = turn(0, 4, 0, 0);
+  EXPECT_DOUBLE_EQ(least_wait(turn(0, 9, 500, 0), before, kLink), 6);
+  EXPECT_DOUBLE_EQ(least_wait(turn(0, 9, 500, 1500), before, kLink), 11) << "the slower way counts";
 }
 
 TEST(LeastWaitTest, IsNothingWhenComputeHidesAll) {
-  EXPECT_EQ(least_wait(turn(0, 9, 500, 0), 10, kLink), 0);
-  EXPECT_EQ(least_wait(turn(0, 9, 0, 0), 0, kLink), 0);
+  EXPECT_EQ(least_wait(turn(0, 9, 500, 0), turn(0, 10, 0, 0), kLink), 0);
+  EXPECT_EQ(least_wait(turn(0, 9, 0, 0), turn(0, 0, 0, 0), kLink), 0);
+}
+
+TEST(LeastWaitTest, OfATurnInWindowsIsWhatItStreamsLessItsOwnCompute) {
+  TurnRecord streams = turn(0, 4, 0, 0);
+  streams.streamed_bytes = 500;
+  EXPECT_DOUBLE_EQ(least_wait(streams, turn(0, 9, 0, 0), kLink), 6);
+  EXPECT_DOUBLE_EQ(least_wait({streams}, kLink), 6) << "the first one, too";
+  EXPECT_DOUBLE_EQ(least_wait(turn(0, 1, 100, 0), streams, kLink), 2) << "it hides nothing more";
+  streams.streamed_bytes = 150;
+  EXPECT_EQ(least_wait(streams, turn(0, 9, 0, 0), kLink), 0);
+  EXPECT_DOUBLE_EQ(least_wait(turn(0, 1, 100, 0), streams, kLink), 1) << "3 of 4 s hide its own";
 }
 
 TEST(LeastWaitTest, SumsTurnsAndNoTurnMakesUpForAnother) {
@@ -73,9 +85,9 @@ TEST(LongctxSizesTest, HostMemoryThatIsTooSmallIsToldWithBothNumbersAndTheRemedy
 
 TEST(LongctxSizesTest, WhatDoesNotFitIsToldWithBothNumbersAndTheRemedy) {
   LongctxConfig config = small_config();
-  config.gpu_blocks = 7;
+  config.gpu_blocks = 1;
   EXPECT_THAT(decide_sizes(config, 0, 0).error().message,
-              AllOf(HasSubstr("has 8 blocks"), HasSubstr("gives 7")));
+              AllOf(HasSubstr("has 8 blocks"), HasSubstr("gives 1: give 2 at least")));
   config.gpu_blocks.reset();
   EXPECT_THAT(decide_sizes(config, 1U << 20, 0).error().message,
               AllOf(HasSubstr("1.00 MiB available"), HasSubstr("give less")));
@@ -87,8 +99,21 @@ TEST(LongctxSizesTest, WhatDoesNotFitIsToldWithBothNumbersAndTheRemedy) {
 TEST(LongctxSizesTest, OneAfterTheOtherIsComparedWithWhereTheDeviceNeverHoldsAll) {
   LongctxConfig config = small_config();
   config.devices.kind = ipc::DeviceKind::kCuda;
-  EXPECT_TRUE(decide_sizes(config, 0, std::uint64_t{64} * 32'768)->large_arena);
-  EXPECT_FALSE(decide_sizes(config, 0, std::uint64_t{64} * 32'768 - 1)->large_arena);
+  EXPECT_TRUE(decide_sizes(config, 0, std::uint64_t{64} * 32'768)->has_large_arena());
+  const auto sizes = decide_sizes(config, 0, std::uint64_t{64} * 32'768 - 1);
+  EXPECT_FALSE(sizes->has_large_arena());
+  EXPECT_EQ(sizes->reference_blocks, 16U);
+}
+
+TEST(LongctxSizesTest, ASequenceThatIsLargerThanTheDeviceIsComparedWithWhereItFitsIfAnywhere) {
+  LongctxConfig config = small_config();
+  config.devices.kind = ipc::DeviceKind::kCuda;
+  config.gpu_blocks = 5;
+  EXPECT_TRUE(decide_sizes(config, 0, std::uint64_t{8} * 32'768)->in_windows());
+  EXPECT_EQ(decide_sizes(config, 0, std::uint64_t{8} * 32'768)->reference_blocks, 8U);
+  EXPECT_EQ(decide_sizes(config, 0, std::uint64_t{8} * 32'768 - 1)->reference_blocks, 0U);
+  config.gpu_blocks = 8;
+  EXPECT_FALSE(decide_sizes(config, 0, 0)->in_windows());
 }
 
 TEST(LongctxSizesTest, AGroupThatForgetsTokensIsRefused) {
@@ -147,6 +172,27 @@ TEST(LongctxReportTest, OfSimulatedDevicesNoBoundIsKnownAndItSaysSo) {
   EXPECT_EQ(json["waiting_s"], 3);
   EXPECT_THAT(table_of(report),
               AllOf(HasSubstr("bound: none is known"), testing::Not(HasSubstr("2.000"))));
+}
+
+TEST(LongctxReportTest, WaitsInATurnInWindowsCountAndTheBoundIsExplained) {
+  LongctxReport report = small_report();
+  EXPECT_EQ(to_json(report)["in_windows"], false);
+  EXPECT_THAT(table_of(report), testing::Not(HasSubstr("in windows")));
+  report.config.gpu_blocks = 5;
+  report.sizes = *decide_sizes(report.config, 0, 0);
+  report.look_ahead->turns[1].stalled_s = 2;
+  report.look_ahead->turns[1].streamed_bytes = 250;
+  const auto json = to_json(report);
+  EXPECT_EQ(json["in_windows"], true);
+  EXPECT_EQ(json["waiting_s"], 5);
+  EXPECT_EQ(json["decode_s"], 12);
+  EXPECT_EQ(json["bytes_in_turns"], 250);
+  EXPECT_EQ(json["bytes_to_device"], 550);
+  EXPECT_DOUBLE_EQ(json["bound_s"], 4) << "2 before the turn, 2 in it";
+  EXPECT_THAT(table_of(report), AllOf(HasSubstr("each has 8 blocks, more than the device"),
+                                      HasSubstr("in windows: a turn's sequence")));
+  report.sizes.reference_blocks = 0;
+  EXPECT_THAT(table_of(report), HasSubstr("no run without swaps"));
 }
 
 TEST(LongctxReportTest, OtherOutputsAreAFailure) {

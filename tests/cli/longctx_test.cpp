@@ -105,6 +105,39 @@ TEST_F(LongctxTest, ADeviceThatHoldsOneSequenceIsEnough) {
   EXPECT_EQ(report["sequence_blocks"], 32);
 }
 
+TEST_F(LongctxTest, SequencesThatAreLargerThanTheDeviceComputeInWindows) {
+  const json report = longctx({"--gpu-blocks=10", "--sequences=3", "--steps=9", "--slice=3"});
+  EXPECT_EQ(report["outputs_equal"], true);
+  EXPECT_EQ(report["in_windows"], true);
+  EXPECT_EQ(report["no_swap"], "large arena");
+  const std::uint64_t block = report["block_bytes"];
+  for (const json& run : {report, report["without_lookahead"]}) {
+    EXPECT_EQ(run["tokens_per_s"].is_number(), true);
+    EXPECT_GE(run["bytes_in_turns"], 3 * 9 * (32 - 10 - 1) * block)
+        << "each token, but for what its turn has loaded before";
+    EXPECT_LE(run["bytes_to_device"], 3 * 9 * (32 - 10) * block + 3 * 3 * 10 * block)
+        << "no token loads more than the device does not hold";
+  }
+}
+
+TEST_F(LongctxTest, ASequenceGrowsLargerThanTheDeviceOnSeveralRanks) {
+  const json report = longctx({"--gpu-blocks=33", "--sequences=3", "--steps=60", "--slice=20",
+                               "--ranks=2", "--geometry=tiny-draft"});
+  EXPECT_EQ(report["outputs_equal"], true);
+  EXPECT_EQ(report["in_windows"], true);
+  EXPECT_EQ(report["sequence_blocks"], 35);
+  EXPECT_GT(report["bytes_in_turns"], 0);
+}
+
+TEST_F(LongctxTest, WindowsGoOnOverTheDeathOfAMover) {
+  start_long({"--steps=60", "--gpu-blocks=20"});
+  ASSERT_TRUE(children().at("mover/0").signal(SIGKILL));
+  const json report = end_of_long();
+  EXPECT_EQ(finish_replay(), ChildExit::exited(0)) << running_->stderr_text();
+  EXPECT_EQ(report["outputs_equal"], true) << "with and without look-ahead";
+  EXPECT_THAT(running_->stderr_text(), HasSubstr("died: killed by signal 9"));
+}
+
 TEST_F(LongctxTest, TheSeedDecidesWhatIsComputedAndTextTellsThatNoBoundIsKnown) {
   std::vector<std::string> arguments = longctx_arguments({"--steps=8", "--seed=3"});
   std::erase(arguments, "--json");

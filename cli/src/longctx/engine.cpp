@@ -50,19 +50,25 @@ bool may_pass(ErrorCode code) {
 
 double LongctxFigures::decode_s() const noexcept {
   double sum = 0;
-  for (const TurnRecord& turn : turns) sum += turn.waited_s + turn.computed_s;
+  for (const TurnRecord& turn : turns) sum += turn.waiting_s() + turn.computed_s;
   return sum;
 }
 
 double LongctxFigures::waiting_s() const noexcept {
   double sum = 0;
-  for (const TurnRecord& turn : turns) sum += turn.waited_s;
+  for (const TurnRecord& turn : turns) sum += turn.waiting_s();
   return sum;
 }
 
 std::uint64_t LongctxFigures::loaded_bytes() const noexcept {
   std::uint64_t sum = 0;
-  for (const TurnRecord& turn : turns) sum += turn.loaded_bytes;
+  for (const TurnRecord& turn : turns) sum += turn.loaded_bytes + turn.streamed_bytes;
+  return sum;
+}
+
+std::uint64_t LongctxFigures::streamed_bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const TurnRecord& turn : turns) sum += turn.streamed_bytes;
   return sum;
 }
 
@@ -144,6 +150,7 @@ void LongctxEngine::pump() {
   note_manager();
   if (failed_ || !look_at_contents()) return;
   if (!turn_) begin_turn();
+  if (stalled_since_) start_window();
   if (!failed_) submit_jobs();
 }
 
@@ -291,6 +298,15 @@ ipc::Status LongctxEngine::submit(const TurnScheduler::Job& job) {
 void LongctxEngine::start_step() {
   Step step;
   ipc::Decode pass;
+  if (scheduler_.in_windows()) {
+    const TurnScheduler::Number number = turn_->members.front();
+    step.members = {number};
+    step.tokens = {1};
+    step.outputs = {0};
+    step_ = std::move(step);
+    start_window();
+    return;
+  }
   for (const TurnScheduler::Number number : turn_->members) {
     if (scheduler_.to_compute(number) == 0) continue;
     const auto place = static_cast<std::uint32_t>(step.members.size());
@@ -301,8 +317,30 @@ void LongctxEngine::start_step() {
     if (turn_->is_prefill) break;
   }
   step.outputs.assign(step.members.size(), 0);
-  pass.sequences = static_cast<std::uint32_t>(step.members.size());
   step_ = std::move(step);
+  send_passes(std::move(pass));
+}
+
+void LongctxEngine::start_window() {
+  const std::vector<std::uint32_t> window = scheduler_.begin_window();
+  const ipc::TimePoint now = ipc::MonotonicClock::now();
+  if (window.empty()) {
+    if (!stalled_since_) stalled_since_ = now;
+    return;
+  }
+  if (stalled_since_) {
+    figures_.turns.back().stalled_s += seconds_between(*stalled_since_, now);
+    stalled_since_.reset();
+  }
+  ipc::Decode pass;
+  const TurnScheduler::Number number = step_->members.front();
+  if (!std::exchange(step_->has_token, true)) add_token(number, pass);
+  for (const std::uint32_t index : window) add_read(number, index, 0, pass);
+  send_passes(std::move(pass));
+}
+
+void LongctxEngine::send_passes(ipc::Decode pass) {
+  pass.sequences = static_cast<std::uint32_t>(step_->members.size());
   const std::vector<ipc::DecodeRead> reads = std::exchange(pass.reads, {});
   std::size_t sent = 0;
   do {
@@ -343,27 +381,39 @@ std::uint32_t LongctxEngine::add_prefill(TurnScheduler::Number number, ipc::Deco
 std::uint32_t LongctxEngine::add_decode(TurnScheduler::Number number,
                                         std::uint32_t place,
                                         ipc::Decode& pass) {
+  add_token(number, pass);
+  const std::uint32_t last = scheduler_.tokens(number) / options_.geometry.tokens_per_block;
+  for (std::uint32_t index = 0; index <= last; ++index) add_read(number, index, place, pass);
+  return 1;
+}
+
+void LongctxEngine::add_token(TurnScheduler::Number number, ipc::Decode& pass) {
   const std::uint32_t per_block = options_.geometry.tokens_per_block;
   const std::uint32_t token = scheduler_.tokens(number);
-  const std::uint64_t input = models_[number].next_input();
+  ipc::DecodeWrite write;
+  write.block = ipc::BlockId{scheduler_.device_block(number, token / per_block)};
+  write.first_token = token % per_block;
+  write.input = models_[number].next_input();
   for (std::uint32_t group = 0; group < groups(); ++group) {
-    ipc::DecodeWrite write;
     write.group = ipc::GroupId{group};
-    write.block = ipc::BlockId{scheduler_.device_block(number, token / per_block)};
-    write.first_token = token % per_block;
-    write.input = input;
     pass.writes.push_back(write);
-    for (std::uint32_t index = 0; index <= token / per_block; ++index) {
-      ipc::DecodeRead read;
-      read.group = ipc::GroupId{group};
-      read.block = ipc::BlockId{scheduler_.device_block(number, index)};
-      read.tokens = std::min(per_block, token + 1 - index * per_block);
-      read.sequence = place;
-      read.position = index;
-      pass.reads.push_back(read);
-    }
   }
-  return 1;
+}
+
+void LongctxEngine::add_read(TurnScheduler::Number number,
+                             std::uint32_t index,
+                             std::uint32_t place,
+                             ipc::Decode& pass) const {
+  const std::uint32_t per_block = options_.geometry.tokens_per_block;
+  ipc::DecodeRead read;
+  read.block = ipc::BlockId{scheduler_.device_block(number, index)};
+  read.tokens = std::min(per_block, scheduler_.tokens(number) + 1 - index * per_block);
+  read.sequence = place;
+  read.position = index;
+  for (std::uint32_t group = 0; group < groups(); ++group) {
+    read.group = ipc::GroupId{group};
+    pass.reads.push_back(read);
+  }
 }
 
 // Of the memory that the block tables are of: a worker that has another one by now refuses it, and
@@ -395,7 +445,19 @@ void LongctxEngine::on_reply(const ipc::Result<ipc::DecodeReply>& reply) {
   }
   instance_.note_progress();
   for (std::size_t i = 0; i < step_->outputs.size(); ++i) step_->outputs[i] += reply->outputs[i];
-  if (--step_->outstanding == 0) finish_step();
+  if (--step_->outstanding == 0) finish_passes();
+}
+
+void LongctxEngine::finish_passes() {
+  if (scheduler_.in_windows()) {
+    scheduler_.end_window();
+    if (!scheduler_.is_read()) {
+      submit_jobs();  // what was read makes room: before the next pass, so that they overlap
+      if (!failed_) start_window();
+      return;
+    }
+  }
+  finish_step();
 }
 
 void LongctxEngine::finish_step() {
@@ -413,9 +475,17 @@ void LongctxEngine::finish_step() {
     start_step();
     return;
   }
+  finish_turn();
+}
+
+void LongctxEngine::finish_turn() {
   turn_ended_at_ = ipc::MonotonicClock::now();
   if (!turn_->is_prefill) {
-    figures_.turns.back().computed_s = seconds_between(turn_began_at_, turn_ended_at_);
+    TurnRecord& record = figures_.turns.back();
+    record.computed_s = seconds_between(turn_began_at_, turn_ended_at_) - record.stalled_s;
+    for (const TurnScheduler::Number number : turn_->members) {
+      record.streamed_bytes += std::exchange(loaded_[number], 0);
+    }
   }
   scheduler_.end_turn();
   turn_.reset();

@@ -34,7 +34,9 @@ struct LongctxFigures {
   /// From the first turn to the end of the last one, without contexts that were computed between.
   [[nodiscard]] double decode_s() const noexcept;
   [[nodiscard]] double waiting_s() const noexcept;
+  /// Between turns, and in them.
   [[nodiscard]] std::uint64_t loaded_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t streamed_bytes() const noexcept;
   [[nodiscard]] std::uint64_t stored_bytes() const noexcept;
   [[nodiscard]] double tokens_per_s() const noexcept {
     const double seconds = decode_s();
@@ -74,11 +76,13 @@ class LongctxEngine {
 
  private:
   /// The passes of one step, over all ranks: one after the other on each, their outputs add up.
+  /// Of a sequence that computes in windows it goes on until all its blocks were read.
   struct Step {
     std::vector<TurnScheduler::Number> members;
     std::vector<std::uint32_t> tokens;  ///< That each computes.
     std::vector<std::uint64_t> outputs;
     std::size_t outstanding = 0;
+    bool has_token = false;  ///< In windows: the first pass has written it.
   };
 
   void await(std::string_view what, const std::function<bool()>& done);
@@ -97,14 +101,24 @@ class LongctxEngine {
   void on_job_ended(const TurnScheduler::Job& job, const BenchTarget::Ended& ended);
   void on_job_failed(const TurnScheduler::Job& job, const ipc::Error& error);
   void start_step();
+  /// The next pass of a token in windows, when there is something that it can read.
+  void start_window();
+  void send_passes(ipc::Decode pass);
   /// Return how many tokens the pass computes of the sequence.
   [[nodiscard]] std::uint32_t add_prefill(TurnScheduler::Number number, ipc::Decode& pass);
   [[nodiscard]] std::uint32_t add_decode(TurnScheduler::Number number,
                                          std::uint32_t place,
                                          ipc::Decode& pass);
+  void add_token(TurnScheduler::Number number, ipc::Decode& pass);
+  void add_read(TurnScheduler::Number number,
+                std::uint32_t index,
+                std::uint32_t place,
+                ipc::Decode& pass) const;
   void send(ipc::Decode pass);
   void on_reply(const ipc::Result<ipc::DecodeReply>& reply);
+  void finish_passes();
   void finish_step();
+  void finish_turn();
   void fail(ipc::Error error);
   /// What the next manager says of what it took over; empty when there was only one.
   [[nodiscard]] std::string kept_over_managers();
@@ -123,6 +137,7 @@ class LongctxEngine {
   std::map<std::uint64_t, TurnScheduler::Job> jobs_;  ///< By the number that the client gave.
   std::optional<TurnScheduler::Turn> turn_;
   std::optional<Step> step_;
+  std::optional<ipc::TimePoint> stalled_since_;  ///< The step has no pass under way.
   LongctxFigures figures_;
   std::uint32_t arrived_ = 0;
   std::uint32_t loads_ = 0;  ///< Of the jobs.

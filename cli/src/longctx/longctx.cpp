@@ -62,7 +62,7 @@ class LongctxRuns {
   void run() {
     decide();
     measure_link();
-    if (config_.check) run_without_swaps();
+    if (config_.check && report_.sizes.reference_blocks > 0) run_without_swaps();
     run_with_swaps();
   }
 
@@ -132,21 +132,20 @@ LongctxEngine::Options LongctxRuns::options(const InstancePlan& plan) const {
   limits.job_blocks = static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(kJobBytes / sizes.block_bytes, 1, kMostJobBlocks));
   limits.jobs_each_way = kJobsEachWay;
+  limits.window_blocks = limits.job_blocks;
   return options;
 }
 
 void LongctxRuns::run_without_swaps() {
   const LongctxSizes& sizes = report_.sizes;
-  const std::uint32_t blocks =
-      sizes.large_arena ? static_cast<std::uint32_t>(sizes.all_blocks) : sizes.gpu_blocks;
   const InstancePlan plan =
-      context_.plan(shape_, blocks, kLeastPool, cache_manager::CopyStrategy::kAuto);
+      context_.plan(shape_, sizes.reference_blocks, kLeastPool, cache_manager::CopyStrategy::kAuto);
   context_.with_instance(shape_, plan, [&](BenchInstance& instance) {
     const auto dir = must(ipc::RuntimeDir::open(context_.dir().path().string(), plan.instance));
     LongctxEngine::Options options = this->options(plan);
     // Nothing is ever stored.
     options.limits.host_blocks = std::numeric_limits<std::uint64_t>::max();
-    if (!sizes.large_arena) {
+    if (!sizes.has_large_arena()) {
       options.at_a_time = std::clamp(sizes.active_blocks / sizes.sequence_blocks, 1U,
                                      options.limits.active_sequences);
     }

@@ -45,15 +45,18 @@ struct LongctxSizes {
   std::uint32_t gpu_blocks = 0;
   std::uint32_t active_blocks = 0;  ///< Of those that compute at a time.
   std::uint64_t block_bytes = 0;    ///< Of one block of every group, all ranks.
-  /// An arena of all_blocks fits the device: what to compare with is computed there, else by a few
-  /// sequences at a time.
-  bool large_arena = true;
+  /// Of the arena on which what to compare with is computed: all_blocks, when the device holds so
+  /// many; else what holds one sequence at least, a few of them at a time; 0: it never does.
+  std::uint32_t reference_blocks = 0;
   std::uint64_t host_needed = 0;  ///< Bytes of host memory.
   std::uint64_t host_bytes = 0;
 
   [[nodiscard]] double oversubscription() const noexcept {
     return gpu_blocks == 0 ? 0 : static_cast<double>(all_blocks) / gpu_blocks;
   }
+  [[nodiscard]] bool has_large_arena() const noexcept { return reference_blocks == all_blocks; }
+  /// One sequence has more blocks than the device.
+  [[nodiscard]] bool in_windows() const noexcept { return sequence_blocks > gpu_blocks; }
 };
 
 /// kInvalidArgument with both numbers and the remedy for what does not fit. host_available,

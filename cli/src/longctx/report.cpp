@@ -18,6 +18,13 @@ constexpr const char* kBound =
     "rate, less the compute of the turn before, not below nothing; then summed. It takes for "
     "granted that turns go as they went, that a sequence is whole on the device in its turn, that "
     "the link gives what one large copy got, and that the ways do not slow each other.\n";
+constexpr const char* kWindowsBound =
+    "in windows: a turn's sequence is larger than the device; what is loaded in its turn counts "
+    "likewise, less the turn's own compute, of which the rest hides what is loaded for the next "
+    "one. A token needs at least the blocks that the device does not hold.\n";
+constexpr const char* kNothingToCompare =
+    "no run without swaps: the device never holds one sequence. Compared are the other two, which "
+    "both compute in windows.\n";
 constexpr const char* kNoBound =
     "bound: none is known of simulated devices, whose copies and compute share the processors: "
     "neither hides the other, and what a small copy costs is not its bytes.\n";
@@ -48,6 +55,7 @@ Json json_of(const LongctxFigures& run, const LongctxReport& report) {
           {"bound_s", or_null(bound_of(run, report))},
           {"waiting_over_bound", or_null(over_bound(run, report))},
           {"bytes_to_device", run.loaded_bytes()},
+          {"bytes_in_turns", run.streamed_bytes()},
           {"bytes_to_host", run.stored_bytes()},
           {"loading_s", run.loading_s},
           {"prefill_s", run.prefill_s},
@@ -100,11 +108,12 @@ Json to_json(const LongctxReport& report) {
   out["sequence_blocks"] = report.sizes.sequence_blocks;
   out["block_bytes"] = report.sizes.block_bytes;
   out["host_memory_bytes"] = report.sizes.host_bytes;
+  out["in_windows"] = report.sizes.in_windows();
   out["oversubscription"] = report.sizes.oversubscription();
   out["link_gbps"] = {{"d2h", report.link.to_host / 1e9}, {"h2d", report.link.to_device / 1e9}};
   out["tokens_per_s_no_swap"] = report.no_swap ? Json(report.no_swap->tokens_per_s()) : Json();
   out["no_swap"] = report.no_swap
-                       ? Json(report.sizes.large_arena ? "large arena" : "one after another")
+                       ? Json(report.sizes.has_large_arena() ? "large arena" : "one after another")
                        : Json();
   out["without_lookahead"] = report.without ? json_of(*report.without, report) : Json();
   const auto equal = report.outputs_equal();
@@ -120,14 +129,18 @@ std::string table_of(const LongctxReport& report) {
   const LongctxConfig& config = report.config;
   std::string text = fmt::format(
       "{} sequences of {} tokens on {} blocks of {} ({}): {:.1f} times what the device holds, "
-      "{:.0f} "
-      "% of it active\n"
+      "{:.0f} % of it active\n"
       "{} decode steps each, {} in a turn; link {:.1f} GB/s to the host, {:.1f} GB/s to the "
       "device\n\n",
       config.sequences, with_separators(config.context + config.steps),
       with_separators(report.sizes.gpu_blocks), config.geometry_name, report.device,
       report.sizes.oversubscription(), 100 * config.active, config.steps, config.slice,
       report.link.to_host / 1e9, report.link.to_device / 1e9);
+  if (report.sizes.in_windows()) {
+    text += fmt::format(
+        "each has {} blocks, more than the device: it computes alone, every token in windows\n\n",
+        with_separators(report.sizes.sequence_blocks));
+  }
   using enum Align;
   Table table({{"run", kLeft},
                {"tokens/s", kRight},
@@ -139,7 +152,7 @@ std::string table_of(const LongctxReport& report) {
                {"loaded", kRight},
                {"stored", kRight}});
   if (report.no_swap) {
-    const bool large = report.sizes.large_arena;
+    const bool large = report.sizes.has_large_arena();
     add_row(table, large ? "no swap, large arena" : "no swap, one after another", *report.no_swap,
             report);
   }
@@ -149,7 +162,9 @@ std::string table_of(const LongctxReport& report) {
   const auto equal = report.outputs_equal();
   text += fmt::format("\noutputs of all runs, bit for bit: {}\n",
                       equal ? (*equal ? "equal" : "DIFFERENT") : "not compared");
+  if (config.check && report.sizes.reference_blocks == 0) text += kNothingToCompare;
   text += report.is_simulated ? kNoBound : kBound;
+  if (report.sizes.in_windows() && !report.is_simulated) text += kWindowsBound;
   return text;
 }
 

@@ -66,7 +66,15 @@ Status check_memory(const LongctxConfig& config,
                          sizes.gpu_blocks, ipc::format_size(small), ipc::format_size(device_free));
   }
   const std::uint64_t room = cuda ? device_free : host_available;
-  sizes.large_arena = room == 0 || arena_bytes(config, sizes.all_blocks) <= room;
+  const auto fits = [&](std::uint64_t blocks) {
+    return room == 0 || arena_bytes(config, blocks) <= room;
+  };
+  const std::uint32_t one = std::max(sizes.gpu_blocks, sizes.sequence_blocks);
+  if (fits(sizes.all_blocks)) {
+    sizes.reference_blocks = static_cast<std::uint32_t>(sizes.all_blocks);
+  } else {
+    sizes.reference_blocks = fits(one) ? one : 0;
+  }
   return ipc::ok();
 }
 
@@ -89,11 +97,14 @@ Result<LongctxSizes> decide_sizes(const LongctxConfig& config,
   }
   sizes.gpu_blocks = config.gpu_blocks.value_or(std::max(
       sizes.sequence_blocks, static_cast<std::uint32_t>(sizes.all_blocks / kOversubscription)));
-  if (sizes.gpu_blocks < sizes.sequence_blocks) {
-    return KVFERRY_ERROR(kInvalidArgument,
-                         "a sequence of {} tokens has {} blocks, --gpu-blocks gives {}: give at "
-                         "least as many as one sequence has, and twice as many for look-ahead",
-                         config.context + config.steps, sizes.sequence_blocks, sizes.gpu_blocks);
+  if (sizes.in_windows() && sizes.gpu_blocks < TurnScheduler::kLeastForWindows) {
+    return KVFERRY_ERROR(
+        kInvalidArgument,
+        "a sequence of {} tokens has {} blocks, --gpu-blocks gives {}: give {} at "
+        "least, to compute it in windows; as many as it has, and twice as many for "
+        "look-ahead, to have it whole",
+        config.context + config.steps, sizes.sequence_blocks, sizes.gpu_blocks,
+        TurnScheduler::kLeastForWindows);
   }
   sizes.active_blocks = std::max(1U, static_cast<std::uint32_t>(config.active * sizes.gpu_blocks));
   sizes.block_bytes = host_bytes_per_block(config.geometry);

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/check.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace kvferry::cli {
@@ -13,8 +14,10 @@ using ipc::Status;
 
 TurnScheduler::TurnScheduler(const Limits& limits) : limits_(limits) {
   KVFERRY_CHECK(limits_.tokens_per_block > 0 && limits_.slice > 0 && limits_.job_blocks > 0 &&
-                    limits_.jobs_each_way > 0 && limits_.active_sequences > 0,
+                    limits_.jobs_each_way > 0 && limits_.active_sequences > 0 &&
+                    limits_.window_blocks > 0,
                 "a scheduler without room for anything");
+  KVFERRY_CHECK(limits_.active_blocks <= limits_.device_blocks, "a turn of more than the device");
   for (std::uint32_t block = 0; block < limits_.device_blocks; ++block) {
     free_.insert(free_.end(), block);
   }
@@ -29,10 +32,17 @@ Status TurnScheduler::arrive(Number number, std::uint32_t context, std::uint32_t
   KVFERRY_CHECK(!sequences_.contains(number), "a sequence arrived twice");
   const std::uint32_t most_tokens = context + steps;
   const std::uint32_t most = blocks_of(most_tokens);
-  if (context == 0 || most_tokens < context || most > limits_.device_blocks) {
+  if (context == 0 || most_tokens < context) {
     return KVFERRY_ERROR(kInvalidArgument,
-                         "sequence {} grows to {} blocks, the device has {}: give it more", number,
-                         most, limits_.device_blocks);
+                         "sequence {} has a context of {} tokens and computes {} more: give it a "
+                         "token at least, and at most {} in all",
+                         number, context, steps, std::numeric_limits<std::uint32_t>::max());
+  }
+  if (most > limits_.device_blocks && limits_.device_blocks < kLeastForWindows) {
+    return KVFERRY_ERROR(kInvalidArgument,
+                         "sequence {} grows to {} blocks, the device has {}: give it all of them, "
+                         "or {} at least, to compute in windows",
+                         number, most, limits_.device_blocks, kLeastForWindows);
   }
   const std::uint64_t host = host_blocks_of(most);
   if (host > limits_.host_blocks - host_reserved_) {
@@ -60,8 +70,15 @@ void TurnScheduler::leave(Number number) {
 
 std::uint32_t TurnScheduler::turn_end(const Sequence& sequence) const noexcept {
   if (sequence.in_turn) return sequence.turn_end;
-  if (sequence.tokens < sequence.context) return sequence.context;
-  return sequence.tokens + std::min(limits_.slice, sequence.most_tokens - sequence.tokens);
+  const std::uint32_t end =
+      sequence.tokens < sequence.context
+          ? sequence.context
+          : sequence.tokens + std::min(limits_.slice, sequence.most_tokens - sequence.tokens);
+  if (blocks_of(end) <= limits_.device_blocks) return end;
+  // What it writes stays for the turn: no more than leaves as much to read the others in.
+  const std::uint64_t writes = std::max(1U, limits_.device_blocks / 2);
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(end, (first_written(sequence) + writes) * limits_.tokens_per_block));
 }
 
 std::uint32_t TurnScheduler::to_compute(Number number) const {
@@ -91,11 +108,12 @@ TurnScheduler::Turn TurnScheduler::next_turn() const {
 
 bool TurnScheduler::is_complete(const Sequence& sequence) const {
   const std::uint32_t blocks = turn_blocks(sequence);
-  for (std::uint32_t i = sequence.marks.not_here; i < blocks; ++i) {
+  for (std::uint32_t i = std::max(sequence.marks.not_here, first_needed(sequence)); i < blocks;
+       ++i) {
     if (sequence.blocks[i].where != Where::kHere) return false;
   }
   // The first block that it writes is the only one with contents: a store may still read it.
-  const std::uint32_t written = sequence.tokens / limits_.tokens_per_block;
+  const std::uint32_t written = first_written(sequence);
   return written >= blocks || !sequence.blocks[written].storing;
 }
 
@@ -116,6 +134,9 @@ std::optional<TurnScheduler::Turn> TurnScheduler::begin_turn() {
     sequence.in_turn = true;
   }
   turn_ = turn;
+  if (!turn.is_prefill && needs_windows(sequences_.at(turn.members.front()))) {
+    begin_windows(turn.members.front());
+  }
   return turn;
 }
 
@@ -123,7 +144,8 @@ void TurnScheduler::computed(Number number, std::uint32_t tokens) {
   Sequence& sequence = sequences_.at(number);
   KVFERRY_CHECK(sequence.in_turn && tokens > 0 && tokens <= to_compute(number),
                 "a sequence computed what it was not to compute");
-  const std::uint32_t first = sequence.tokens / limits_.tokens_per_block;
+  KVFERRY_CHECK(!windows_ || (tokens == 1 && is_read()), "a token was computed of a part");
+  const std::uint32_t first = first_written(sequence);
   sequence.tokens += tokens;
   for (std::uint32_t i = first; i < blocks_of(sequence.tokens); ++i) {
     Block& block = sequence.blocks[i];
@@ -131,10 +153,13 @@ void TurnScheduler::computed(Number number, std::uint32_t tokens) {
     block.on_host = false;
   }
   sequence.marks.unstored = std::min(sequence.marks.unstored, first);
+  if (windows_) begin_token();
 }
 
 void TurnScheduler::end_turn() {
   KVFERRY_CHECK(turn_.has_value(), "a turn ended that had not begun");
+  KVFERRY_CHECK(!windows_ || windows_->reading.empty(), "a turn ended within a pass");
+  windows_.reset();
   const Turn turn = *std::exchange(turn_, std::nullopt);
   for (const Number number : turn.members) {
     Sequence& sequence = sequences_.at(number);
@@ -184,6 +209,11 @@ void TurnScheduler::give_up_block(Sequence& sequence, std::uint32_t index) {
 // To the front of the order first, and to the next one only when that has all it needs: blocks that
 // many wait for would otherwise be held by all of them, and be enough for none.
 void TurnScheduler::give_blocks() {
+  if (windows_) {
+    give_blocks_to_windows();
+    // Until its last token it has use for every block that there is.
+    if (!is_last_token() || !windows_->away.empty()) return;
+  }
   if (turn_ && !limits_.look_ahead) return;
   const std::vector<Number> order = this->order();
   const std::size_t next = next_turn().members.size();
@@ -198,22 +228,47 @@ void TurnScheduler::give_blocks() {
 bool TurnScheduler::give_blocks_to(Sequence& sequence,
                                    const std::vector<Number>& order,
                                    std::size_t first_victim) {
+  if (needs_windows(sequence)) {
+    if (!give_needed_blocks(sequence, order, first_victim)) return false;
+    if (sequence.tokens < sequence.context) return true;  // it reads nothing
+  }
   const std::uint32_t blocks = turn_blocks(sequence);
-  const std::uint32_t with_contents = blocks_of(sequence.tokens);
   for (std::uint32_t& i = sequence.marks.away; i < blocks; ++i) {
-    Block& block = sequence.blocks[i];
-    if (block.where != Where::kAway) continue;
+    if (sequence.blocks[i].where != Where::kAway) continue;
     if (free_.empty() && !evict_one(order, first_victim)) return false;
-    block.device = *free_.begin();
-    free_.erase(free_.begin());
-    block.where = i < with_contents ? Where::kAwaitsLoad : Where::kHere;
-    if (block.where == Where::kAwaitsLoad) ++sequence.awaiting;
-    sequence.evict_end = std::max(sequence.evict_end, i + 1);
+    take_free_block(sequence, i);
   }
   return true;
 }
 
+// Also from its own blocks: that it gets them must not depend on what others hold.
+bool TurnScheduler::give_needed_blocks(Sequence& sequence,
+                                       const std::vector<Number>& order,
+                                       std::size_t first_victim) {
+  const std::uint32_t first = first_needed(sequence);
+  const std::uint32_t blocks = turn_blocks(sequence);
+  for (std::uint32_t i = first; i < blocks; ++i) {
+    if (sequence.blocks[i].where != Where::kAway) continue;
+    if (free_.empty() && !evict_one(order, first_victim) && !evict_below(sequence, first)) {
+      return false;
+    }
+    take_free_block(sequence, i);
+  }
+  return true;
+}
+
+void TurnScheduler::take_free_block(Sequence& sequence, std::uint32_t index) {
+  Block& block = sequence.blocks[index];
+  block.device = *free_.begin();
+  free_.erase(free_.begin());
+  block.where = index < blocks_of(sequence.tokens) ? Where::kAwaitsLoad : Where::kHere;
+  if (block.where == Where::kAwaitsLoad) ++sequence.awaiting;
+  sequence.evict_end = std::max(sequence.evict_end, index + 1);
+}
+
 bool TurnScheduler::evict_one(const std::vector<Number>& order, std::size_t first_victim) {
+  // The turn in windows goes behind all others, and does not read these again before.
+  if (windows_ && is_last_token() && evict_read()) return true;
   for (std::size_t place = order.size(); place > first_victim; --place) {
     if (evict_from(sequences_.at(order[place - 1]))) return true;
   }
@@ -225,15 +280,25 @@ bool TurnScheduler::evict_from(Sequence& sequence) {
   const std::uint32_t with_contents = blocks_of(sequence.tokens);
   for (; sequence.evict_end > 0; --sequence.evict_end) {
     const std::uint32_t i = sequence.evict_end - 1;
-    const Block& block = sequence.blocks[i];
-    const bool is_copied = i >= with_contents || block.on_host;
-    const bool goes =
-        block.where == Where::kAwaitsLoad || (block.where == Where::kHere && is_copied);
-    if (!goes) continue;
+    if (!may_go(sequence.blocks[i], i < with_contents)) continue;
     give_up_block(sequence, i);
     return true;
   }
   return false;
+}
+
+bool TurnScheduler::evict_below(Sequence& sequence, std::uint32_t end) {
+  for (std::uint32_t i = std::min(sequence.evict_end, end); i > 0; --i) {
+    if (!may_go(sequence.blocks[i - 1], /*has_contents=*/true)) continue;
+    give_up_block(sequence, i - 1);
+    return true;
+  }
+  return false;
+}
+
+bool TurnScheduler::may_go(const Block& block, bool has_contents) noexcept {
+  return block.where == Where::kAwaitsLoad ||
+         (block.where == Where::kHere && (block.on_host || !has_contents));
 }
 
 std::optional<TurnScheduler::Job> TurnScheduler::next_job() {
@@ -243,7 +308,9 @@ std::optional<TurnScheduler::Job> TurnScheduler::next_job() {
 }
 
 std::optional<TurnScheduler::Job> TurnScheduler::next_load() {
-  if (loads_ >= limits_.jobs_each_way || (turn_ && !limits_.look_ahead)) return std::nullopt;
+  if (loads_ >= limits_.jobs_each_way) return std::nullopt;
+  if (auto job = load_of_windows()) return job;
+  if (turn_ && !limits_.look_ahead) return std::nullopt;
   for (const Number number : order()) {
     if (auto job = load_of(number)) return job;
   }
@@ -278,7 +345,8 @@ std::optional<TurnScheduler::Job> TurnScheduler::next_store() {
   const std::vector<Number> order = this->order();
   const std::size_t next = next_turn().members.size();
   for (std::size_t place = order.size(); place > 0; --place) {
-    const Part part = place > next ? Part::kAll : Part::kWholeBlocks;
+    // A turn in windows may need the places of the next one, too.
+    const Part part = place > next || windows_ ? Part::kAll : Part::kWholeBlocks;
     if (auto job = store_of(order[place - 1], part)) return job;
   }
   return std::nullopt;
@@ -287,7 +355,7 @@ std::optional<TurnScheduler::Job> TurnScheduler::next_store() {
 std::optional<TurnScheduler::Job> TurnScheduler::store_of(Number number, Part part) {
   Sequence& sequence = sequences_.at(number);
   const std::uint32_t end =
-      part == Part::kAll ? blocks_of(sequence.tokens) : sequence.tokens / limits_.tokens_per_block;
+      part == Part::kAll ? blocks_of(sequence.tokens) : first_written(sequence);
   std::vector<Place> places;
   bool all_stored = true;
   for (std::uint32_t i = sequence.marks.unstored; i < end; ++i) {
@@ -335,6 +403,7 @@ void TurnScheduler::job_ended(JobId id, bool done) {
     if (of_no_use) give_up_block(sequence, place.index);
     sequence.evict_end = std::max(sequence.evict_end, place.index + 1);
   }
+  if (job.way == Way::kLoad) window_load_ended(job, done);
   drop_if_over(job.sequence);
 }
 

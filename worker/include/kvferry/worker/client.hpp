@@ -465,6 +465,8 @@ class Client {
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
   /// geometry. The sequence stays on the host. Goes as a load of priority Urgency::kOrdinary.
+  /// Both take any of a sequence's blocks: one that is larger than the device computes in windows
+  /// of them (`kvferry longctx`).
   [[nodiscard]] Result<JobId> swap_in(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// kNotFound when this client has no such sequence.
   [[nodiscard]] Status drop_sequence(std::uint64_t sequence, Deadline deadline);
