@@ -34,7 +34,7 @@ constexpr std::uint32_t kLinkRepeats = 3;
 constexpr std::uint64_t kLeastPool = 64ULL << 20;
 constexpr std::uint64_t kJobBytes = 32ULL << 20;
 constexpr std::uint32_t kMostJobBlocks = 4096;
-constexpr std::uint32_t kJobsEachWay = 4;
+constexpr std::uint32_t kJobsEachWay = 8;
 
 BenchConfig bench_config_of(const LongctxConfig& config) {
   BenchConfig bench;
@@ -132,7 +132,7 @@ LongctxEngine::Options LongctxRuns::options(const InstancePlan& plan) const {
   limits.job_blocks = static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(kJobBytes / sizes.block_bytes, 1, kMostJobBlocks));
   limits.jobs_each_way = kJobsEachWay;
-  limits.window_blocks = limits.job_blocks;
+  limits.window_blocks = limits.job_blocks * kJobsEachWay;
   return options;
 }
 

@@ -54,7 +54,7 @@ class TurnScheduler {
     std::uint32_t tokens_per_block = 1;
     std::uint32_t slice = 1;       ///< Tokens that a sequence computes in its turn.
     std::uint32_t job_blocks = 1;  ///< Of one job, at most.
-    /// Of the first pass of a token in windows; later ones have as many as were read before them.
+    /// Of the first pass of a token in windows; later ones have up to a quarter of the device's.
     std::uint32_t window_blocks = 1;
     std::uint32_t jobs_each_way = 1;
     bool look_ahead = true;  ///< Else blocks are loaded only while nobody has a turn.
@@ -102,7 +102,7 @@ class TurnScheduler {
   /// other, each when all its blocks were read.
   [[nodiscard]] bool in_windows() const noexcept { return windows_.has_value(); }
   /// What the next pass for the token reads: blocks of the sequence, of which the one that the
-  /// token is written to is one. Nothing: is_read(), or what is left has to be loaded first.
+  /// token is written to is one. Nothing: is_read(), or more has to be loaded first.
   /// @pre in_windows(), no pass is under way
   [[nodiscard]] std::vector<std::uint32_t> begin_window();
   /// The pass has ended: blocks that it read may go.

@@ -8,6 +8,12 @@
 #include <utility>
 
 namespace kvferry::cli {
+namespace {
+
+/// That the device holds, when they are as large as they become.
+constexpr std::uint32_t kWindows = 4;
+
+}  // namespace
 
 void TurnScheduler::begin_windows(Number number) {
   Windows windows;
@@ -44,8 +50,12 @@ std::vector<std::uint32_t> TurnScheduler::begin_window() {
   KVFERRY_CHECK(windows.reading.empty(), "a pass begins within a pass");
   const bool is_loading = windows.loading > 0 || !windows.awaiting.empty();
   if (!limits_.look_ahead && is_loading) return {};
-  // The first ones are small, so that loads have where to go; then they grow.
-  const std::size_t most = std::max<std::size_t>(limits_.window_blocks, windows.read.size());
+  // The first one is small, so that loads have where to go; then they are few, and large: each has
+  // to get its inputs past the loads. What could be read waits for more while loads have room.
+  const std::uint32_t most =
+      windows.read.empty() ? limits_.window_blocks
+                           : std::max(limits_.window_blocks, limits_.device_blocks / kWindows);
+  if (windows.unread.size() < most && !windows.awaiting.empty()) return {};
   while (!windows.unread.empty() && windows.reading.size() < most) {
     windows.reading.push_back(windows.unread.front());
     windows.unread.pop_front();
