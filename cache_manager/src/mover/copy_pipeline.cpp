@@ -93,7 +93,7 @@ CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
   // A job that goes layer by layer is no case that was measured.
   if (arena.chooser == nullptr || job.job.layers) return arena.strategy;
   return arena.chooser->choose(job.job, alone, hand_overs_.cost(ipc::MonotonicClock::now()),
-                               context_.staging.is_computing(), agent);
+                               context_.staging.is_mostly_computing(), agent);
 }
 
 RunningJob* CopyPipeline::best() noexcept {

@@ -111,9 +111,11 @@ void StagingClient::disconnect() noexcept {
   socket_ = ipc::PacketSocket();
 }
 
-std::optional<bool> StagingClient::is_computing() {
+std::optional<bool> StagingClient::is_mostly_computing() {
   if (!is_connected()) return std::nullopt;
-  return was_computing();
+  const std::lock_guard lock(activity_mutex_);
+  if (!activity_) return std::nullopt;
+  return activity_->is_mostly_computing(ipc::MonotonicClock::now());
 }
 
 std::optional<bool> StagingClient::was_computing() const {

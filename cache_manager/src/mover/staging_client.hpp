@@ -53,10 +53,10 @@ class StagingClient {
   void disconnect() noexcept;
   [[nodiscard]] int fd() const noexcept { return socket_.fd(); }
 
-  /// What the agent's worker says of its compute; nothing while it is not connected, or says
-  /// nothing.
-  [[nodiscard]] std::optional<bool> is_computing();
-  /// The same, of the connection that there was last. @threading any
+  /// Whether the agent's worker says that compute takes most of its time; nothing while it is not
+  /// connected, or says nothing.
+  [[nodiscard]] std::optional<bool> is_mostly_computing();
+  /// Whether it computes or did lately, of the connection that there was last. @threading any
   [[nodiscard]] std::optional<bool> was_computing() const;
 
   /// Kernels asked over an ended connection may still run.
