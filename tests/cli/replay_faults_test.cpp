@@ -57,6 +57,13 @@ TEST_P(ReplayDeathTest, IsNamedReplacedAndSurvived) {
   const json report = this->report();
   EXPECT_EQ(report["requests"], kRequests);
   EXPECT_EQ(report["restarts"], 1);
+  ASSERT_EQ(report["deaths"].size(), 1U);
+  const json& death = report["deaths"][0];
+  EXPECT_EQ(death["process"], victim);
+  EXPECT_EQ(death["before"]["requests"].get<int>() + death["after"]["requests"].get<int>(),
+            kRequests);
+  EXPECT_EQ(death["before"]["requests"], death["requests"]);
+  EXPECT_GT(death["after"]["hits_device"].get<int>() + death["after"]["hits_host"].get<int>(), 0);
   EXPECT_EQ(report["blocks_corrupt"], 0);
   EXPECT_EQ(report["leaked_device_bytes"], 0);
   EXPECT_EQ(report["leaked_host_bytes"], 0);

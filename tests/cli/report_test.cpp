@@ -349,5 +349,50 @@ TEST(StatusTextTest, ShowsNothingForValuesThatNoManagerWrites) {
   EXPECT_THAT(*text, HasSubstr("pid -, up -"));
 }
 
+ReplayCounters counters_after(std::uint64_t requests, std::uint64_t device, std::uint64_t host) {
+  ReplayCounters counters;
+  counters.requests = requests;
+  counters.block_references = 10 * requests;
+  counters.hits_device = device;
+  counters.hits_host = host;
+  return counters;
+}
+
+TEST(DeathLogTest, TellsOfEachPartOfTheRunWhatWasFoundInIt) {
+  DeathLog log;
+  EXPECT_TRUE(log.ended(counters_after(5, 1, 1)).empty());
+  log.add("manager", 1.5, counters_after(100, 200, 300));
+  log.add("mover/0", 2.5, counters_after(150, 250, 400));
+  const auto deaths = log.ended(counters_after(250, 550, 400));
+  ASSERT_EQ(deaths.size(), 2U);
+  EXPECT_EQ(deaths[0].process, "manager");
+  EXPECT_EQ(deaths[0].requests, 100U);
+  EXPECT_EQ(deaths[0].seconds, 1.5);
+  EXPECT_DOUBLE_EQ(deaths[0].before.hit_rate(), 0.5);
+  EXPECT_DOUBLE_EQ(deaths[0].before.host_hit_rate(), 0.3);
+  EXPECT_EQ(deaths[0].after.requests, 50U);
+  EXPECT_DOUBLE_EQ(deaths[0].after.hit_rate(), 0.3);
+  EXPECT_DOUBLE_EQ(deaths[1].before.host_hit_rate(), 0.2);
+  EXPECT_EQ(deaths[1].after.requests, 100U);
+  EXPECT_EQ(deaths[1].after.hits_device, 300U);
+  EXPECT_EQ(deaths[1].after.hits_host, 0U);
+}
+
+TEST(DeathLogTest, TheReportAndItsTableTellBeforeAndAfter) {
+  DeathLog log;
+  log.add("manager", 1.5, counters_after(100, 200, 300));
+  ReplayReport report = good();
+  report.deaths = log.ended(counters_after(200, 400, 500));
+  const auto json = to_json(report)["deaths"];
+  ASSERT_EQ(json.size(), 1U);
+  EXPECT_EQ(json[0]["process"], "manager");
+  EXPECT_EQ(json[0]["before"]["hit_rate"], 0.5);
+  EXPECT_EQ(json[0]["after"]["hit_rate"], 0.4);
+  EXPECT_EQ(json[0]["after"]["block_references"], 1000);
+  EXPECT_THAT(summarize(report), HasSubstr("50.0 % of blocks found before, 40.0 % after; in host "
+                                           "memory 30.0 and 20.0 %"));
+  EXPECT_TRUE(to_json(good())["deaths"].empty());
+}
+
 }  // namespace
 }  // namespace kvferry::cli

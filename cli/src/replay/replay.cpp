@@ -63,12 +63,16 @@ class ReplayRun {
   void end(std::optional<std::string> error);
   void on_signal();
   void tick();
+  [[nodiscard]] double seconds_played() const {
+    return std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
+  }
 
   const ReplayConfig& config_;
   const Trace& trace_;
   RunDir& dir_;
   ReplayReport report_;
   ReplayCounters counters_;
+  DeathLog deaths_;
   ipc::SignalFd& signals_;
   ipc::EventLoop loop_;
   InstancePlan plan_;
@@ -258,8 +262,7 @@ void ReplayRun::play() {
   while (!report_.error && !lifecycle_->is_idle() && !last_cycle.expired()) {
     loop_.run_once(last_cycle);
   }
-  report_.duration_s =
-      std::chrono::duration<double>(ipc::MonotonicClock::now() - started_at_).count();
+  report_.duration_s = seconds_played();
   if (report_.started && !report_.error) sampler_->finish(ipc::Deadline::after(kLastSample));
 }
 
@@ -278,6 +281,7 @@ void ReplayRun::take_down() {
   report_.counters = counters_;
   report_.clear_memory = clear_memory_->clears();
   report_.restarts = left.restarts;
+  report_.deaths = deaths_.ended(counters_);
   report_.leaked_device_bytes = left.device_bytes;
   report_.leaked_host_bytes = left.host_bytes;
   report_.leftover_names = left.names;
@@ -295,6 +299,9 @@ ReplayReport ReplayRun::run() {
   hooks.say = [this](const std::string& line) { progress_->say(line); };
   hooks.on_hopeless = [this](const ipc::Error& error) { end(error.message); };
   hooks.on_change = [this] { clear_memory_->note_process_change(); };
+  hooks.on_death = [this](const std::string& process) {
+    if (report_.started && !ended_) deaths_.add(process, seconds_played(), counters_);
+  };
   processes_.emplace(loop_, dir_, config_.instance, log_dir(), std::move(hooks));
   play();
   take_down();

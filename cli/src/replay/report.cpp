@@ -152,6 +152,7 @@ Json to_json(const ReplayReport& report) {
             {"reinit_ms", times(c.reinit_ms)},
             {"clear_memory", clears_to_json(report.clear_memory)},
             {"samples", to_json(report.samples)},
+            {"deaths", to_json(report.deaths)},
             {"leaked_device_bytes", report.leaked_device_bytes},
             {"leaked_host_bytes", report.leaked_host_bytes},
             {"leftover_names", report.leftover_names.size()},
@@ -286,6 +287,13 @@ std::string summarize(const ReplayReport& report) {
   }
   add_sample_rows(report.samples, row);
   optional_row("processes replaced", report.restarts, "after a death");
+  for (const RunDeath& death : report.deaths) {
+    row("  " + death.process, count(death.requests),
+        fmt::format("requests before it died; {:.1f} % of blocks found before, {:.1f} % after; "
+                    "in host memory {:.1f} and {:.1f} %",
+                    100 * death.before.hit_rate(), 100 * death.after.hit_rate(),
+                    100 * death.before.host_hit_rate(), 100 * death.after.host_hit_rate()));
+  }
   row("device memory leaked", ipc::format_size(report.leaked_device_bytes),
       "seen from outside, after all processes ended");
   row("host memory leaked", ipc::format_size(report.leaked_host_bytes));

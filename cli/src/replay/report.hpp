@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "replay/clear_memory.hpp"
 #include "replay/counters.hpp"
+#include "replay/death_log.hpp"
 #include "replay/samples.hpp"
 
 #include <nlohmann/json_fwd.hpp>
@@ -24,6 +25,7 @@ struct ReplayReport {
   std::uint64_t skipped_lines = 0;
   std::vector<ClearMemory> clear_memory;
   std::vector<RunSample> samples;
+  std::vector<RunDeath> deaths;
   std::uint64_t leaked_device_bytes = 0;
   std::uint64_t leaked_host_bytes = 0;
   std::vector<std::string> leftover_names;

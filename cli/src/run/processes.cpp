@@ -44,8 +44,9 @@ RunProcesses::RunProcesses(ipc::EventLoop& loop,
     children_.push_back(pid);
     hooks_.on_change();
   };
-  supervised.on_death = [this] {
+  supervised.on_death = [this](const std::string& name) {
     hooks_.on_change();
+    if (hooks_.on_death) hooks_.on_death(name);
     observe();
   };
   supervisor_.emplace(loop_, std::move(log_dir), std::move(supervised));

@@ -40,6 +40,8 @@ class RunProcesses {
     std::function<void(const std::string& line)> say;    ///< For the terminal, at once.
     std::function<void(const ipc::Error&)> on_hopeless;  ///< As Supervisor's.
     std::function<void()> on_change;                     ///< A process started or died.
+    /// One died that nobody asked to end. May be empty.
+    std::function<void(const std::string& name)> on_death = {};
   };
 
   /// Throws Exception, as Supervisor. The directory outlives this.

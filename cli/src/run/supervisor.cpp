@@ -97,7 +97,7 @@ ipc::Status Supervisor::spawn(Child& child) {
 void Supervisor::on_death(Child& child) {
   const pid_t pid = child.process.pid();
   loop_.unwatch(child.process.pidfd());
-  if (!stopping_) hooks_.on_death();
+  if (!stopping_) hooks_.on_death(child.spec.name);
   const ChildEnd end = reap_child(pid);
   child.process = ipc::ProcessRef();
   if (stopping_) {

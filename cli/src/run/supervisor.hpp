@@ -39,7 +39,8 @@ class Supervisor {
     /// A child cannot run or keeps dying: the run is over. The error holds the end of its log.
     std::function<void(const ipc::Error&)> on_hopeless;
     std::function<void(pid_t)> on_started;
-    std::function<void()> on_death;  ///< Of a child that nobody asked to end, before it is reaped.
+    /// Of a child that nobody asked to end, by its name, before it is reaped.
+    std::function<void(const std::string& name)> on_death;
   };
 
   /// Throws Exception when the pipe or the program's path cannot be had.
