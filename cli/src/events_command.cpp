@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 
 /// events: what a manager's host tier stores and removes, for people.
@@ -137,23 +138,62 @@ struct EventsOptions {
   std::chrono::milliseconds time{0};
 };
 
-void follow(const EventsOptions& options) {
+/// Tells people whether anybody is there to be heard.
+class ConnectionNotes {
+ public:
+  explicit ConnectionNotes(std::string endpoint) : endpoint_(std::move(endpoint)) {}
+
+  /// Called when a second was quiet, and with every batch of a connection.
+  void look(bool connected) {
+    if (told_ == connected) return;
+    const bool again = told_.has_value();
+    told_ = connected;
+    heard_ = heard_ || connected;
+    if (!connected) {
+      print_err("kvferry events: nobody tells at {}{}; waiting\n", endpoint_,
+                again ? " any more" : "");
+    } else if (again) {
+      print_err("kvferry events: somebody tells at {}\n", endpoint_);
+    }
+  }
+  [[nodiscard]] bool was_heard() const noexcept { return heard_; }
+
+ private:
+  const std::string endpoint_;
+  std::optional<bool> told_;
+  bool heard_ = false;
+};
+
+/// Returns the exit code.
+int follow(const EventsOptions& options) {
   KvEventSubscriber subscriber(options.publisher);
+  ConnectionNotes notes(options.publisher.endpoint);
   const ipc::Deadline end = ipc::Deadline::after(options.time);
   std::uint64_t batches = 0;
   while (options.count == 0 || batches < options.count) {
     // Once a second: whether that was all.
     const ipc::Deadline look = ipc::Deadline::after(1s);
     const auto news = subscriber.next(options.time.count() == 0 ? look : look.earlier(end));
+    const bool connected = subscriber.is_connected();
+    // A snapshot's first piece may be there before the connection to who tells is.
+    if (connected || (news && !*news)) notes.look(connected);
     if (!news) {
       print_err("kvferry events: {}\n", news.error().to_string());
     } else if (*news) {
       const News& one = **news;
-      if (!write_out(options.json ? to_json_line(one) : to_text(one))) return;
+      if (!write_out(options.json ? to_json_line(one) : to_text(one))) break;
       if (is_batch(one)) ++batches;
     }
-    if (options.time.count() != 0 && end.expired()) return;
+    if (options.time.count() != 0 && end.expired()) break;
   }
+  if (!notes.was_heard() && batches == 0) {
+    print_err(
+        "kvferry events: FAILED: nobody told anything at {}: is a manager there, with "
+        "--kv-events?\n",
+        options.publisher.endpoint);
+    return kExitFailed;
+  }
+  return stdout_complete("events") ? kExitDone : kExitFailed;
 }
 
 void check_endpoint_option(CLI::Option& option) {
@@ -190,11 +230,10 @@ int events_command(const Arguments& arguments) {
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry events", common.log_level);
   try {
-    follow(options);
+    return follow(options);
   } catch (const ipc::Exception& exception) {
     return failure("events", exception.error());
   }
-  return stdout_complete("events") ? kExitDone : kExitFailed;
 }
 
 }  // namespace kvferry::cli

@@ -174,6 +174,31 @@ TEST_F(DaemonsTest, WhatTheyDidCanBeSeenAlsoOfThoseThatWereKilled) {
   EXPECT_THAT(checked.output, HasSubstr("all allowed"));
 }
 
+TEST_F(DaemonsTest, EventsOfNobodyAreAFailureAndAManagerThatComesIsHeard) {
+  const std::string endpoint = "ipc://" + (temp_ / "events").string();
+  const Finished alone = run_kvferry({"events", "--endpoint=" + endpoint, "--seconds=1.5"});
+  EXPECT_EQ(alone.exit, ChildExit::exited(1));
+  EXPECT_THAT(alone.complaints, AllOf(HasSubstr("nobody tells at " + endpoint + "; waiting"),
+                                      HasSubstr("FAILED: nobody told anything")));
+  ChildProcess listener(
+      ChildOptions{.program = KVFERRY_PROGRAM, .arguments = {"events", "--endpoint=" + endpoint}});
+  const auto says = [&](const char* text) {
+    const ipc::Deadline deadline = soon();
+    while (!deadline.expired()) {
+      if (listener.stderr_text().find(text) != std::string::npos) return true;
+      pollfd end{listener.pidfd(), POLLIN, 0};
+      if (::poll(&end, 1, 20) != 0) return false;
+    }
+    return false;
+  };
+  ASSERT_TRUE(says("nobody tells")) << listener.stderr_text();
+  start("manager", {"--kv-events=" + endpoint});
+  EXPECT_TRUE(says("somebody tells")) << listener.stderr_text();
+  running_.front()->signal(SIGTERM);
+  EXPECT_EQ(running_.front()->wait(soon()), ChildExit::exited(0));
+  EXPECT_TRUE(says("any more")) << listener.stderr_text();
+}
+
 TEST_F(DaemonsTest, ATraceOfNoInstanceSaysSo) {
   const Finished asked = ask("trace");
   EXPECT_EQ(asked.exit, ChildExit::exited(1));

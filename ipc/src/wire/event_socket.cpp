@@ -216,10 +216,36 @@ EventSocket EventSocket::connect(zmq::socket_type type,
     // Not for names: of one with two addresses it would take that of the other family.
     if (endpoint.find('[') != std::string::npos) socket.socket_.set(zmq::sockopt::ipv6, true);
     if (type == zmq::socket_type::sub) socket.socket_.set(zmq::sockopt::subscribe, "");
+    socket.watch_connection();
     socket.socket_.connect(endpoint);
     return socket;
   } catch (const zmq::error_t& error) {
     throw event_socket_exception(error, endpoint);
+  }
+}
+
+void EventSocket::watch_connection() {
+  constexpr const char* kMonitor = "inproc://connection";
+  constexpr int kEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+  if (zmq_socket_monitor(socket_.handle(), kMonitor, kEvents) != 0) throw zmq::error_t();
+  monitor_.emplace(context_, zmq::socket_type::pair);
+  monitor_->set(zmq::sockopt::linger, 0);
+  monitor_->connect(kMonitor);
+}
+
+bool EventSocket::is_connected() noexcept {
+  if (!monitor_) return false;
+  while (true) {
+    zmq::message_t part;
+    if (zmq_msg_recv(part.handle(), monitor_->handle(), ZMQ_DONTWAIT) < 0) {
+      if (zmq_errno() == EINTR) continue;
+      return connected_;
+    }
+    // The number of the event, and what belongs to it; the second part is the endpoint.
+    std::uint16_t event = 0;
+    if (!part.more() || part.size() < sizeof(event)) continue;
+    std::memcpy(&event, part.data(), sizeof(event));
+    connected_ = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
   }
 }
 

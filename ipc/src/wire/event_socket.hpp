@@ -43,6 +43,8 @@ class EventSocket {
   [[nodiscard]] std::optional<std::vector<Bytes>> try_receive() noexcept;
   /// 0, EAGAIN (queue full), EHOSTUNREACH (ROUTER: no such peer) or another errno.
   [[nodiscard]] int send(std::initializer_list<Part> parts) noexcept;
+  /// Of one that connects: whether somebody who speaks ZeroMQ is at the other end.
+  [[nodiscard]] bool is_connected() noexcept;
   /// Of a PUB: as send(), to all whose queue has room. False when some subscriber's had none.
   [[nodiscard]] bool publish(std::initializer_list<Part> parts) noexcept;
 
@@ -51,12 +53,15 @@ class EventSocket {
   void listen_on_path(const std::string& path);
   void listen_on_port(std::string_view host_and_port);
   void serve(UniqueFd listening);
+  void watch_connection();
   [[nodiscard]] int send_part(Part part, bool more) noexcept;
 
   std::optional<NameLock> lock_;  ///< Of a path; ends last, when nobody listens there any more.
   // wait-brief: its destructor waits until ZeroMQ's threads have closed the socket; linger is 0
   zmq::context_t context_;
-  zmq::socket_t socket_;  // ends before its context
+  zmq::socket_t socket_;                  // ends before its context
+  std::optional<zmq::socket_t> monitor_;  ///< Of one that connects.
+  bool connected_ = false;
   std::unique_ptr<GuardedAccept> guard_;
   std::string endpoint_;
   int fd_ = -1;

@@ -61,6 +61,7 @@ class KvEventSubscriber::Impl {
     return std::optional<News>(std::move(first).value());
   }
   [[nodiscard]] std::optional<std::uint64_t> expected() const noexcept { return expected_; }
+  [[nodiscard]] bool is_connected() noexcept { return live_.is_connected(); }
 
  private:
   using Kind = News::Kind;
@@ -279,6 +280,8 @@ KvEventSubscriber::~KvEventSubscriber() = default;
 Result<std::optional<KvEventSubscriber::News>> KvEventSubscriber::next(Deadline deadline) {
   return impl_->next(deadline);
 }
+
+bool KvEventSubscriber::is_connected() noexcept { return impl_->is_connected(); }
 
 std::optional<std::uint64_t> KvEventSubscriber::expected() const noexcept {
   return impl_->expected();

@@ -476,5 +476,16 @@ TEST_F(KvEventSocketsTest, PortsServeAsPathsDo) {
   EXPECT_THROW(KvEventPublisher(loop_, same, *other), Exception);
 }
 
+TEST_F(KvEventSocketsTest, ASubscriberKnowsWhetherAnybodyTells) {
+  subscribe(KvEventSubscriber::Options{path("events"), path("ask")});
+  EXPECT_FALSE(subscriber_->is_connected());
+  start();
+  EXPECT_TRUE(run_until([this] { return subscriber_->is_connected(); }));
+  stop();
+  EXPECT_TRUE(run_until([this] { return !subscriber_->is_connected(); }));
+  start();
+  EXPECT_TRUE(run_until([this] { return subscriber_->is_connected(); }));
+}
+
 }  // namespace
 }  // namespace kvferry::ipc

@@ -49,6 +49,9 @@ class KvEventSubscriber {
   /// Nothing when the deadline has passed first. kProtocol for a batch that cannot be read: it is
   /// passed over.
   [[nodiscard]] Result<std::optional<News>> next(Deadline deadline);
+  /// Somebody who may tell is at the endpoint, as far as is known without waiting: right after the
+  /// begin nobody is.
+  [[nodiscard]] bool is_connected() noexcept;
   /// The number that follows what next() has given; nothing before the first snapshot or batch.
   [[nodiscard]] std::optional<std::uint64_t> expected() const noexcept;
 
