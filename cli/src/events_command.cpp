@@ -164,12 +164,12 @@ class ConnectionNotes {
   bool heard_ = false;
 };
 
-/// Returns the exit code.
-int follow(const EventsOptions& options) {
-  KvEventSubscriber subscriber(options.publisher);
-  ConnectionNotes notes(options.publisher.endpoint);
+/// All of it until an end that was asked for, or nobody reads it any more.
+void show_events(const EventsOptions& options,
+                 KvEventSubscriber& subscriber,
+                 ConnectionNotes& notes,
+                 std::uint64_t& batches) {
   const ipc::Deadline end = ipc::Deadline::after(options.time);
-  std::uint64_t batches = 0;
   while (options.count == 0 || batches < options.count) {
     // Once a second: whether that was all.
     const ipc::Deadline look = ipc::Deadline::after(1s);
@@ -181,11 +181,19 @@ int follow(const EventsOptions& options) {
       print_err("kvferry events: {}\n", news.error().to_string());
     } else if (*news) {
       const News& one = **news;
-      if (!write_out(options.json ? to_json_line(one) : to_text(one))) break;
+      if (!write_out(options.json ? to_json_line(one) : to_text(one))) return;
       if (is_batch(one)) ++batches;
     }
-    if (options.time.count() != 0 && end.expired()) break;
+    if (options.time.count() != 0 && end.expired()) return;
   }
+}
+
+/// Returns the exit code.
+int follow(const EventsOptions& options) {
+  KvEventSubscriber subscriber(options.publisher);
+  ConnectionNotes notes(options.publisher.endpoint);
+  std::uint64_t batches = 0;
+  show_events(options, subscriber, notes, batches);
   if (!notes.was_heard() && batches == 0) {
     print_err(
         "kvferry events: FAILED: nobody told anything at {}: is a manager there, with "
