@@ -176,8 +176,13 @@ TEST_F(LongctxTest, TheDeathOfTheWorkerEndsItWithAReason) {
                              HasSubstr("device blocks are gone")));
 }
 
-TEST_F(LongctxTest, ItGoesOnOverTheDeathOfTheManager) {
-  start_long({"--steps=200"});
+/// Blocks on the device, and how long it goes on.
+using SizeAndSteps = std::pair<const char*, const char*>;
+
+class LongctxManagerTest : public LongctxTest, public testing::WithParamInterface<SizeAndSteps> {};
+
+TEST_P(LongctxManagerTest, ItGoesOnOverTheDeathOfTheManager) {
+  start_long({GetParam().first, GetParam().second});
   ASSERT_NO_FATAL_FAILURE(stop_when_all_has_checksums());
   const pid_t killed = children().at("manager").pid();
   ASSERT_TRUE(children().at("manager").signal(SIGKILL));
@@ -193,6 +198,14 @@ TEST_F(LongctxTest, ItGoesOnOverTheDeathOfTheManager) {
   EXPECT_THAT(report["errors"], IsEmpty());
   EXPECT_THAT(running_->stderr_text(), HasSubstr("died: killed by signal 9"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Turns,
+                         LongctxManagerTest,
+                         testing::Values(SizeAndSteps{"--gpu-blocks=150", "--steps=200"},
+                                         SizeAndSteps{"--gpu-blocks=20", "--steps=60"}),
+                         [](const auto& sizes) {
+                           return std::string(sizes.index == 0 ? "Whole" : "InWindows");
+                         });
 
 // Nobody else keeps a pool than the movers.
 TEST_F(LongctxTest, TheDeathsOfTheManagerAndTheMoverEndItWithTheSequenceThatIsLost) {
