@@ -17,9 +17,6 @@ constexpr std::size_t kBlocksOfATurn = 2048;
 /// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
 /// that counts.
 constexpr auto kPatience = std::chrono::seconds(10);
-/// What movers have not told of by then is dropped. One that has as much left as it may, 2^17 parts
-/// of 2 MiB, needs that long on one processor.
-constexpr auto kSumsPatience = std::chrono::seconds(60);
 
 /// Those that were stored.
 std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& shape) {
@@ -258,7 +255,7 @@ void PoolAdoption::adopt_some() {
       "which {} movers may tell",
       stats_.adopted, took.count(), late_.size(), tellers_.size());
   is_asking_ = true;
-  sums_patience_ = context_.loop.after(kSumsPatience, [this] {
+  sums_patience_ = context_.loop.after(context_.config.late_sums_deadline, [this] {
     sums_patience_ = 0;
     ipc::log_warn("{} movers of an earlier manager have not told all checksums that they have",
                   tellers_.size());
