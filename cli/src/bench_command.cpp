@@ -48,7 +48,8 @@ constexpr const char* kBenchDescription =
     "ablation: what a mover of its own costs and buys: the same jobs through an instance and by a "
     "worker that does its own copies, and what the death of what copies takes along; beside "
     "interference, also what such copies cost that worker's compute. idle: processor time of each "
-    "process that has moved blocks and has nothing to do.";
+    "process that has moved blocks and has nothing to do. restart: how soon the successor of a "
+    "manager that was killed answers, and finds its blocks.";
 
 constexpr const char* kBenchExample =
     "examples:\n"
@@ -92,7 +93,7 @@ void add_what(CLI::App& app, BenchOptions& options) {
   add_list<BenchKind>(
       app, "BENCH", config.kinds, parse_kind,
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
-      "ablation, idle, urgent [transfer, latency]")
+      "ablation, idle, urgent, restart [transfer, latency]")
       ->allow_extra_args();
   auto* chunks = add_list<std::uint64_t>(
                      app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
@@ -120,9 +121,10 @@ void add_what(CLI::App& app, BenchOptions& options) {
       ->check(CLI::Range(1U, kMostBlocks));
   add_list<Way>(app, "--direction", config.ways, parse_way, "d2h, h2d, both [all of them]")
       ->type_name("WAY[,...]");
-  add_list<Locality>(
-      app, "--locality", config.localities, parse_locality,
-      "Device blocks of a job: sequential or random (ablation: one of them) [random]")
+  add_list<Locality>(app, "--locality", config.localities, parse_locality,
+                     "Device blocks of a job: sequential or random (ablation: one of them; "
+                     "restart: order in which "
+                     "blocks were stored) [random]")
       ->type_name("NAME[,...]");
   add_list<cache_manager::CopyStrategy>(app, "--strategy", config.strategies,
                                         cache_manager::parse_copy_strategy,
@@ -150,7 +152,7 @@ void add_how(CLI::App& app, BenchOptions& options) {
       ->default_str(std::to_string(config.repeats));
   add_size(app, "--bytes", options.bytes,
            "To be moved each way in each run [1GiB; simulated devices: 64MiB]");
-  app.add_option("--entries", config.entries, "Blocks in the index, for lookup")
+  app.add_option("--entries", config.entries, "Blocks in the index, for lookup and restart")
       ->type_name("N")
       ->check(CLI::Range(std::uint64_t{1'000}, kMostEntries))
       ->default_str(std::to_string(config.entries));
@@ -255,7 +257,7 @@ int bench_command(const Arguments& arguments) {
     set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
     if (has(BenchKind::kInterference)) set_default(config.blocks, {16U});
   } else if (only({BenchKind::kSubmit, BenchKind::kLookup, BenchKind::kClear, BenchKind::kPool,
-                   BenchKind::kIdle})) {
+                   BenchKind::kIdle, BenchKind::kRestart})) {
     // The size of a chunk is not what they measure.
     set_default<std::uint64_t>(config.chunk_sizes, {16ULL << 10});
   }

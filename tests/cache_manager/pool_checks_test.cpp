@@ -7,8 +7,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -152,6 +157,45 @@ TEST_F(PoolChecksTest, SumsAreComputedAlsoWhenTheManagerIsGoneAndTellOfWhichPlac
   EXPECT_EQ(places_[0].job.value, 1U);
   EXPECT_EQ(places_[0].offset, 3 * kBlockBytes);
   EXPECT_EQ(places_[0].sum, sums_.at(1).shard.at(0));
+}
+
+// As often as managers follow each other; each thread hands over what it has left.
+TEST_F(PoolChecksTest, NothingIsLostBetweenThreadsThatSumInTurn) {
+  constexpr std::uint64_t kStores = 60;
+  put_block(0, contents(10));
+  for (std::uint64_t id = 1; id <= kStores; ++id) {
+    ipc::MoverJob store = job(id, CopyDirection::kDeviceToHost, {{0, 3}});
+    store.wants_sums = true;
+    engine_->submit(store);
+    EXPECT_THAT(wait_answer(id).results, Each(0));
+    if (id % 10 == 0) engine_->sum_at_once(id % 20 != 0);
+  }
+  for (std::uint64_t id = 1; id <= kStores; ++id) {
+    EXPECT_THAT(wait_sums(id).shard, ElementsAre(sum_of(3)));
+  }
+}
+
+/// Threads of that name of this process, by their policies.
+std::vector<int> policies_of(std::string_view name) {
+  std::vector<int> policies;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string comm;
+    std::getline(std::ifstream(task.path() / "comm"), comm);
+    if (comm != name) continue;
+    policies.push_back(::sched_getscheduler(std::stoi(task.path().filename().string())));
+  }
+  return policies;
+}
+
+TEST_F(PoolChecksTest, SumsThatSomebodyWaitsForAreComputedAtOrdinaryPriority) {
+  engine_->sum_at_once(true);
+  ipc::MoverJob store = job(1, CopyDirection::kDeviceToHost, {{0, 3}});
+  store.wants_sums = true;
+  put_block(0, contents(10));
+  engine_->submit(store);
+  EXPECT_THAT(wait_answer(1).results, Each(0));
+  EXPECT_THAT(wait_sums(1).shard, ElementsAre(sum_of(3)));
+  EXPECT_THAT(policies_of("kvf-sums"), testing::Contains(SCHED_OTHER));
 }
 
 TEST_F(PoolChecksTest, ALoadWhoseSumsAreRightIsGood) {

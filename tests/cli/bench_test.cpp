@@ -160,6 +160,15 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
                   Line("pool", "longest swap, all there"), Line("pool", "room awaited")));
 }
 
+TEST_F(BenchTest, TheNextManagerFindsWhatAKilledOneHadStored) {
+  const json report = bench({"restart", "--entries=2000", "--repeats=1"});
+  std::map<std::string, double> us;
+  for (const json& result : report["results"]) us[result["strategy"]] = result["us"];
+  EXPECT_EQ(us.size(), 5U);
+  EXPECT_GT(us["answers, 2000 entries"], 0.0);
+  EXPECT_GE(us["all blocks found, 2000 entries"], us["answers, 2000 entries"]);
+}
+
 TEST_F(BenchTest, AYoungPoolIsUsedFromItsManagersStartOnUntilItIsFull) {
   const json report =
       bench({"pool", "--chunk-size=4KiB", "--regions=2", "--ranks=2", "--pool-size=8MiB"});

@@ -89,6 +89,7 @@ void BlockRuns::add(RunNode& node, RunNode* above) {
     wait(node);
   }
   renew_runs(node);
+  if (waiting_.empty()) return;
   RunNode* const* found = waiting_.find(node.key);
   if (found == nullptr) return;
   RunNode* below = *found;

@@ -58,6 +58,11 @@ void JobService::end_load(Job& job) {
                      item.host->slot().index, item.host->slot().slab);
       item.result = result_code(ipc::ErrorCode::kNotFound);
       if (job.kind == JobKind::kLoad) {
+        // It was taken for a hit when the load came.
+        if (NamespaceAccount* account = item.host->account()) {
+          --account->counters.hits;
+          ++account->counters.misses;
+        }
         context_.index.drop_block(*item.host);
       } else {
         context_.sequences.drop_block(job.sequence_key(), *item.host);

@@ -5,8 +5,8 @@
 #include "kvferry/ipc/base/log.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <span>
 #include <utility>
 
 namespace kvferry::cache_manager {
@@ -17,20 +17,6 @@ constexpr std::size_t kBlocksOfATurn = 2048;
 /// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
 /// that counts.
 constexpr auto kPatience = std::chrono::seconds(10);
-/// What movers have not told of by then is dropped. One that has as much left as it may, 2^17 parts
-/// of 2 MiB, needs that long on one processor.
-constexpr auto kSumsPatience = std::chrono::seconds(60);
-
-/// Those that were stored.
-std::uint64_t parts_of(std::span<const std::uint64_t> sums, const SlabShape& shape) {
-  std::uint64_t parts = 0;
-  if (sums.size() != shape.sums()) return 0;
-  for (std::uint32_t part = 0; part < shape.parts; ++part) {
-    const bool is_stored = sums[std::size_t{part} * (shape.ranks + 1)] != 0;
-    if (is_stored) parts |= std::uint64_t{1} << part;
-  }
-  return parts;
-}
 
 }  // namespace
 
@@ -55,12 +41,11 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   find_users();
   // Behind all slots: one that is not kept may be the last of its slab that is taken.
   for (const HostSlot& slot : std::exchange(sequences_, {})) take_sequence(slot);
-  // What was used last comes last. The count wraps, after 4 billion.
-  std::stable_sort(visible_.begin(), visible_.end(),
-                   [this](const HostBlockRef& a, const HostBlockRef& b) {
-                     return catalogue_.used(a->slot()) < catalogue_.used(b->slot());
-                   });
-  if (!visible_.empty()) context_.index.set_uses(catalogue_.used(visible_.back()->slot()));
+  // Uses go on from the last one. The count wraps, after 4 billion.
+  const auto last =
+      std::max_element(visible_.begin(), visible_.end(),
+                       [](const Visible& a, const Visible& b) { return a.used < b.used; });
+  if (last != visible_.end()) context_.index.set_uses(last->used);
   stats_.found = visible_.size();
   stats_.doubtful = doubtful_.size();
   ipc::log_info(
@@ -80,11 +65,15 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
   look();
   if (visible_.empty()) {
     end();
-  } else {
-    context_.loop.post([this, living = is_living_] {
-      if (*living) adopt_some();
-    });
+    return;
   }
+  std::vector<PrefixIndex::Expected> expected;
+  for (std::uint16_t place = 0; place < catalogue::kRoots; ++place) {
+    const std::size_t blocks = visible_of_[place];
+    if (blocks > 0) expected.push_back({catalogue_.root_at(place), blocks});
+  }
+  context_.index.begin_announcing(expected);
+  go_on(&PoolAdoption::announce_some);
 }
 
 PoolAdoption::~PoolAdoption() {
@@ -97,6 +86,14 @@ PoolAdoption::~PoolAdoption() {
   }
 }
 
+void PoolAdoption::go_on(void (PoolAdoption::*next)()) {
+  context_.loop.post([this, next, living = is_living_] {
+    if (*living) (this->*next)();
+  });
+}
+
+// Blocks are charged at once, so that nobody finds a namespace empty whose blocks are still to
+// come.
 void PoolAdoption::take_slab(const SlabPlace& place) {
   const auto adopted = context_.pool.adopt(place);
   if (!adopted) {
@@ -106,10 +103,18 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
     return;
   }
   for (std::uint32_t i = 0; i < place.capacity; ++i) {
-    switch (catalogue_.adopt(*adopted, i)) {
-      case catalogue::BlockState::kVisible:
-        visible_.push_back(charged(context_.pool.adopt_slot(*adopted, i)));
+    const PoolCatalogue::FoundSlot found = catalogue_.adopt(*adopted, i);
+    switch (found.state) {
+      case catalogue::BlockState::kVisible: {
+        auto& account = accounts_at_[found.root];
+        ++visible_of_[found.root];
+        if (!account) account = account_of(catalogue_.root_at(found.root));
+        visible_.push_back(
+            {std::make_shared<const HostBlock>(context_.pool, context_.pool.adopt_slot(*adopted, i),
+                                               /*is_doubted=*/true, *account),
+             found.used});
         break;
+      }
       case catalogue::BlockState::kSequence:
         sequences_.push_back(context_.pool.adopt_slot(*adopted, i));
         break;
@@ -121,12 +126,6 @@ void PoolAdoption::take_slab(const SlabPlace& place) {
     }
   }
   context_.pool.close_if_unused(*adopted);
-}
-
-// At once, so that nobody finds a namespace empty whose blocks are still to come.
-HostBlockRef PoolAdoption::charged(const HostSlot& slot) {
-  return std::make_shared<const HostBlock>(context_.pool, slot, /*is_doubted=*/true,
-                                           account_of(catalogue_.find(slot).root));
 }
 
 // Of a root that has a block: what is left of others says nothing of who has the name now.
@@ -229,26 +228,81 @@ void PoolAdoption::begin_to_evict() {
 
 void PoolAdoption::shrink() {
   if (!evicts_ || context_.index.enforce_limits(kBlocksOfATurn) < kBlocksOfATurn) return;
-  context_.loop.post([this, living = is_living_] {
-    if (*living) shrink();
-  });
+  go_on(&PoolAdoption::shrink);
+}
+
+void PoolAdoption::announce_some() {
+  const std::size_t end_of_turn = std::min(visible_.size(), next_ + kBlocksOfATurn);
+  for (; next_ < end_of_turn; ++next_) announce(std::move(visible_[next_]));
+  if (next_ < visible_.size()) return go_on(&PoolAdoption::announce_some);
+  visible_ = {};
+  next_ = 0;
+  context_.index.announced_all();
+  sort_by_use(announced_);
+  go_on(&PoolAdoption::adopt_some);
+}
+
+void PoolAdoption::announce(Visible visible) {
+  const HostSlot slot = visible.held->slot();
+  const SlabShape& shape = context_.pool.shape(slot);
+  const auto found = catalogue_.find_key(slot, shape.ranks);
+  if (!found) {
+    ++stats_.dropped;
+    return;
+  }
+  const ipc::BlockKey key{found->root, found->block, shape.group};
+  if (found->summed_parts != 0) {
+    visible.held->set_parts(found->summed_parts);
+    const auto announced = context_.index.announce({key, found->before, std::move(visible.held)});
+    if (announced) {
+      announced_.push_back({visible.used, *announced});
+    } else {
+      ++stats_.dropped;
+    }
+  } else if (!tellers_.empty() && found->awaited &&
+             late_.add(
+                 {key, found->before, std::move(visible.held), *found->awaited, found->parts})) {
+    stats_.awaited = late_.size();
+  } else {
+    // One without checksums cannot be looked at.
+    ++stats_.dropped;
+    ++stats_.unsummed;
+  }
+}
+
+// Blocks of one use keep their order. In three rounds by 11 bits: comparing would take ten times as
+// long.
+void PoolAdoption::sort_by_use(std::vector<Announced>& announced) {
+  const auto is_before = [](const Announced& a, const Announced& b) { return a.used < b.used; };
+  if (std::is_sorted(announced.begin(), announced.end(), is_before)) return;
+  constexpr unsigned kBits = 11;
+  constexpr std::uint32_t kMask = (1U << kBits) - 1;
+  std::vector<Announced> sorted(announced.size());
+  for (unsigned shift = 0; shift < 32; shift += kBits) {
+    std::array<std::size_t, kMask + 1> places{};
+    for (const Announced& one : announced) ++places[one.used >> shift & kMask];
+    std::size_t place = 0;
+    for (std::size_t& first : places) place += std::exchange(first, place);
+    for (const Announced& one : announced) sorted[places[one.used >> shift & kMask]++] = one;
+    announced.swap(sorted);
+  }
 }
 
 void PoolAdoption::adopt_some() {
-  std::vector<PrefixIndex::Found> blocks;
-  const std::size_t end_of_turn = std::min(visible_.size(), next_ + kBlocksOfATurn);
-  for (; next_ < end_of_turn; ++next_) sift(std::move(visible_[next_]), blocks);
-  const std::size_t adopted = context_.index.adopt(blocks);
-  stats_.adopted += adopted;
-  stats_.dropped += blocks.size() - adopted;
+  std::vector<PrefixIndex::Announced> blocks;
+  const std::size_t end_of_turn = std::min(announced_.size(), next_ + kBlocksOfATurn);
+  for (std::size_t i = next_; i < end_of_turn; ++i) blocks.push_back(announced_[i].block);
+  const PrefixIndex::Adopted adopted = context_.index.adopt(blocks, kBlocksOfATurn);
+  next_ += adopted.looked_at;
+  stats_.adopted += adopted.visible;
   shrink();
-  if (next_ < visible_.size()) {
-    context_.loop.post([this, living = is_living_] {
-      if (*living) adopt_some();
-    });
-    return;
-  }
-  visible_ = {};
+  if (next_ < announced_.size()) return go_on(&PoolAdoption::adopt_some);
+  all_adopted();
+}
+
+void PoolAdoption::all_adopted() {
+  stats_.dropped += announced_.size() - stats_.adopted;  // with roots that were cleared meanwhile
+  announced_ = {};
   next_ = 0;
   if (late_.empty()) return end();
   const auto took =
@@ -258,7 +312,7 @@ void PoolAdoption::adopt_some() {
       "which {} movers may tell",
       stats_.adopted, took.count(), late_.size(), tellers_.size());
   is_asking_ = true;
-  sums_patience_ = context_.loop.after(kSumsPatience, [this] {
+  sums_patience_ = context_.loop.after(context_.config.late_sums_deadline, [this] {
     sums_patience_ = 0;
     ipc::log_warn("{} movers of an earlier manager have not told all checksums that they have",
                   tellers_.size());
@@ -266,29 +320,6 @@ void PoolAdoption::adopt_some() {
     drop_late();
   });
   ask_for_sums();
-}
-
-void PoolAdoption::sift(HostBlockRef held, std::vector<PrefixIndex::Found>& whole) {
-  const HostSlot slot = held->slot();
-  PoolCatalogue::FoundBlock found = catalogue_.find(slot);
-  const ipc::BlockKey key{found.root, found.block, context_.pool.shape(slot).group};
-  const std::uint64_t parts = parts_of(found.sums, context_.pool.shape(slot));
-  if (found.state != catalogue::BlockState::kVisible) {
-    ++stats_.dropped;
-  } else if (context_.index.has(key)) {
-    ++stats_.dropped;
-    ++stats_.stored_anew;
-  } else if (parts != 0) {
-    held->set_parts(parts);
-    whole.push_back({key, found.before, std::move(held)});
-  } else if (!tellers_.empty() && found.awaited &&
-             late_.add({key, found.before, std::move(held), *found.awaited, found.parts})) {
-    stats_.awaited = late_.size();
-  } else {
-    // One without checksums cannot be looked at.
-    ++stats_.dropped;
-    ++stats_.unsummed;
-  }
 }
 
 void PoolAdoption::ask_for_sums() {
@@ -342,9 +373,7 @@ void PoolAdoption::drop_late() {
   stats_.unsummed += dropped;
   stats_.awaited = late_.size();
   if (late_.empty()) return end();
-  context_.loop.post([this, living = is_living_] {
-    if (*living) drop_late();
-  });
+  go_on(&PoolAdoption::drop_late);
 }
 
 void PoolAdoption::end() {

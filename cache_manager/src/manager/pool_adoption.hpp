@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -49,12 +50,31 @@ class PoolAdoption {
     bool is_asked = false;
   };
 
+  /// A visible block that was found.
+  struct Visible {
+    HostBlockRef held;
+    std::uint32_t used = 0;
+  };
+  /// An announced one.
+  struct Announced {
+    std::uint32_t used = 0;
+    PrefixIndex::Announced block = 0;
+  };
+
   void take_slab(const SlabPlace& place);
   void take_sequence(const HostSlot& slot);
   void find_users();
+  /// First all are announced, in the order in which they lie in the pool; nobody takes them for
+  /// misses from then on.
+  void announce_some();
+  /// If it can be served; else it waits for checksums, or is dropped.
+  void announce(Visible visible);
+  static void sort_by_use(std::vector<Announced>& announced);
+  /// Then they become visible, what was used last comes last.
   void adopt_some();
-  /// To whole, if it can be served; else it waits, or is dropped.
-  void sift(HostBlockRef held, std::vector<PrefixIndex::Found>& whole);
+  void all_adopted();
+  /// In another turn of the loop.
+  void go_on(void (PoolAdoption::*next)());
   void ask_for_sums();
   /// Nobody tells any more.
   void drop_late();
@@ -63,19 +83,22 @@ class PoolAdoption {
   void begin_to_evict();
   /// What namespaces have above their limits, which may be lower than they were, goes.
   void shrink();
-  [[nodiscard]] HostBlockRef charged(const HostSlot& slot);
   [[nodiscard]] NamespaceAccount* account_of(const ipc::Digest& root);
 
   ManagerContext& context_;
   PoolCatalogue& catalogue_;
   const ipc::TimePoint began_ = ipc::MonotonicClock::now();
-  std::vector<HostSlot> sequences_;    ///< Taken, of swapped-out sequences.
-  std::vector<HostBlockRef> visible_;  ///< Not in the index yet.
-  std::size_t next_ = 0;               ///< Of those.
+  std::vector<HostSlot> sequences_;  ///< Taken, of swapped-out sequences.
+  std::vector<Visible> visible_;     ///< Not in the index yet.
+  std::vector<Announced> announced_;
+  std::size_t next_ = 0;  ///< Of those, or of the visible ones.
   std::vector<HostBlockRef> doubtful_;
   std::vector<User> users_;  ///< That are not settled.
   std::map<ipc::Digest, PoolCatalogue::FoundRoot> roots_;
   std::map<ipc::Digest, NamespaceAccount*> accounts_;  ///< By root; null: of none.
+  /// The same by the roots' places.
+  std::vector<std::optional<NamespaceAccount*>> accounts_at_{catalogue::kRoots};
+  std::vector<std::size_t> visible_of_ = std::vector<std::size_t>(catalogue::kRoots, 0);
   std::set<ipc::IncarnationId> owners_;  ///< Engines that live, and may come back for sequences.
   LateSums late_;
   std::vector<Teller> tellers_;  ///< That have not told all.

@@ -26,9 +26,6 @@ using catalogue::User;
 
 namespace {
 
-/// A record's checksums are looked at on the stack.
-constexpr std::size_t kMostSums = catalogue::kMostSums;
-
 std::uint64_t hash_of(const void* data, std::size_t size, std::uint64_t seed) {
   const std::uint64_t hash = ipc::Digest::hash(data, size, seed).low();
   return hash == 0 ? 1 : hash;  // zero says that there is nothing
@@ -70,6 +67,7 @@ PoolCatalogue::PoolCatalogue(Memory memory)
       id_(memory.id),
       pages_(memory.pool.pages),
       layout_(memory.pool.pages, memory.pool.page_bytes),
+      known_roots_(catalogue::kRoots),
       blocks_of_root_(catalogue::kRoots, 0) {}
 
 ipc::Result<std::unique_ptr<PoolCatalogue>> PoolCatalogue::create(const HostPool::Stats& pool,
@@ -137,6 +135,7 @@ ipc::Result<std::unique_ptr<PoolCatalogue>> PoolCatalogue::open(const ipc::PoolM
       store_check(opened->root(i)->check, 0);
     } else {
       opened->root_ids_.emplace(opened->root(i)->root, static_cast<std::uint16_t>(i));
+      opened->know_root(i);
     }
   }
   for (std::uint32_t i = 0; i < catalogue::kUsers; ++i) {
@@ -239,69 +238,30 @@ Block* PoolCatalogue::block(const HostSlot& slot) const noexcept {
   return reinterpret_cast<Block*>(area.records + slot.index * area.stride);
 }
 
-std::uint64_t PoolCatalogue::check_of(const Block& record, std::uint32_t sums) const noexcept {
-  const std::size_t size = sizeof(Block) + std::size_t{sums} * sizeof(std::uint64_t);
-  std::array<std::byte, sizeof(Block) + kMostSums * sizeof(std::uint64_t)> copy;
-  std::memcpy(copy.data(), &record, size);
-  std::memset(copy.data() + offsetof(Block, used), 0, sizeof(record.used));
-  return hash_of(copy.data() + sizeof(record.check), size - sizeof(record.check), seed(&record));
+void PoolCatalogue::copy_record(const Block& record, std::uint32_t sums, RecordCopy& copy) {
+  std::memcpy(static_cast<void*>(&copy), &record,
+              sizeof(Block) + std::size_t{sums} * sizeof(std::uint64_t));
 }
 
-BlockState PoolCatalogue::state(std::uint32_t slab, std::uint32_t index) const {
-  const Block* record = block({slab, index, 0});
-  if (record == nullptr || record->check == 0 ||
-      record->check != check_of(*record, areas_[slab].sums) ||
-      record->state > BlockState::kSequence) {
-    return BlockState::kNone;
-  }
-  return record->state;
+std::uint64_t PoolCatalogue::check_of(RecordCopy& copy,
+                                      std::uint32_t sums,
+                                      const Block& record) const noexcept {
+  const std::uint32_t used = std::exchange(copy.record.used, 0);
+  const std::size_t size = sizeof(Block) + std::size_t{sums} * sizeof(std::uint64_t);
+  const std::uint64_t check =
+      hash_of(reinterpret_cast<const std::byte*>(&copy) + sizeof(copy.record.check),
+              size - sizeof(copy.record.check), seed(&record));
+  copy.record.used = used;
+  return check;
+}
+
+void PoolCatalogue::know_root(std::uint32_t place) {
+  known_roots_[place] = {root(place)->root, root(place)->fingerprint};
 }
 
 const Root* PoolCatalogue::root_of(const Block& record) const {
   const Root* named = record.root < catalogue::kRoots ? root(record.root) : nullptr;
   return named != nullptr && is_whole(*named) ? named : nullptr;
-}
-
-std::uint32_t PoolCatalogue::used(const HostSlot& slot) const {
-  const Block* record = block(slot);
-  return record == nullptr ? 0 : record->used;
-}
-
-PoolCatalogue::FoundBlock PoolCatalogue::find(const HostSlot& slot) const {
-  FoundBlock found;
-  found.state = state(slot.slab, slot.index);
-  if (found.state != BlockState::kVisible) return found;
-  Block& record = *block(slot);
-  const Root* named = root_of(record);
-  if (named == nullptr || record.block.is_zero()) {
-    found.state = BlockState::kNone;
-    return found;
-  }
-  found.root = named->root;
-  found.used = record.used;
-  found.block = record.block;
-  found.before = record.before;
-  if (record.sums == SumsState::kKnown) {
-    found.sums.assign(sums_of(record), sums_of(record) + areas_[slot.slab].sums);
-  } else if (record.sums == SumsState::kAwaited) {
-    found.awaited = ipc::JobId{sums_of(record)[0]};
-    found.parts = sums_of(record)[1];
-  }
-  return found;
-}
-
-std::optional<PoolCatalogue::FoundSequence> PoolCatalogue::find_sequence(
-    const HostSlot& slot) const {
-  if (state(slot.slab, slot.index) != BlockState::kSequence) return std::nullopt;
-  const Block& record = *block(slot);
-  const Root* named = root_of(record);
-  if (named == nullptr || named->engine_bytes == 0) return std::nullopt;
-  return FoundSequence{name_of(*named),
-                       named->fingerprint,
-                       record.block,
-                       record.before.high(),
-                       static_cast<std::uint32_t>(record.before.low()),
-                       named->root};
 }
 
 void PoolCatalogue::note_user(const ipc::ProcessRef& process,
@@ -358,6 +318,7 @@ void PoolCatalogue::note_root(const FoundRoot& named) {
   record.engine_bytes = write_name(record.engine, named.engine);
   record.name_space_bytes = write_name(record.name_space, named.name_space);
   seal(record);
+  know_root(*id);
 }
 
 // The place of one that has no blocks any more is another one's.
@@ -388,6 +349,7 @@ std::optional<std::uint16_t> PoolCatalogue::root_id(const ipc::Digest& digest) {
   record = Root{};
   record.root = digest;
   seal(record);
+  know_root(place);
   root_ids_.emplace(digest, static_cast<std::uint16_t>(place));
   return static_cast<std::uint16_t>(place);
 }
@@ -396,8 +358,9 @@ void PoolCatalogue::on_slab_opened(std::uint32_t id, const SlabPlace& place) {
   if (areas_.size() <= id) areas_.resize(id + 1);
   Area& area = areas_[id];
   const std::uint32_t sums = place.shape.sums();
-  area = {nullptr, catalogue::record_bytes(sums), place.first_page, sums};
-  if (sums > kMostSums || place.capacity > place.pages * layout_.area_bytes / area.stride) {
+  area = {nullptr, catalogue::record_bytes(sums), place.first_page, sums, place.shape.fingerprint};
+  if (sums > catalogue::kMostSums ||
+      place.capacity > place.pages * layout_.area_bytes / area.stride) {
     ipc::log_warn(
         "host blocks of {} in {} parts on {} ranks cannot be in the catalogue: the pool cannot "
         "outlive this manager",
@@ -469,7 +432,9 @@ void PoolCatalogue::let_root_go(const Block& record) {
 }
 
 void PoolCatalogue::seal_block(const HostSlot& slot, Block& record) {
-  store_check(record.check, check_of(record, areas_[slot.slab].sums));
+  RecordCopy copy;
+  copy_record(record, areas_[slot.slab].sums, copy);
+  store_check(record.check, check_of(copy, areas_[slot.slab].sums, record));
 }
 
 void PoolCatalogue::on_visible(const HostSlot& slot,
@@ -556,21 +521,6 @@ void PoolCatalogue::on_sequence(const HostSlot& slot,
 
 void PoolCatalogue::forget_slab(std::uint32_t first_page) {
   store_check(slab(first_page)->check, 0);
-}
-
-BlockState PoolCatalogue::adopt(std::uint32_t slab_id, std::uint32_t index) {
-  const BlockState found = state(slab_id, index);
-  if (found != BlockState::kVisible && found != BlockState::kSequence) return found;
-  Block& record = *block({slab_id, index, 0});
-  const Root* named = root_of(record);
-  if (named == nullptr || named->fingerprint != slab(areas_[slab_id].first_page)->fingerprint) {
-    store_check(record.check, 0);
-    record.state = BlockState::kNone;
-    return BlockState::kNone;
-  }
-  ++blocks_of_root_[record.root];
-  if (lacks_sums(record)) ++unsummed_;
-  return found;
 }
 
 void PoolCatalogue::on_hidden(const HostSlot& slot) {

@@ -11,6 +11,7 @@
 #include "manager/catalogue_format.hpp"
 #include "manager/host_pool.hpp"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -37,6 +38,20 @@ class PoolCatalogue final : public PoolObserver {
     std::optional<ipc::JobId> awaited{};  ///< Whose they would be; and which parts it stored.
     std::uint64_t parts = 0;
     std::uint32_t used = 0;  ///< The greater, the later.
+  };
+  /// The same, without what takes memory of its own.
+  struct FoundKey {
+    ipc::Digest root;
+    ipc::Digest block;
+    ipc::Digest before;
+    std::uint64_t summed_parts = 0;       ///< Whose checksums are known, a bit for each.
+    std::optional<ipc::JobId> awaited{};  ///< As FoundBlock's.
+    std::uint64_t parts = 0;
+  };
+  struct FoundSlot {
+    catalogue::BlockState state = catalogue::BlockState::kNone;
+    std::uint16_t root = 0;  ///< Place of its root, of a visible block.
+    std::uint32_t used = 0;
   };
   struct FoundSequence {
     std::string engine;
@@ -88,7 +103,13 @@ class PoolCatalogue final : public PoolObserver {
   [[nodiscard]] catalogue::BlockState state(std::uint32_t slab, std::uint32_t index) const;
   /// state: kVisible, or else it says nothing.
   [[nodiscard]] FoundBlock find(const HostSlot& slot) const;
+  /// Nothing where it is not visible. @param ranks of the slab's shape
+  [[nodiscard]] std::optional<FoundKey> find_key(const HostSlot& slot, std::uint32_t ranks) const;
   [[nodiscard]] std::uint32_t used(const HostSlot& slot) const;
+  /// The root in that place; zero: none.
+  [[nodiscard]] const ipc::Digest& root_at(std::uint16_t place) const {
+    return known_roots_[place].root;
+  }
   /// Nothing where it is no part of a sequence.
   [[nodiscard]] std::optional<FoundSequence> find_sequence(const HostSlot& slot) const;
 
@@ -104,7 +125,7 @@ class PoolCatalogue final : public PoolObserver {
   void forget_slab(std::uint32_t first_page);
   /// As state(), once for each slot that was found: a record whose root is not whole, or not of the
   /// slab's geometry, is emptied.
-  [[nodiscard]] catalogue::BlockState adopt(std::uint32_t slab_id, std::uint32_t index);
+  [[nodiscard]] FoundSlot adopt(std::uint32_t slab_id, std::uint32_t index);
 
   // PoolObserver
   void on_slab_opened(std::uint32_t id, const SlabPlace& place) override;
@@ -140,6 +161,7 @@ class PoolCatalogue final : public PoolObserver {
     std::uint64_t stride = 0;
     std::uint32_t first_page = 0;
     std::uint32_t sums = 0;
+    ipc::Digest fingerprint{};
   };
 
   struct Memory {
@@ -166,8 +188,21 @@ class PoolCatalogue final : public PoolObserver {
   [[nodiscard]] std::uint64_t seed(const void* record) const noexcept;
   template <typename T> [[nodiscard]] bool is_whole(const T& record) const noexcept;
   template <typename T> void seal(T& record) noexcept;
-  [[nodiscard]] std::uint64_t check_of(const catalogue::Block& record,
-                                       std::uint32_t sums) const noexcept;
+  /// Of a record, whose memory is also others': taken, then looked at.
+  struct RecordCopy {
+    catalogue::Block record;
+    std::array<std::uint64_t, catalogue::kMostSums> sums;  ///< As many as its slab's have.
+  };
+  static void copy_record(const catalogue::Block& record, std::uint32_t sums, RecordCopy& copy);
+  /// Of what a copy says in that record's place.
+  [[nodiscard]] std::uint64_t check_of(RecordCopy& copy,
+                                       std::uint32_t sums,
+                                       const catalogue::Block& record) const noexcept;
+  /// False: there is none, or it is not whole.
+  [[nodiscard]] bool read_record(const HostSlot& slot, RecordCopy& copy) const;
+  [[nodiscard]] bool names_root(const catalogue::Block& record) const {
+    return record.root < catalogue::kRoots && !known_roots_[record.root].root.is_zero();
+  }
   [[nodiscard]] std::optional<std::uint16_t> root_id(const ipc::Digest& digest);
   [[nodiscard]] const catalogue::Root* root_of(const catalogue::Block& record) const;
   /// @pre its check is stored as 0
@@ -180,6 +215,13 @@ class PoolCatalogue final : public PoolObserver {
   }
   void count(bool lacked, const catalogue::Block& record) noexcept;
 
+  /// What a root's record says, as it was when it was found whole or written.
+  struct KnownRoot {
+    ipc::Digest root;  ///< Zero: there is none.
+    ipc::Digest fingerprint;
+  };
+  void know_root(std::uint32_t place);
+
   const ipc::UniqueFd fd_;
   const ipc::SharedMapping mapping_;
   const ipc::Digest id_;
@@ -188,6 +230,7 @@ class PoolCatalogue final : public PoolObserver {
   std::vector<Area> areas_;  ///< By slab.
   /// Places of roots, and how many blocks each has, of sequences, too.
   std::unordered_map<ipc::Digest, std::uint16_t> root_ids_;
+  std::vector<KnownRoot> known_roots_;
   std::vector<std::uint64_t> blocks_of_root_;
   std::map<ipc::IncarnationId, std::uint32_t> user_places_;
   bool is_full_told_ = false;

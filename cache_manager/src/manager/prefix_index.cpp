@@ -135,6 +135,8 @@ ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
       if (entry != nullptr) {
         presence = entry->state == State::kVisible ? ipc::BlockPresence::kHit
                                                    : ipc::BlockPresence::kHitPending;
+      } else if (is_unknown(root)) {
+        presence = ipc::BlockPresence::kHitPending;
       }
       reply.presence[std::size_t{group} * count + i] = static_cast<std::uint8_t>(presence);
       run = presence == ipc::BlockPresence::kHit ? run + 1 : 0;
@@ -259,6 +261,7 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
     if (there->run > 0 && above != nullptr && above->run > 0) runs_.link(*there, *above);
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
+  if (is_unknown(key.root)) return {.outcome = ipc::ReserveOutcome::kInUse, .slot = 0};
   auto entry = std::make_unique<Entry>();
   entry->key = key;
   entry->before = before;
@@ -271,8 +274,8 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
   entry->token = next_token_++;
   entry->owner = client;
   if (terms.retention) entry->kept = Kept::from(*terms.retention, now_());
-  by_slab_[block->slot().slab].insert(entry.get());
   entry->block = std::move(block);
+  enter_slab(*entry);
   tokens_.emplace(entry->token, entry.get());
   table_.put(key, {.pending = true, .run = 0});
   ++stats_.reserved;
@@ -362,31 +365,6 @@ void PrefixIndex::tell_used(const Entry& entry) const {
   }
 }
 
-std::size_t PrefixIndex::adopt(std::span<const Found> blocks) {
-  std::vector<Entry*> entries;
-  for (const Found& found : blocks) {
-    if (!awaited_roots_.contains(found.key.root) || has(found.key)) continue;
-    auto entry = std::make_unique<Entry>();
-    entry->key = found.key;
-    entry->before = found.before;
-    entry->state = State::kVisible;
-    entry->token = next_token_++;
-    entry->block = found.block;
-    by_slab_[found.block->slot().slab].insert(entry.get());
-    ++stats_.visible;
-    give_id(*entry);
-    entries.push_back(entry.get());
-    roots_[found.key.root][found.key] = std::move(entry);
-  }
-  use_new(entries);
-  runs_.begin();
-  for (Entry* entry : entries) {
-    make_findable(*entry);
-    for (PrefixObserver* observer : observers_) observer->stored(entry->key, entry->before);
-  }
-  return entries.size();
-}
-
 std::size_t PrefixIndex::visit_visible(std::size_t from,
                                        std::size_t most,
                                        const OnVisible& on_visible) const {
@@ -436,10 +414,26 @@ HostBlockRef PrefixIndex::acquire(const ipc::BlockKey& key) {
 
 void PrefixIndex::drop_block(const HostBlock& block) {
   const auto slab = by_slab_.find(block.slot().slab);
-  if (slab == by_slab_.end()) return;
-  const auto at = std::find_if(slab->second.begin(), slab->second.end(),
-                               [&](const Entry* entry) { return entry->block.get() == &block; });
-  if (at != slab->second.end()) erase(**at);
+  Entry* at = slab == by_slab_.end() ? nullptr : slab->second.first;
+  while (at != nullptr && at->block.get() != &block) at = at->slab_next;
+  if (at != nullptr) erase(*at);
+}
+
+void PrefixIndex::enter_slab(Entry& entry) {
+  SlabEntries& slab = by_slab_[entry.block->slot().slab];
+  entry.slab_next = slab.first;
+  if (slab.first != nullptr) slab.first->slab_previous = &entry;
+  slab.first = &entry;
+  ++slab.count;
+}
+
+void PrefixIndex::leave_slab(Entry& entry) {
+  const auto slab = by_slab_.find(entry.block->slot().slab);
+  KVFERRY_CHECK(slab != by_slab_.end(), "a block leaves a slab that has none");
+  (entry.slab_previous == nullptr ? slab->second.first : entry.slab_previous->slab_next) =
+      entry.slab_next;
+  if (entry.slab_next != nullptr) entry.slab_next->slab_previous = entry.slab_previous;
+  if (--slab->second.count == 0) by_slab_.erase(slab);
 }
 
 void PrefixIndex::erase(Entry& entry) {
@@ -454,6 +448,9 @@ void PrefixIndex::erase(Entry& entry) {
     runs_.remove(entry);
     --stats_.visible;
     for (PrefixObserver* observer : observers_) observer->removed(entry.key);
+  } else if (entry.state == State::kAnnounced) {
+    found_[entry.announced] = nullptr;
+    --announced_;
   } else {
     table_.erase(entry.key);
     --stats_.reserved;
@@ -470,12 +467,7 @@ void PrefixIndex::erase(Entry& entry) {
       }
     }
   }
-  if (const auto held = by_slab_.find(entry.block->slot().slab); held != by_slab_.end()) {
-    held->second.erase(&entry);
-    if (held->second.empty()) {
-      by_slab_.erase(held);
-    }
-  }
+  leave_slab(entry);
   const ipc::BlockKey key = entry.key;
   const auto root = roots_.find(key.root);
   root->second.erase(key);
@@ -511,10 +503,10 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   std::vector<Entry*> victims;
   std::uint64_t visible = 0;
   at->second.visit([&](const ipc::BlockKey&, const std::unique_ptr<Entry>& entry) {
-    const bool kept = entry->state == State::kVisible
-                          ? std::any_of(entry->pins.begin(), entry->pins.end(),
-                                        [&](const auto& pin) { return is_foreign(pin.first); })
-                          : is_foreign(entry->owner);
+    const bool is_there = entry->state == State::kVisible || entry->state == State::kAnnounced;
+    const bool kept = is_there ? std::any_of(entry->pins.begin(), entry->pins.end(),
+                                             [&](const auto& pin) { return is_foreign(pin.first); })
+                               : is_foreign(entry->owner);
     if (!kept) {
       entry->leaves = true;
       victims.push_back(entry.get());
@@ -523,6 +515,10 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   });
   for (Entry* victim : victims) {
     erase(*victim);
+  }
+  // One whose blocks were still to be announced.
+  if (const auto left = roots_.find(root); left != roots_.end() && left->second.empty()) {
+    roots_.erase(left);
   }
   if (!has_root(root)) {
     for (PrefixObserver* observer : observers_) observer->emptied(root);

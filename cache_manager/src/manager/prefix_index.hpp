@@ -171,11 +171,32 @@ class PrefixIndex {
   void await_roots(std::span<const ipc::Digest> roots) {
     awaited_roots_.insert(roots.begin(), roots.end());
   }
-  void forget_awaited_roots() { awaited_roots_.clear(); }
-  /// Makes them visible, but not those whose root is not awaited (any more), or whose key is there:
-  /// counts the others. Blocks that continue each other in this order are used as one request; so
-  /// the one that was used last comes last.
+  void forget_awaited_roots();
+  struct Expected {
+    ipc::Digest root;
+    std::size_t blocks = 0;  ///< That will be announced.
+  };
+  /// Until announced_all() nobody knows which blocks awaited roots have: any of theirs is pending,
+  /// and not to be stored.
+  void begin_announcing(std::span<const Expected> roots);
+  void announced_all() noexcept { is_announcing_ = false; }
+  /// A block that was announced, until it is visible or gone; never repeated.
+  using Announced = std::uint32_t;
+  /// The block is there, but pending until it is adopted. Nothing for one whose root is not awaited
+  /// (any more), or whose key is there.
+  [[nodiscard]] std::optional<Announced> announce(Found found);
+  struct Adopted {
+    std::size_t looked_at = 0;  ///< Of those that were named, the first ones.
+    std::size_t visible = 0;    ///< Blocks that became so, others than were named included.
+  };
+  /// Makes those visible that are still there, each behind what it continues, whatever their order,
+  /// until some `most` blocks are. Blocks that continue each other are used as one request; those
+  /// that were used last come last.
+  Adopted adopt(std::span<const Announced> blocks, std::size_t most);
+  /// Both at once: counts those that are visible now.
   std::size_t adopt(std::span<const Found> blocks);
+  /// Announced, and neither visible nor gone.
+  [[nodiscard]] std::size_t announced() const noexcept { return announced_; }
   /// Whether blocks go when room is wanted. @default yes
   void set_evicts(bool evicts) noexcept { evicts_ = evicts; }
   [[nodiscard]] bool evicts() const noexcept { return evicts_; }
@@ -194,7 +215,8 @@ class PrefixIndex {
   [[nodiscard]] const ipc::PrefixTable& table() const noexcept { return table_; }
 
  private:
-  enum class State : std::uint8_t { kReserved, kFilling, kVisible };
+  /// kAnnounced: in the pool, by an earlier manager, and not visible yet.
+  enum class State : std::uint8_t { kReserved, kFilling, kVisible, kAnnounced };
   struct Entry : RunNode {
     State state = State::kReserved;
     Token token = 0;
@@ -204,8 +226,16 @@ class PrefixIndex {
     Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
-    bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
+    bool is_next = false;     ///< Of make_findable(). id: in entries_, while it is visible.
+    Announced announced = 0;  ///< In found_, while it is announced.
     Kept kept;
+    /// Of the same slab.
+    Entry* slab_next = nullptr;
+    Entry* slab_previous = nullptr;
+  };
+  struct SlabEntries {
+    Entry* first = nullptr;
+    std::uint32_t count = 0;
   };
   using Table = SplitMap<ipc::BlockKey, std::unique_ptr<Entry>>;
 
@@ -229,6 +259,14 @@ class PrefixIndex {
   void let_go_before(Entry& entry);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);
+  void enter_slab(Entry& entry);
+  void leave_slab(Entry& entry);
+  /// Adds it to adopted_, behind those that it continues and that are announced, too.
+  void add_chain(Entry& entry);
+  void make_adopted_visible();
+  [[nodiscard]] bool is_unknown(const ipc::Digest& root) const {
+    return is_announcing_ && awaited_roots_.contains(root);
+  }
 
   /// For whom room is made, and what may be taken of others.
   struct Need {
@@ -270,7 +308,7 @@ class PrefixIndex {
   NamespaceAccounts accounts_;  ///< Before what is charged to them.
   std::unordered_map<ipc::Digest, Table> roots_;
   std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
-  std::unordered_map<std::uint32_t, std::unordered_set<Entry*>> by_slab_;
+  std::unordered_map<std::uint32_t, SlabEntries> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
   std::vector<SlabShape> recent_;
   EvictionOrder order_;
@@ -282,6 +320,11 @@ class PrefixIndex {
   BlockRuns runs_;
   Token next_token_;
   std::unordered_set<ipc::Digest> awaited_roots_;
+  bool is_announcing_ = false;
+  std::size_t announced_ = 0;
+  std::vector<Entry*> found_;    ///< By Announced; null: not announced any more.
+  std::vector<Entry*> chain_;    ///< Of add_chain() and
+  std::vector<Entry*> adopted_;  ///< of adopt(), kept for their memory.
   bool evicts_ = true;
   std::uint32_t uses_ = 0;  ///< Of prefixes, ever; wraps.
   Stats stats_;

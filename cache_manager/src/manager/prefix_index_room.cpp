@@ -180,10 +180,10 @@ bool PrefixIndex::evict_of(const Partition& partition, const Need& need) {
 }
 
 bool PrefixIndex::can_evict_slab(std::uint32_t slab, const Need& need) {
-  const auto& held = by_slab_.at(slab);
-  if (held.size() != pool_.used_in_slab(slab)) return false;
+  const SlabEntries& held = by_slab_.at(slab);
+  if (held.count != pool_.used_in_slab(slab)) return false;
   std::unordered_map<const Partition*, std::uint64_t> goes;
-  for (const Entry* entry : held) {
+  for (const Entry* entry = held.first; entry != nullptr; entry = entry->slab_next) {
     if (!is_evictable(*entry)) return false;
     goes[&account_of(*entry).partition()] += pool_.shape(entry->block->slot()).block_bytes();
   }
@@ -195,7 +195,10 @@ bool PrefixIndex::can_evict_slab(std::uint32_t slab, const Need& need) {
 void PrefixIndex::evict_slab(std::uint32_t slab, const Need& need) {
   const auto at = by_slab_.find(slab);
   if (at == by_slab_.end()) return;
-  const std::vector<Entry*> victims(at->second.begin(), at->second.end());
+  std::vector<Entry*> victims;
+  for (Entry* entry = at->second.first; entry != nullptr; entry = entry->slab_next) {
+    victims.push_back(entry);
+  }
   for (Entry* victim : victims) victim->leaves = true;
   for (Entry* victim : victims) evict_entry(*victim, need.account);
 }

@@ -26,6 +26,8 @@ class KeptSums {
   /// A manager asks. queued: stores that have been answered so far, all lives together
   /// (PoolChecks::sums_queued()); those of them that add() has not been called for are told later.
   void tell(std::uint64_t queued);
+  /// add() has been called for all of so many.
+  [[nodiscard]] bool has_all(std::uint64_t queued) const noexcept { return stores_ >= queued; }
   /// What is to be sent next.
   [[nodiscard]] std::optional<ipc::KeptSums> next();
   /// Nobody asks any more.

@@ -124,6 +124,12 @@ class MoverProcess {
     keep(std::move(memory));
     engine_.set_pool(pool_);
     connected_ = true;
+    calm_sums();
+  }
+
+  /// Nobody waits for the next ones.
+  void calm_sums() {
+    if (kept_sums_.has_all(engine_.sums_queued())) engine_.sum_at_once(false);
   }
 
   ipc::Result<std::shared_ptr<ipc::PoolMapping>> map_pool(const ipc::PoolMemory& memory) {
@@ -155,6 +161,7 @@ class MoverProcess {
     engine_.drop_pool();
     if (manager_ends_ || keeper_ == nullptr || pool_ == nullptr) return let_pool_go();
     keeper_->offer();
+    engine_.sum_at_once(true);  // the next manager drops what has no checksums
     ipc::log_info("keeping the host pool of {} for {} ms for the next manager",
                   ipc::format_size(pool_->size_bytes()), keep_pool_.count());
     keep_timer_ = loop_.after(keep_pool_, [this] {
@@ -171,6 +178,7 @@ class MoverProcess {
 
   void forget_pool() {
     pool_.reset();
+    engine_.sum_at_once(false);
     kept_sums_.forget();
   }
 
@@ -189,6 +197,7 @@ class MoverProcess {
         engine_.cancel(cancel->job);
       }
     } else if (envelope.kind == MessageKind::kTellSums) {
+      if (!kept_sums_.has_all(engine_.sums_queued())) engine_.sum_at_once(true);
       kept_sums_.tell(engine_.sums_queued());
       send_unsent();
     } else if (envelope.kind == MessageKind::kBye) {
@@ -213,6 +222,7 @@ class MoverProcess {
     loop_.post([this, sums = std::move(sums), kept = std::move(kept)] {
       kept_sums_.add(pool_ == nullptr ? std::vector<ipc::KeptSum>() : kept);
       if (!connected_) return;
+      calm_sums();
       if (const ipc::Status sent =
               kept.empty() ? ipc::ok() : service_->notify(MessageKind::kMoverSums, sums);
           !sent) {

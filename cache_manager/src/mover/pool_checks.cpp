@@ -36,8 +36,29 @@ PoolChecks::PoolChecks(Done done, Summed summed, std::function<void()> decided)
     threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-check", ipc::OwnThread::Runs::kOurCode,
                                                         [this] { run_checks(); }));
   }
-  threads_.push_back(std::make_unique<ipc::OwnThread>("kvf-sums", ipc::OwnThread::Runs::kOurCode,
-                                                      [this] { run_sums(); }));
+  start_sums(/*at_once=*/false);
+}
+
+void PoolChecks::sum_at_once(bool at_once) {
+  if (at_once == sums_at_once_) return;
+  sums_at_once_ = at_once;
+  start_sums(at_once);
+}
+
+// A thread that runs when nothing else wants to may not be allowed to become an ordinary one again:
+// another one takes its work, once it has noticed. It needs a moment of a processor for that.
+void PoolChecks::start_sums(bool at_once) {
+  while (sum_threads_.size() > 1) {
+    // wait-brief: threads whose turn was over with the last change; limit OwnThread::kEndsWithin
+    sum_threads_.front()->wait_end();
+    sum_threads_.pop_front();
+  }
+  const std::uint32_t turn = ++sums_turn_;
+  ++arrivals_;
+  arrivals_.notify_all();
+  sum_threads_.push_back(
+      std::make_unique<ipc::OwnThread>("kvf-sums", ipc::OwnThread::Runs::kOurCode,
+                                       [this, at_once, turn] { run_sums(at_once, turn); }));
 }
 
 PoolChecks::~PoolChecks() {
@@ -58,6 +79,9 @@ void PoolChecks::stop() {
   // wait-brief: our threads, each in a piece or a part at most; limit OwnThread::kEndsWithin
   for (const auto& thread : threads_) thread->wait_end();
   threads_.clear();
+  // wait-brief: our threads, each in a part at most; limit OwnThread::kEndsWithin
+  for (const auto& thread : sum_threads_) thread->wait_end();
+  sum_threads_.clear();
   const std::lock_guard lock(mutex_);
   for (const auto& [job, work] : under_way_) {
     if (work->gate != nullptr && !work->is_checked) work->gate->decide(false);
@@ -192,6 +216,10 @@ void PoolChecks::queue_sums(WorkRef work) {
   }
   ++sums_queued_;
   work->answered_pool = std::exchange(work->pool, nullptr);
+  give_to_sum(std::move(work));
+}
+
+void PoolChecks::give_to_sum(WorkRef work) {
   auto arrived = std::make_unique<Arrived>();
   arrived->work = std::move(work);
   Arrived* head = arrived_.load();
@@ -201,13 +229,14 @@ void PoolChecks::queue_sums(WorkRef work) {
   } while (!arrived_.compare_exchange_weak(head, arrived.get()));
   (void)arrived.release();  // the list's
   ++arrivals_;
-  arrivals_.notify_one();
+  // Two may wait for a moment, of which one is to end.
+  arrivals_.notify_all();
 }
 
-std::deque<PoolChecks::WorkRef> PoolChecks::take_arrived() {
+std::deque<PoolChecks::WorkRef> PoolChecks::take_arrived(std::uint32_t turn) {
   for (;;) {
     const std::uint32_t seen = arrivals_.load();
-    if (sums_stop_) return {};
+    if (sums_stop_ || turn != sums_turn_) return {};
     std::deque<WorkRef> works;
     // One by one: the list may be long.
     std::unique_ptr<Arrived> last(arrived_.exchange(nullptr));
@@ -235,28 +264,39 @@ void PoolChecks::run_checks() {
   }
 }
 
-void PoolChecks::run_sums() {
+void PoolChecks::run_sums(bool at_once, std::uint32_t turn) {
   // It is not missed: what has no checksum is not kept for another manager, and not checked.
   const sched_param none{};
-  if (::sched_setscheduler(0, SCHED_IDLE, &none) != 0) {
+  if (!at_once && ::sched_setscheduler(0, SCHED_IDLE, &none) != 0) {
     ipc::log_debug("checksums are computed at normal priority");
   }
   for (;;) {
-    const std::deque<WorkRef> works = take_arrived();
+    std::deque<WorkRef> works = take_arrived(turn);
     if (works.empty()) return;
-    for (const WorkRef& work : works) {
+    while (!works.empty()) {
+      const WorkRef work = works.front();
       bool has_pool = true;
-      for (Part& part : work->parts) {
-        if (sums_stop_) return;
-        // Part by part: whoever lets the pool go does not wait for all of them.
-        const auto pool = work->answered_pool.lock();
-        has_pool = has_pool && pool != nullptr;
-        if (has_pool) part.sum = ipc::checksum(pool->bytes(part.offset, part.size_bytes));
+      if (!sum_parts(*work, turn, has_pool)) {
+        // Whose turn it is begins this store anew.
+        for (WorkRef& left : works) give_to_sum(std::move(left));
+        return;
       }
+      works.pop_front();
       parts_to_sum_ -= work->parts.size();
       end_sums(*work, has_pool);
     }
   }
+}
+
+bool PoolChecks::sum_parts(Work& work, std::uint32_t turn, bool& has_pool) {
+  for (Part& part : work.parts) {
+    if (sums_stop_ || turn != sums_turn_) return false;
+    // Part by part: whoever lets the pool go does not wait for all of them.
+    const auto pool = work.answered_pool.lock();
+    has_pool = has_pool && pool != nullptr;
+    if (has_pool) part.sum = ipc::checksum(pool->bytes(part.offset, part.size_bytes));
+  }
+  return true;
 }
 
 std::deque<PoolChecks::WorkRef>::iterator PoolChecks::next_check() {

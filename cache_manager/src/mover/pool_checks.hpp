@@ -23,7 +23,8 @@
 namespace kvferry::cache_manager {
 
 /// Checksums of what jobs move to and from the pool. Of a store they are computed when it has been
-/// answered, by a thread that runs when nothing else wants its processor; where the answer is to
+/// answered, by a thread that runs when nothing else wants its processor, unless somebody waits for
+/// them; where the answer is to
 /// have them, before, by the threads that check loads. Of a load, whose items name them, they are
 /// computed while it is copied, and its answer waits for both. An item whose contents are others
 /// ends as kCorrupt. Of a load by layers nothing is to be told to compute before: see LoadCheck.
@@ -59,6 +60,9 @@ class PoolChecks {
   /// So many stores have been answered whose sums are, or were, to be computed then. They are also
   /// when their manager is gone, for the next one, as long as somebody has their pool.
   [[nodiscard]] std::uint64_t sums_queued() const noexcept { return sums_queued_; }
+  /// Whether somebody waits for the sums of stores that have been answered: they are computed at
+  /// ordinary priority then. @default no @threading one thread, that of stop()
+  void sum_at_once(bool at_once);
 
  private:
   struct Part {
@@ -113,9 +117,14 @@ class PoolChecks {
   void run_checks();
   /// Of a store that is answered. Waits for nobody.
   void queue_sums(WorkRef work);
-  /// Those that have come, the first one first; waits for one. Empty: the end.
-  [[nodiscard]] std::deque<WorkRef> take_arrived();
-  void run_sums();
+  void give_to_sum(WorkRef work);
+  /// Those that have come, the first one first; waits for one. Empty: the end, or another thread's
+  /// turn.
+  [[nodiscard]] std::deque<WorkRef> take_arrived(std::uint32_t turn);
+  void start_sums(bool at_once);
+  void run_sums(bool at_once, std::uint32_t turn);
+  /// False: the end, or another thread's turn.
+  [[nodiscard]] bool sum_parts(Work& work, std::uint32_t turn, bool& has_pool);
   /// Of which a thread may sum something now; checks_.end(): of none. @pre mutex_ is held
   [[nodiscard]] std::deque<WorkRef>::iterator next_check();
   /// The next pieces of a check. @pre mutex_ is held, and it is in checks_.
@@ -148,7 +157,10 @@ class PoolChecks {
   std::atomic<std::uint64_t> sums_queued_ = 0;
   std::atomic<std::size_t> parts_to_sum_ = 0;
   std::atomic<bool> sums_stop_ = false;
+  std::atomic<std::uint32_t> sums_turn_ = 0;  ///< Of the thread that sums; earlier ones end.
+  bool sums_at_once_ = false;
   std::vector<std::unique_ptr<ipc::OwnThread>> threads_;
+  std::deque<std::unique_ptr<ipc::OwnThread>> sum_threads_;  ///< The last one's turn it is.
 };
 
 }  // namespace kvferry::cache_manager

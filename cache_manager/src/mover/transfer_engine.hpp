@@ -55,6 +55,7 @@ class TransferEngine final : public ipc::ArenaUser {
   void drop_pool();
   /// PoolChecks.
   [[nodiscard]] std::uint64_t sums_queued() const noexcept { return checks_.sums_queued(); }
+  void sum_at_once(bool at_once) { checks_.sum_at_once(at_once); }
   [[nodiscard]] bool idle();
 
   ipc::Status on_mapped(ipc::SessionId session,

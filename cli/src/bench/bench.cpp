@@ -12,6 +12,7 @@
 #include "bench/pool_bench.hpp"
 #include "bench/pool_swaps.hpp"
 #include "bench/report.hpp"
+#include "bench/restart_bench.hpp"
 #include "bench/shape.hpp"
 #include "bench/transfer_bench.hpp"
 #include "bench/urgent_bench.hpp"
@@ -66,6 +67,7 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
       for_each_shape(bench_pool_swaps);
     }
     if (wants(BenchKind::kIdle)) for_each_shape(bench_idle);
+    if (wants(BenchKind::kRestart)) bench_restart(context);
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }
@@ -87,6 +89,7 @@ std::string_view to_string(BenchKind kind) noexcept {
     case BenchKind::kAblation: return "ablation";
     case BenchKind::kIdle: return "idle";
     case BenchKind::kUrgent: return "urgent";
+    case BenchKind::kRestart: return "restart";
   }
   return "invalid";
 }

@@ -29,12 +29,13 @@ enum class BenchKind : std::uint8_t {
   kPool,
   kAblation,
   kIdle,
-  kUrgent
+  kUrgent,
+  kRestart
 };
 inline constexpr std::array kBenchKinds = {
     BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kLayers,
     BenchKind::kSubmit,   BenchKind::kLookup,  BenchKind::kClear,        BenchKind::kPool,
-    BenchKind::kAblation, BenchKind::kIdle,    BenchKind::kUrgent};
+    BenchKind::kAblation, BenchKind::kIdle,    BenchKind::kUrgent,       BenchKind::kRestart};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.
@@ -62,7 +63,7 @@ struct BenchConfig {
   std::uint32_t repeats = 5;
   std::uint64_t bytes = 0;          ///< Each way, of one repeat.
   std::uint32_t samples = 100;      ///< Of a latency, a lookup or a submit.
-  std::uint64_t entries = 100'000;  ///< Of the prefix index, for lookups.
+  std::uint64_t entries = 100'000;  ///< Of the prefix index.
   std::uint64_t pool_bytes =
       0;  ///< Of the host pool that is made, and of the arena that is cleared.
   std::chrono::milliseconds patience{30'000};

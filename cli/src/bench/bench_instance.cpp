@@ -140,6 +140,13 @@ ipc::Status BenchInstance::drop(std::uint64_t handle) {
   return ipc::ok();
 }
 
+std::optional<pid_t> BenchInstance::pid_of(std::string_view child) const {
+  for (const auto& [name, pid] : processes_->running()) {
+    if (name == child) return pid;
+  }
+  return std::nullopt;
+}
+
 Leavings BenchInstance::end(const DeviceProbe& devices, bool failed) {
   processes_->observe();
   if (client_ != nullptr) {

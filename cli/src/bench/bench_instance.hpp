@@ -10,10 +10,14 @@
 #include "run/leak_check.hpp"
 #include "run/run_dir.hpp"
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvferry::cli {
@@ -46,6 +50,9 @@ class BenchInstance final : public BenchTarget {
   [[nodiscard]] bool accepts() override { return client_->state().offload_ready; }
   /// Of rank 0.
   [[nodiscard]] ipc::Status kill_copier() override { return kill("mover/0"); }
+  [[nodiscard]] ipc::Status kill_manager() { return kill("manager"); }
+  /// Nothing between its death and its successor's start.
+  [[nodiscard]] std::optional<pid_t> pid_of(std::string_view child) const;
   [[nodiscard]] ipc::EventLoop& loop() noexcept { return loop_; }
 
   /// Ends all. @pre nothing is used any more that came from client().

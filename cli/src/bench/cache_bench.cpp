@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/cache_bench.hpp"
 
+#include "bench/index_fill.hpp"
 #include "must.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -18,14 +18,12 @@ namespace {
 using std::chrono_literals::operator""s;
 
 constexpr cache_manager::CopyStrategy kAuto = cache_manager::CopyStrategy::kAuto;
-constexpr std::uint32_t kPrefixBlocks = 1'000;
-/// Blocks of one store while the index is filled, each from a device block of its own.
-constexpr std::uint32_t kStoreBlocks = 1'024;
+constexpr std::uint32_t kPrefixBlocks = IndexFill::kPrefixBlocks;
 constexpr std::uint64_t kSmallestChunk = 64;
 constexpr std::uint64_t kSlackBytes = 64ULL << 20;
 constexpr std::uint64_t kOrderSeed = 1;
 /// Within them an interruption waits, too.
-constexpr ipc::Duration kAnswer = 5s;
+constexpr ipc::Duration kAnswer = IndexFill::kAnswer;
 constexpr ipc::Duration kCacheAnswer = 20s;
 constexpr std::size_t kAtATime = 256;
 /// Looks between two that are measured.
@@ -37,18 +35,6 @@ BenchFigure figure_of(BenchKind kind, std::string strategy, BenchPoint point) {
   figure.strategy = std::move(strategy);
   figure.point = std::move(point);
   return figure;
-}
-
-/// Hash of block i of a prefix.
-worker::Digest hash_of(std::uint64_t prefix, std::uint64_t i) {
-  return worker::Digest::hash(&i, sizeof(i), prefix);
-}
-
-void must_be_ok(const worker::Completion& completion) {
-  if (completion.all_ok()) return;
-  const auto wrong = std::find_if(completion.results.begin(), completion.results.end(),
-                                  [](std::uint8_t code) { return code != 0; });
-  throw ipc::Exception(ipc::Error{static_cast<ipc::ErrorCode>(*wrong), completion.message});
 }
 
 /// Jobs of one block each, as many under way as there are device blocks.
@@ -111,8 +97,8 @@ void measure_store_calls(BenchContext& context, BenchInstance& instance, BenchPo
   BenchFigure reserved = figure_of(BenchKind::kSubmit, "store, reserved first", std::move(point));
   const auto store = [&](std::uint64_t prefix, bool reserves, Samples& calls) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      targets[i] = {ipc::GroupId{0}, hash_of(prefix, i),
-                    i == 0 ? worker::Digest{} : hash_of(prefix, i - 1)};
+      targets[i] = {ipc::GroupId{0}, IndexFill::hash_of(prefix, i),
+                    i == 0 ? worker::Digest{} : IndexFill::hash_of(prefix, i - 1)};
       items[i] = {ipc::GroupId{0}, ipc::BlockId{i}, i};
     }
     const ipc::TimePoint start = ipc::MonotonicClock::now();
@@ -135,54 +121,6 @@ void measure_store_calls(BenchContext& context, BenchInstance& instance, BenchPo
   context.report.figures.push_back(std::move(reserved));
 }
 
-/// Stores blocks of whole prefixes, in any order, until the index has so many.
-class IndexFill {
- public:
-  IndexFill(BenchContext& context, BenchInstance& instance, std::uint64_t prefixes)
-      : context_(context), instance_(instance), order_(prefixes * kPrefixBlocks) {
-    std::iota(order_.begin(), order_.end(), std::uint64_t{0});
-    std::shuffle(order_.begin(), order_.end(), std::mt19937_64(kOrderSeed));
-  }
-
-  void run() {
-    for (std::uint64_t first = 0; first < order_.size(); first += kStoreBlocks) {
-      context_.doing(fmt::format("lookup: {} of {} entries stored", first, order_.size()));
-      store(first, std::min<std::uint64_t>(kStoreBlocks, order_.size() - first));
-    }
-  }
-
- private:
-  void store(std::uint64_t first, std::uint64_t count) {
-    std::vector<worker::StoreTarget> targets;
-    for (std::uint64_t i = first; i < first + count; ++i) {
-      const std::uint64_t prefix = order_[i] / kPrefixBlocks;
-      const std::uint64_t place = order_[i] % kPrefixBlocks;
-      targets.push_back({ipc::GroupId{0}, hash_of(prefix, place),
-                         place == 0 ? worker::Digest{} : hash_of(prefix, place - 1)});
-    }
-    const auto slots =
-        must(instance_.client().reserve_store(targets, ipc::Deadline::after(kAnswer)));
-    std::vector<worker::StoreItem> items;
-    for (std::uint32_t i = 0; i < slots.size(); ++i) {
-      if (slots[i].outcome != worker::Reservation::kReserved) {
-        throw ipc::Exception(
-            KVFERRY_ERROR(kNoHostMemory, "the host pool has no room for entry {}", first + i));
-      }
-      items.push_back({ipc::GroupId{0}, ipc::BlockId{i}, slots[i].slot});
-    }
-    const worker::JobId job = must(instance_.client().submit_store(items));
-    // wait: a store of the bench's own instance; kAnswer; the manager's end, which ends its jobs
-    for (const worker::Completion& done :
-         must(instance_.client().wait({&job, 1}, ipc::Deadline::after(kAnswer)))) {
-      must_be_ok(done);
-    }
-  }
-
-  BenchContext& context_;
-  BenchInstance& instance_;
-  std::vector<std::uint64_t> order_;
-};
-
 /// Of prefixes in any order, by either way of looking. Between two of them what other prefixes have
 /// in the table passes through this processor's caches.
 void measure_lookups(BenchContext& context,
@@ -192,20 +130,16 @@ void measure_lookups(BenchContext& context,
   const std::uint64_t entries = prefixes * kPrefixBlocks;
   worker::Client& client = instance.client();
   std::mt19937_64 random(kOrderSeed);
-  const auto blocks_of = [](std::uint64_t prefix, std::uint32_t count) {
-    std::vector<worker::Digest> hashes(count);
-    for (std::uint32_t b = 0; b < count; ++b) hashes[b] = hash_of(prefix, b);
-    return hashes;
-  };
   // What is asked for beyond a prefix's blocks is not there.
   const auto measure = [&](std::string_view how, std::uint32_t asked, auto look) {
     BenchFigure figure =
         figure_of(BenchKind::kLookup, fmt::format("{}, {} entries", how, entries), point);
     for (std::uint32_t i = 0; i < context.config().samples; ++i) {
       for (int other = 0; other < kOthersBetween; ++other) {
-        (void)must(client.match_prefix(blocks_of(random() % prefixes, 2 * kPrefixBlocks)));
+        (void)must(
+            client.match_prefix(IndexFill::hashes_of(random() % prefixes, 2 * kPrefixBlocks)));
       }
-      const std::vector<worker::Digest> hashes = blocks_of(random() % prefixes, asked);
+      const std::vector<worker::Digest> hashes = IndexFill::hashes_of(random() % prefixes, asked);
       const ipc::TimePoint start = ipc::MonotonicClock::now();
       const std::uint32_t found = look(hashes);
       figure.us.add(us_since(start));
@@ -284,10 +218,10 @@ void bench_lookup(BenchContext& context) {
       must(make_even_shape(kSmallestChunk, 1, config.ranks, context.dir().path()));
   const std::uint64_t prefixes = std::max<std::uint64_t>(1, config.entries / kPrefixBlocks);
   const std::uint64_t entries = prefixes * kPrefixBlocks;
-  const InstancePlan plan =
-      context.plan(shape, kStoreBlocks, entries * shape.moved_bytes() * 2 + kSlackBytes, kAuto);
+  const InstancePlan plan = context.plan(shape, IndexFill::kStoreBlocks,
+                                         entries * shape.moved_bytes() * 2 + kSlackBytes, kAuto);
   context.with_instance(shape, plan, [&](BenchInstance& instance) {
-    IndexFill(context, instance, prefixes).run();
+    IndexFill(context, instance, prefixes, Locality::kRandom).run("lookup");
     context.doing("lookup: prefixes of 1,000 blocks");
     measure_lookups(context, instance, prefixes,
                     shape.point(kPrefixBlocks, Way::kToDevice, Locality::kRandom));

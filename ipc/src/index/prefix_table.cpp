@@ -91,6 +91,11 @@ void PrefixTable::grow(std::uint32_t slots_log2) {
   header_->slots_log2.store(slots_log2, std::memory_order_release);
 }
 
+void PrefixTable::reserve(std::uint64_t entries) {
+  const std::uint32_t log2 = log2_for(stats_.entries + std::min(entries, kMostEntries), most_log2_);
+  if (std::uint64_t{1} << log2 > stats_.slots) grow(log2);
+}
+
 void PrefixTable::put(const BlockKey& key, const TableEntry& entry) {
   const Hash hash = prefix_table::hash_of(key, seed_);
   std::uint64_t at = place_of(slots_, mask_, hash);

@@ -308,7 +308,7 @@ TEST_F(PoolCatalogueTest, ARootWithBlocksOfAnEarlierManagerKeepsItsPlace) {
     const auto slab = successor.adopt(place);
     ASSERT_TRUE(slab.has_value());
     for (std::uint32_t i = 0; i < place.capacity; ++i) {
-      if (opened->adopt(*slab, i) == BlockState::kVisible) {
+      if (opened->adopt(*slab, i).state == BlockState::kVisible) {
         slots.push_back(successor.adopt_slot(*slab, i));
       }
     }
@@ -338,7 +338,7 @@ TEST_F(PoolCatalogueTest, BlocksWhoseRootIsNotWholeAreEmptyBeforeItsPlaceIsAnoth
     const auto slab = successor.adopt(place);
     ASSERT_TRUE(slab.has_value());
     for (std::uint32_t i = 0; i < place.capacity; ++i) {
-      EXPECT_EQ(opened->adopt(*slab, i), BlockState::kNone);
+      EXPECT_EQ(opened->adopt(*slab, i).state, BlockState::kNone);
     }
     opened->note_root({digest(5), digest(99), "other", "default"});
     for (std::uint32_t i = 0; i < place.capacity; ++i) {

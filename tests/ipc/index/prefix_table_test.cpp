@@ -260,5 +260,18 @@ TEST_F(PrefixTableTest, AWriterThatLiesOrDiedInTheMiddleHoldsNoReaderUp) {
   }
 }
 
+TEST_F(PrefixTableTest, RoomThatWasReservedIsThereAndWhatIsInItStays) {
+  PrefixTable table(200'000);
+  put_run(table, 0, 100, 0);
+  table.reserve(50'000);
+  const std::uint64_t slots = table.stats().slots;
+  put_run(table, 0, 50'100, 0);
+  EXPECT_EQ(table.stats().slots, slots);
+  EXPECT_EQ(table.stats().entries, 50'100U);
+  table.reserve(0);
+  table.reserve(~std::uint64_t{0});
+  EXPECT_EQ(view_of(table).find(key(99)), (TableEntry{false, 100}));
+}
+
 }  // namespace
 }  // namespace kvferry::ipc

@@ -42,10 +42,11 @@ void ManagerTest::TearDown() {
 }
 
 void ManagerTest::start_manager(std::chrono::milliseconds job_deadline) {
-  manager_.emplace(ChildOptions{
-      .program = sibling_program("kvferry_manager_child"),
-      .arguments = {dir_.string(), std::to_string(job_deadline.count()), std::to_string(max_jobs_),
-                    std::to_string(pool_bytes_), verify_loads_}});
+  manager_.emplace(
+      ChildOptions{.program = sibling_program("kvferry_manager_child"),
+                   .arguments = {dir_.string(), std::to_string(job_deadline.count()),
+                                 std::to_string(max_jobs_), std::to_string(pool_bytes_),
+                                 verify_loads_, std::to_string(late_sums_deadline_.count())}});
   // It is ready when it answers: try until it does or dies.
   const ipc::Deadline deadline = soon();
   while (operator_ == nullptr && !deadline.expired()) {

@@ -74,6 +74,7 @@ class ManagerTest : public testing::Test {
   std::uint32_t max_jobs_ = 1024;  ///< Of an engine.
   std::uint64_t pool_bytes_ = 4ULL << 20U;
   std::string verify_loads_ = "sampled";  ///< Or always.
+  std::chrono::milliseconds late_sums_deadline_ = std::chrono::seconds(60);
 };
 
 }  // namespace kvferry::test

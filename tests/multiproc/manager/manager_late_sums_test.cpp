@@ -98,6 +98,21 @@ TEST_F(ManagerLateSumsTest, ABlockThatIsStoredAnewMeanwhileIsThatOne) {
   EXPECT_EQ(presence(1), BlockPresence::kHit);
 }
 
+// As one that is stopped: it lives, has come, and tells nothing.
+TEST_F(ManagerLateSumsTest, WhatAMoverHasNotToldByTheDeadlineIsDropped) {
+  late_sums_deadline_ = std::chrono::milliseconds(1);
+  place_ = place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_EQ(kept()["unsummed"], 1);
+  EXPECT_EQ(kept()["awaited"], 0);
+  EXPECT_EQ(presence(1), BlockPresence::kMiss);
+  EXPECT_EQ(status()["pool"]["blocks"], 0) << "its slot is anybody's";
+  for (const std::uint32_t rank : {0U, 1U}) {
+    ASSERT_NO_FATAL_FAILURE(tell_kept(rank, kept_of(rank), /*is_last=*/true));
+  }
+  EXPECT_EQ(presence(1), BlockPresence::kMiss) << "it goes on, too late";
+}
+
 class ManagerChecksTest : public ManagerTest {
  protected:
   void SetUp() override {

@@ -47,6 +47,9 @@ struct ManagerConfig {
   /// A mover that answers nothing for so long has its jobs cancelled (kTimeout); one that then does
   /// not even give them up is ended after as long again.
   std::chrono::milliseconds job_deadline{30'000};
+  /// What an earlier manager left without checksums is dropped when no mover has told them by then.
+  /// One that has as much left as it may, 2^17 parts of 2 MiB, needs that long on one processor.
+  std::chrono::milliseconds late_sums_deadline{60'000};
   /// Where it is told what the prefix index stores and removes; empty: nowhere.
   std::string kv_events;
   /// Where those ask who missed some of that or come late; empty: nowhere.

@@ -57,6 +57,8 @@ class PrefixTable {
   PrefixTable& operator=(const PrefixTable&) = delete;
   ~PrefixTable();
 
+  /// So many entries more will come, or some less: it grows once for all of them.
+  void reserve(std::uint64_t entries);
   /// Enters a block, or changes its entry.
   void put(const BlockKey& key, const TableEntry& entry);
   /// Takes it out, if it is there.

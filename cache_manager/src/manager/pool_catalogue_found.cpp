@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// What an earlier manager said of slots. Each record is copied, then looked at.
+#include "manager/pool_catalogue.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+namespace kvferry::cache_manager {
+
+using catalogue::Block;
+using catalogue::BlockState;
+using catalogue::Root;
+using catalogue::SumsState;
+
+bool PoolCatalogue::read_record(const HostSlot& slot, RecordCopy& copy) const {
+  const Block* record = block(slot);
+  if (record == nullptr || record->check == 0) return false;
+  const std::uint32_t sums = areas_[slot.slab].sums;
+  copy_record(*record, sums, copy);
+  return copy.record.check == check_of(copy, sums, *record) &&
+         copy.record.state <= BlockState::kSequence;
+}
+
+BlockState PoolCatalogue::state(std::uint32_t slab, std::uint32_t index) const {
+  RecordCopy copy;
+  return read_record({slab, index, 0}, copy) ? copy.record.state : BlockState::kNone;
+}
+
+std::uint32_t PoolCatalogue::used(const HostSlot& slot) const {
+  const Block* record = block(slot);
+  return record == nullptr ? 0 : record->used;
+}
+
+PoolCatalogue::FoundBlock PoolCatalogue::find(const HostSlot& slot) const {
+  FoundBlock found;
+  RecordCopy copy;
+  if (!read_record(slot, copy)) return found;
+  const Block& record = copy.record;
+  found.state = record.state;
+  if (found.state != BlockState::kVisible) return found;
+  if (!names_root(record) || record.block.is_zero()) {
+    found.state = BlockState::kNone;
+    return found;
+  }
+  found.root = root_at(record.root);
+  found.used = record.used;
+  found.block = record.block;
+  found.before = record.before;
+  if (record.sums == SumsState::kKnown) {
+    found.sums.assign(copy.sums.begin(), copy.sums.begin() + areas_[slot.slab].sums);
+  } else if (record.sums == SumsState::kAwaited) {
+    found.awaited = ipc::JobId{copy.sums[0]};
+    found.parts = copy.sums[1];
+  }
+  return found;
+}
+
+std::optional<PoolCatalogue::FoundKey> PoolCatalogue::find_key(const HostSlot& slot,
+                                                               std::uint32_t ranks) const {
+  RecordCopy copy;
+  if (!read_record(slot, copy)) return std::nullopt;
+  const Block& record = copy.record;
+  if (record.state != BlockState::kVisible || !names_root(record) || record.block.is_zero()) {
+    return std::nullopt;
+  }
+  FoundKey found{.root = root_at(record.root), .block = record.block, .before = record.before};
+  if (record.sums == SumsState::kKnown) {
+    const std::uint32_t each = ranks + 1;
+    for (std::uint32_t at = 0; at < areas_[slot.slab].sums; at += each) {
+      // Those of a part that was not stored are zero.
+      if (copy.sums[at] != 0) found.summed_parts |= std::uint64_t{1} << (at / each);
+    }
+  } else if (record.sums == SumsState::kAwaited) {
+    found.awaited = ipc::JobId{copy.sums[0]};
+    found.parts = copy.sums[1];
+  }
+  return found;
+}
+
+std::optional<PoolCatalogue::FoundSequence> PoolCatalogue::find_sequence(
+    const HostSlot& slot) const {
+  if (state(slot.slab, slot.index) != BlockState::kSequence) return std::nullopt;
+  const Block& record = *block(slot);
+  const Root* named = root_of(record);
+  if (named == nullptr || named->engine_bytes == 0) return std::nullopt;
+  const std::size_t name_bytes = std::min<std::size_t>(named->engine_bytes, catalogue::kEngineName);
+  return FoundSequence{std::string(named->engine.data(), name_bytes),
+                       named->fingerprint,
+                       record.block,
+                       record.before.high(),
+                       static_cast<std::uint32_t>(record.before.low()),
+                       named->root};
+}
+
+PoolCatalogue::FoundSlot PoolCatalogue::adopt(std::uint32_t slab_id, std::uint32_t index) {
+  RecordCopy copy;
+  if (!read_record({slab_id, index, 0}, copy)) return {};
+  const Block& found = copy.record;
+  if (found.state != BlockState::kVisible && found.state != BlockState::kSequence) {
+    return {found.state};
+  }
+  if (!names_root(found) || known_roots_[found.root].fingerprint != areas_[slab_id].fingerprint) {
+    Block& record = *block({slab_id, index, 0});
+    std::atomic_ref(record.check).store(0, std::memory_order_release);
+    record.state = BlockState::kNone;
+    return {};
+  }
+  ++blocks_of_root_[found.root];
+  if (lacks_sums(found)) ++unsummed_;
+  return {found.state, found.root, found.used};
+}
+
+}  // namespace kvferry::cache_manager
