@@ -14,6 +14,9 @@ namespace kvferry::cache_manager {
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_arc_policy(std::size_t capacity);
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_s3fifo_policy(std::size_t capacity);
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_sieve_policy();
+/// What is worth least by ReuseModel goes.
+[[nodiscard]] std::unique_ptr<EvictionPolicy> make_learned_policy(std::size_t capacity);
+/// That one, hedged by the ones above.
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_reuse_policy(std::size_t capacity);
 
 }  // namespace kvferry::cache_manager

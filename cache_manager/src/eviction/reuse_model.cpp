@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -26,6 +27,9 @@ constexpr double kMostRatio = 30;
 constexpr double kSignificant = 3;
 /// Nothing is known: one block in ten is used again in the time that has passed since its last use.
 constexpr double kFirstGuess = 0.1;
+
+/// What is less likely changes no worth.
+constexpr double kCertain = 1e-9;
 
 constexpr std::size_t kUseLevels = 7;
 constexpr std::size_t kTurnLevels = 4;
@@ -84,6 +88,7 @@ ReuseModel::ReuseModel(std::size_t capacity)
       squares_(kCells, 0),
       worth_(kCells, 0),
       order_(kCells, 0),
+      ranks_(kCells, 0),
       of_request_(kCells, 0) {
   double edge = std::max(kFirstEdge, static_cast<double>(capacity) / kStepsBelowCapacity);
   for (std::size_t bin = 1; bin < kBins; ++bin, edge *= std::sqrt(2.0)) {
@@ -177,30 +182,42 @@ void ReuseModel::learn(std::span<const double> pending, double passed) {
     let_fall(rates, events);
     set_worth(block_class, rates);
   }
-  std::iota(order_.begin(), order_.end(), 0U);
-  std::sort(order_.begin(), order_.end(), [this](Cell a, Cell b) {
-    if (worth_[a] != worth_[b]) return worth_[a] < worth_[b];
-    return bin_of(a) != bin_of(b) ? bin_of(a) > bin_of(b) : a < b;
-  });
+  // Of equals the older ones, then the class of the lower number.
+  std::array<std::pair<double, Cell>, kCells> by_worth;
+  for (std::size_t cell = 0; cell < kCells; ++cell) {
+    const std::size_t age = kBins - 1 - cell % kBins;
+    by_worth[cell] = {worth_[cell], static_cast<Cell>(age * kClasses + cell / kBins)};
+  }
+  std::sort(by_worth.begin(), by_worth.end());
+  for (std::size_t rank = 0; rank < kCells; ++rank) {
+    const std::size_t place = by_worth[rank].second;
+    order_[rank] = static_cast<Cell>(place % kClasses * kBins + kBins - 1 - place / kClasses);
+    ranks_[order_[rank]] = static_cast<std::uint32_t>(rank);
+  }
 }
 
 void ReuseModel::set_worth(std::size_t block_class, const Curve& rates) {
   Curve survival{};       // Through the step,
   Curve half_survival{};  // and through half of it: a block is somewhere in its own.
+  Curve kept_in{};        // E(time kept in the step).
   for (std::size_t bin = 0; bin + 1 < kBins; ++bin) {
     const auto width = static_cast<double>(edges_[bin + 1] - edges_[bin]);
     half_survival[bin] = std::exp(-rates[bin] * width / 2);
     survival[bin] = half_survival[bin] * half_survival[bin];
+    kept_in[bin] = (1 - survival[bin]) / rates[bin];
   }
   for (std::size_t first = 0; first < kBins; ++first) {
-    double best = rates[first];
-    double left = 1;  // P(not used yet)
-    double kept = 0;  // E(time until used, or until the end of the step)
-    for (std::size_t bin = first; bin + 1 < kBins; ++bin) {
-      const double survives = bin == first ? half_survival[bin] : survival[bin];
-      kept += left * (1 - survives) / rates[bin];
-      left *= survives;
-      if (bin == first || (1 - left) > best * kept) best = (1 - left) / kept;
+    if (first + 1 == kBins) {
+      worth_[block_class * kBins + first] = rates[first];
+      break;
+    }
+    double left = half_survival[first];       // P(not used yet)
+    double kept = (1 - left) / rates[first];  // E(time until used, or end of the step)
+    double best = (1 - left) / kept;
+    for (std::size_t bin = first + 1; bin + 1 < kBins && left > kCertain; ++bin) {
+      kept += left * kept_in[bin];
+      left *= survival[bin];
+      if ((1 - left) > best * kept) best = (1 - left) / kept;
     }
     worth_[block_class * kBins + first] = best;
   }

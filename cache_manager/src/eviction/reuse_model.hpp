@@ -57,6 +57,8 @@ class ReuseModel {
   [[nodiscard]] double worth(Cell cell) const { return worth_[cell]; }
   /// All cells, those worth least first; of equals the older ones.
   [[nodiscard]] std::span<const Cell> by_worth() const { return order_; }
+  /// Where it is among those.
+  [[nodiscard]] std::size_t rank(Cell cell) const { return ranks_[cell]; }
 
  private:
   using Curve = std::array<double, kBins>;
@@ -73,6 +75,7 @@ class ReuseModel {
   std::vector<double> squares_;  ///< Of each request's uses.
   std::vector<double> worth_;
   std::vector<Cell> order_;
+  std::vector<std::uint32_t> ranks_;
   std::vector<std::uint32_t> of_request_;  ///< Uses.
   std::vector<Cell> touched_;              ///< By the present request.
   double common_dispersion_ = 1;

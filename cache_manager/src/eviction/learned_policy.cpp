@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 
 namespace kvferry::cache_manager {
@@ -16,6 +17,7 @@ namespace {
 using Cell = ReuseModel::Cell;
 using NodeId = std::uint32_t;
 constexpr NodeId kNoNode = std::numeric_limits<NodeId>::max();
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 /// Blocks that are gone are watched for so many times what the cache holds; of a large cache only
 /// a sample is, by key, and counted.
@@ -31,11 +33,36 @@ std::uint64_t mixed(std::uint64_t key) {  // the finalizer of splitmix64
   return key ^ (key >> 31U);
 }
 
+/// Numbers below Count, of which the first one is found without looking at all.
+template <std::size_t Count> class FewNumbers {
+ public:
+  void insert(std::size_t number) { words_[number / kBits] |= bit_of(number); }
+  void erase(std::size_t number) { words_[number / kBits] &= ~bit_of(number); }
+  void clear() { words_ = {}; }
+  /// The first one from there on; Count: none.
+  [[nodiscard]] std::size_t next(std::size_t from) const {
+    std::size_t word = from / kBits;
+    if (word >= words_.size()) return Count;
+    std::uint64_t left = words_[word] & (~std::uint64_t{0} << (from % kBits));
+    while (left == 0) {
+      if (++word == words_.size()) return Count;
+      left = words_[word];
+    }
+    return word * kBits + static_cast<std::size_t>(std::countr_zero(left));
+  }
+
+ private:
+  static constexpr std::size_t kBits = 64;
+  static std::uint64_t bit_of(std::size_t number) { return std::uint64_t{1} << (number % kBits); }
+
+  std::array<std::uint64_t, (Count + kBits - 1) / kBits> words_{};
+};
+
 /// What is worth least by ReuseModel goes. Blocks of one class and step of age lie in one cell, in
 /// the order of their last use, so that a choice looks at cells, not at blocks.
-class ReusePolicy final : public EvictionPolicy {
+class LearnedPolicy final : public EvictionPolicy {
  public:
-  explicit ReusePolicy(std::size_t capacity)
+  explicit LearnedPolicy(std::size_t capacity)
       : model_(capacity),
         most_watched_(capacity * kWatchedByCapacity),
         learn_every_(std::max(kLearnEveryAtLeast, kLearnEvery * static_cast<double>(capacity))) {
@@ -91,11 +118,11 @@ class ReusePolicy final : public EvictionPolicy {
   }
   void on_free(EntryId id) override {
     const Node& node = nodes_[nodes_of_.at(id)];
-    cells_[node.cell].free.insert(node.last, id);
+    insert_free(node.cell, node.last, id);
   }
   void on_blocked(EntryId id) override {
     const Node& node = nodes_[nodes_of_.at(id)];
-    cells_[node.cell].free.erase(node.last, id);
+    erase_free(node.cell, node.last, id);
   }
   void on_gone(EntryId id, bool evicted) override {
     const NodeId node = nodes_of_.at(id);
@@ -112,11 +139,21 @@ class ReusePolicy final : public EvictionPolicy {
     }
   }
   [[nodiscard]] std::optional<EntryId> choose(const MayEvict& may_evict) override {
-    for (const Cell cell : model_.by_worth()) {
-      if (cells_[cell].free.empty()) continue;
+    for (std::size_t rank = with_free_.next(0); rank < ReuseModel::kCells;
+         rank = with_free_.next(rank + 1)) {
+      const Cell cell = model_.by_worth()[rank];
       if (const auto chosen = cells_[cell].free.first(may_evict)) return chosen;
     }
     return std::nullopt;
+  }
+
+  void insert_free(Cell cell, std::uint64_t last, EntryId id) {
+    if (cells_[cell].free.empty()) with_free_.insert(model_.rank(cell));
+    cells_[cell].free.insert(last, id);
+  }
+  void erase_free(Cell cell, std::uint64_t last, EntryId id) {
+    cells_[cell].free.erase(last, id);
+    if (cells_[cell].free.empty()) with_free_.erase(model_.rank(cell));
   }
 
   NodeId enter(const BlockUse& use) {
@@ -145,24 +182,22 @@ class ReusePolicy final : public EvictionPolicy {
     return node.uses > 1 ? node.turn + 1 : node.turn;
   }
 
-  /// Blocks whose step of age is over are in the next one.
+  /// Blocks whose step of age is over are in the next one, which comes next.
   void grow_older() {
-    for (std::size_t bin = 0; bin + 1 < ReuseModel::kBins; ++bin) {
-      for (std::size_t cell = bin; cell < ReuseModel::kCells; cell += ReuseModel::kBins) {
-        const auto here = static_cast<Cell>(cell);
-        while (cells_[here].first != kNoNode) {
-          const NodeId node = cells_[here].first;
-          const Node& block = nodes_[node];
-          if (now_ - block.last < model_.end(here)) break;
-          if (block.counted) {
-            model_.add_time(here, static_cast<double>(model_.end(here) - model_.begin(here)));
-          }
-          const bool was_free = block.id != kNoEntry && is_free(block.id);
-          if (was_free) cells_[here].free.erase(block.last, block.id);
-          leave_cell(node);
-          enter_cell(node, here + 1);
-          if (was_free) cells_[here + 1].free.insert(block.last, block.id);
+    for (std::size_t cell = with_blocks_.next(0); cell < ReuseModel::kCells;
+         cell = with_blocks_.next(cell + 1)) {
+      const auto here = static_cast<Cell>(cell);
+      while (now_ >= due_[here]) {
+        const NodeId node = cells_[here].first;
+        const Node& block = nodes_[node];
+        if (block.counted) {
+          model_.add_time(here, static_cast<double>(model_.end(here) - model_.begin(here)));
         }
+        const bool was_free = block.id != kNoEntry && is_free(block.id);
+        if (was_free) erase_free(here, block.last, block.id);
+        leave_cell(node);
+        enter_cell(node, here + 1);
+        if (was_free) insert_free(here + 1, block.last, block.id);
       }
     }
   }
@@ -185,6 +220,10 @@ class ReusePolicy final : public EvictionPolicy {
     }
     model_.learn(pending_, static_cast<double>(now_ - learned_));
     learned_ = now_;
+    with_free_.clear();  // in another order now
+    for (std::size_t rank = 0; rank < ReuseModel::kCells; ++rank) {
+      if (!cells_[model_.by_worth()[rank]].free.empty()) with_free_.insert(rank);
+    }
   }
 
   void enter_cell(NodeId node, Cell cell) {
@@ -195,9 +234,20 @@ class ReusePolicy final : public EvictionPolicy {
     block.after = kNoNode;
     (blocks.last == kNoNode ? blocks.first : nodes_[blocks.last].after) = node;
     blocks.last = node;
+    if (block.before == kNoNode) tell_first(cell);
     if (block.counted) {
       ++blocks.counted;
       blocks.counted_last += static_cast<double>(block.last);
+    }
+  }
+  void tell_first(Cell cell) {
+    const NodeId first = cells_[cell].first;
+    if (first == kNoNode) {
+      with_blocks_.erase(cell);
+      due_[cell] = kNever;
+    } else {
+      with_blocks_.insert(cell);
+      due_[cell] = ReuseModel::is_last(cell) ? kNever : nodes_[first].last + model_.end(cell);
     }
   }
   void leave_cell(NodeId node) {
@@ -205,6 +255,7 @@ class ReusePolicy final : public EvictionPolicy {
     CellBlocks& blocks = cells_[block.cell];
     (block.before == kNoNode ? blocks.first : nodes_[block.before].after) = block.after;
     (block.after == kNoNode ? blocks.last : nodes_[block.after].before) = block.before;
+    if (block.before == kNoNode) tell_first(block.cell);
     if (block.counted) {
       --blocks.counted;
       blocks.counted_last -= static_cast<double>(block.last);
@@ -249,6 +300,10 @@ class ReusePolicy final : public EvictionPolicy {
   std::vector<NodeId> unused_;
   PerBlock<NodeId> nodes_of_;
   std::array<CellBlocks, ReuseModel::kCells> cells_;
+  FewNumbers<ReuseModel::kCells> with_blocks_;  ///< Cells.
+  /// When the first block of each cell leaves it.
+  std::vector<std::uint64_t> due_ = std::vector<std::uint64_t>(ReuseModel::kCells, kNever);
+  FewNumbers<ReuseModel::kCells> with_free_;  ///< Cells, by their rank.
   std::vector<double> pending_ = std::vector<double>(ReuseModel::kCells, 0);
   SplitMap<std::uint64_t, NodeId> watched_;  ///< Gone, by key.
   NodeId first_gone_ = kNoNode;
@@ -257,8 +312,8 @@ class ReusePolicy final : public EvictionPolicy {
 
 }  // namespace
 
-std::unique_ptr<EvictionPolicy> make_reuse_policy(std::size_t capacity) {
-  return std::make_unique<ReusePolicy>(capacity);
+std::unique_ptr<EvictionPolicy> make_learned_policy(std::size_t capacity) {
+  return std::make_unique<LearnedPolicy>(capacity);
 }
 
 }  // namespace kvferry::cache_manager

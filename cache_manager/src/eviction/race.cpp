@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "eviction/race.hpp"
+
+#include "kvferry/ipc/base/check.hpp"
+
+#include <cmath>
+
+namespace kvferry::cache_manager {
+namespace {
+
+/// What was found counts half after so many times the capacity, and so many requests like it.
+constexpr double kHalfLifeInCapacities = 20;
+constexpr double kHalfLifeInRequests = 200;
+/// Standard deviations by which another one must have found more.
+constexpr double kSureDeviations = 3;
+/// What the cache may have missed of what the best policy found, and LRU: a part of all blocks,
+/// one of the capacity, as it takes a while to become like another one, and some standard
+/// deviations, as a single request may be luck.
+constexpr double kMostMissed = 0.0015;
+constexpr double kMostMissedOfLru = 0.001;
+constexpr double kMostMissedOfCapacity = 0.015;
+constexpr double kLuckDeviations = 0.5;
+
+}  // namespace
+
+Race::Race(std::size_t capacity, std::size_t count)
+    : capacity_(static_cast<double>(capacity)), count_(count) {
+  KVFERRY_CHECK(count > 0 && count <= kMost, "a race of too many");
+}
+
+void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t blocks) {
+  const auto length = static_cast<double>(blocks);
+  const double kept =
+      std::exp2(-length / (kHalfLifeInCapacities * capacity_ + kHalfLifeInRequests * length));
+  const auto difference = [](std::size_t a, std::size_t b) {
+    return static_cast<double>(a) - static_cast<double>(b);
+  };
+  blocks_ += length;
+  for (std::size_t one = 0; one < count_; ++one) {
+    lately_[one] = lately_[one] * kept + difference(hits[one], hits[0]);
+    const double missed = difference(hits[one], found);
+    missed_[one] += missed;
+    missed_squares_[one] += missed * missed;
+    for (std::size_t other = 0; other < count_; ++other) {
+      const double more = difference(hits[one], hits[other]);
+      lately_squares_[one][other] = lately_squares_[one][other] * kept + more * more;
+    }
+  }
+  std::size_t best = leader_;
+  std::size_t most_missed = 0;
+  for (std::size_t one = 0; one < count_; ++one) {
+    if (lately_[one] > lately_[best]) best = one;
+    if (missed_[one] > missed_[most_missed]) most_missed = one;
+  }
+  if (lately_[best] - lately_[leader_] >
+      kSureDeviations * std::sqrt(lately_squares_[best][leader_])) {
+    leader_ = best;
+  }
+  // The cache takes a while to become like another one: it stays with one that is hardly worse.
+  const auto is_more = [this](std::size_t one, double part) {
+    return missed_[one] > kMostMissedOfCapacity * capacity_ + part * blocks_ +
+                              kLuckDeviations * std::sqrt(missed_squares_[one]);
+  };
+  const bool is_behind =
+      is_more(most_missed, kMostMissed) || (count_ > kLru && is_more(kLru, kMostMissedOfLru));
+  const double hardly = (kMostMissedOfCapacity * capacity_ + kMostMissed * blocks_) / 2;
+  if (is_behind && missed_[most_missed] - missed_[leader_] > hardly) leader_ = most_missed;
+}
+
+}  // namespace kvferry::cache_manager

@@ -1,0 +1,45 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+namespace kvferry::cache_manager {
+
+/// Which of several policies a cache should do as, by what each would have found lately.
+///
+/// Two rules. Another policy leads once it found more than the leader did by more than chance
+/// explains; requests are counted, not blocks, and old ones less. And whatever that says: once the
+/// cache itself has found less than what a simple policy did by more than a small part of all
+/// blocks, it does as that one, so that a loss does not grow beyond that part.
+/// @threading one thread.
+class Race {
+ public:
+  static constexpr std::size_t kMost = 6;
+  static constexpr std::size_t kLru = 1;  ///< Its number.
+
+  /// The policy of number 0 leads until another one has done better; it is not a simple one.
+  /// @param capacity of the cache, in blocks @param count of policies, at most kMost
+  Race(std::size_t capacity, std::size_t count);
+
+  /// A request. @param hits blocks that each policy would have found @param found by the cache
+  /// @param blocks that the request has
+  void add(std::span<const std::size_t> hits, std::size_t found, std::size_t blocks);
+  [[nodiscard]] std::size_t leader() const { return leader_; }
+
+ private:
+  using Sums = std::array<double, kMost>;
+
+  double capacity_;
+  std::size_t count_;
+  std::size_t leader_ = 0;
+  Sums lately_{};                             ///< Hits more than number 0's.
+  std::array<Sums, kMost> lately_squares_{};  ///< Of each pair's differences.
+  double blocks_ = 0;
+  Sums missed_{};          ///< Hits more than the cache's.
+  Sums missed_squares_{};  ///< Of each request's.
+};
+
+}  // namespace kvferry::cache_manager

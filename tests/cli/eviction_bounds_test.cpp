@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+// What the default policy promises on traffic that nobody made it for: to be about as good as the
+// best of the others, and never much worse than LRU. The seeds were not looked at when it was made.
+#include "kvferry/cache_manager/eviction_policy.hpp"
+#include "simulate/simulation.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace kvferry::cli {
+namespace {
+
+constexpr double kBelowBest = 0.005;
+/// Of sessions that go on by chance, which say little: docs/performance.md.
+constexpr double kBelowBestBySessions = 0.015;
+constexpr double kBelowLru = 0.01;
+
+using Blocks = std::vector<std::uint64_t>;
+
+class Maker {
+ public:
+  explicit Maker(std::uint64_t seed) : random_(seed) {}
+
+  std::size_t below(std::size_t count) { return random_() % count; }
+  /// At least 1.
+  std::size_t about(double mean) {
+    const double part = (static_cast<double>(random_() >> 11U) + 1) / 0x1.0p53;
+    return 1 + static_cast<std::size_t>(-std::log(part) * mean);
+  }
+  void append(Blocks& blocks, std::size_t count) {
+    while (count-- > 0) blocks.push_back(next_++);
+  }
+  Blocks fresh(std::size_t count) {
+    Blocks blocks;
+    append(blocks, count);
+    return blocks;
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::uint64_t next_ = 0;
+};
+
+BlockTrace numbered(const std::vector<Blocks>& requests) {
+  std::vector<TraceRequest> made(requests.size());
+  for (std::size_t i = 0; i < requests.size(); ++i) made[i].hash_ids = requests[i];
+  return number_blocks(made);
+}
+
+/// Sessions of which few are open; each is busy for some requests, then another one is.
+BlockTrace bursts(std::uint64_t seed) {
+  Maker make(seed);
+  struct Session {
+    Blocks prompt;
+    std::size_t left = 0;
+  };
+  std::vector<Session> open(25);
+  std::vector<Blocks> requests;
+  while (requests.size() < 3'000) {
+    Session& busy = open[make.below(open.size())];
+    if (busy.left == 0) busy = {make.fresh(make.about(14)), make.about(12)};
+    for (std::size_t left = std::min(busy.left, 1 + make.below(6)); left > 0; --left, --busy.left) {
+      requests.push_back(busy.prompt);
+      make.append(requests.back(), make.below(2));
+    }
+  }
+  return numbered(requests);
+}
+
+/// Turn after turn in small blocks, of sessions that go on by chance.
+BlockTrace long_sessions(std::uint64_t seed) {
+  Maker make(seed);
+  struct Session {
+    Blocks told;
+    std::size_t left = 0;
+  };
+  std::vector<Session> open(40);
+  std::vector<Blocks> requests;
+  while (requests.size() < 1'500) {
+    Session& one = open[make.below(open.size())];
+    if (one.left == 0) one = {make.fresh(make.about(30)), make.about(30)};
+    make.append(one.told, make.about(5));
+    requests.push_back(one.told);
+    --one.left;
+  }
+  return numbered(requests);
+}
+
+/// Documents in turn, with questions of their own.
+BlockTrace loop(std::uint64_t seed) {
+  Maker make(seed);
+  std::vector<Blocks> documents(90);
+  for (Blocks& document : documents) document = make.fresh(make.about(12));
+  std::vector<Blocks> requests;
+  for (std::size_t i = 0; i < 2'000; ++i) {
+    requests.push_back(documents[i % documents.size()]);
+    make.append(requests.back(), 1);
+  }
+  return numbered(requests);
+}
+
+/// Documents of which some are asked about more often, between ones that nobody asks about again.
+BlockTrace scans_between(std::uint64_t seed) {
+  Maker make(seed);
+  std::vector<Blocks> documents(150);
+  for (Blocks& document : documents) document = make.fresh(make.about(8));
+  std::vector<Blocks> requests;
+  while (requests.size() < 3'000) {
+    if (make.below(3) == 0) {
+      requests.push_back(make.fresh(make.about(8)));
+    } else {
+      requests.push_back(documents[make.below(1 + make.below(documents.size()))]);
+    }
+  }
+  return numbered(requests);
+}
+
+double hit_rate(const BlockTrace& trace, std::string_view policy, std::size_t capacity) {
+  const auto result = simulate(trace, policy, capacity);
+  EXPECT_TRUE(result.has_value());
+  return result->hit_rate();
+}
+
+void expect_bounds(const BlockTrace& trace,
+                   const std::vector<double>& parts,
+                   double below_best = kBelowBest) {
+  for (const double part : parts) {
+    const auto capacity = std::max<std::size_t>(1, static_cast<std::size_t>(part * trace.distinct));
+    const double ours = hit_rate(trace, cache_manager::kDefaultEvictionPolicy, capacity);
+    EXPECT_GE(ours, hit_rate(trace, "lru", capacity) - kBelowLru) << capacity << " blocks";
+    for (const auto name : cache_manager::eviction_policies()) {
+      EXPECT_GE(ours, hit_rate(trace, name, capacity) - below_best)
+          << name << " does better with " << capacity << " blocks";
+    }
+  }
+}
+
+TEST(EvictionBoundsTest, HoldInACacheOfARequestOrTwo) {
+  expect_bounds(bursts(7001), {0.002, 0.005, 0.01, 0.05});
+}
+
+TEST(EvictionBoundsTest, HoldForShortTracesOfLongSessions) {
+  expect_bounds(long_sessions(7002), {0.01, 0.03, 0.08, 0.2}, kBelowBestBySessions);
+}
+
+TEST(EvictionBoundsTest, HoldForALoopThatIsALittleTooLarge) {
+  expect_bounds(loop(7003), {0.05, 0.2, 0.35, 0.5});
+}
+
+TEST(EvictionBoundsTest, HoldWhereSomeIsPopularAndSomeNeverComesBack) {
+  expect_bounds(scans_between(7004), {0.005, 0.02, 0.08, 0.2});
+}
+
+TEST(EvictionBoundsTest, HoldWhereEverythingFits) { expect_bounds(long_sessions(7005), {1}); }
+
+}  // namespace
+}  // namespace kvferry::cli
