@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "eviction/race.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+
+namespace kvferry::cache_manager {
+namespace {
+
+constexpr std::size_t kCapacity = 1000;
+constexpr std::size_t kBlocks = 20;  ///< Of a request.
+constexpr std::size_t kLfu = 5;
+
+using Hits = std::array<std::size_t, Race::kMost>;
+
+/// Requests of which each policy finds so many blocks, until another one than this leads; the cache
+/// finds what its leader does. Returns how many it took.
+std::size_t requests_until_led_by_another(Race& race, const Hits& hits, std::size_t most) {
+  const std::size_t led = race.leader();
+  for (std::size_t i = 0; i < most; ++i) {
+    race.add(hits, hits.at(race.leader()), kBlocks);
+    if (race.leader() != led) return i + 1;
+  }
+  return most;
+}
+
+TEST(RaceTest, TheFirstOneLeadsWhileNoneFindsMore) {
+  Race race(kCapacity, Race::kMost);
+  EXPECT_EQ(race.leader(), 0U);
+  EXPECT_EQ(requests_until_led_by_another(race, {9, 9, 9, 8, 7, 0}, 1000), 1000U);
+  EXPECT_EQ(race.leader(), 0U);
+}
+
+TEST(RaceTest, OneThatFindsMoreLeadsBeforeMuchIsLost) {
+  for (const std::size_t better : {Race::kLru, kLfu}) {
+    Race race(kCapacity, Race::kMost);
+    Hits hits{5, 5, 5, 5, 5, 5};
+    hits.at(better) = 7;
+    const std::size_t requests = requests_until_led_by_another(race, hits, 1000);
+    EXPECT_EQ(race.leader(), better);
+    EXPECT_LT(2 * requests, kCapacity / 10) << "blocks that were not found";
+  }
+}
+
+TEST(RaceTest, WhoeverIsBestTheCacheMissesLittleOfWhatThatOneFinds) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    std::mt19937_64 random(seed);
+    Race race(kCapacity, Race::kMost);
+    std::array<std::size_t, Race::kMost> chance{};  // Of each block, of eight.
+    for (std::size_t& one : chance) one = random() % 8;
+    std::array<double, Race::kMost> sums{};
+    double found = 0;
+    constexpr std::size_t kRequests = 2000;
+    for (std::size_t i = 0; i < kRequests; ++i) {
+      Hits hits{};
+      for (std::size_t one = 0; one < hits.size(); ++one) {
+        for (std::size_t block = 0; block < kBlocks; ++block) {
+          if (random() % 8 < chance.at(one)) ++hits.at(one);
+        }
+        sums.at(one) += static_cast<double>(hits.at(one));
+      }
+      found += static_cast<double>(hits.at(race.leader()));
+      race.add(hits, hits.at(race.leader()), kBlocks);
+    }
+    const double best = *std::max_element(sums.begin(), sums.end());
+    EXPECT_LT(best - found, 0.01 * kRequests * kBlocks) << "seed " << seed;
+  }
+}
+
+TEST(RaceTest, WhatWasBetterLongAgoCountsLittle) {
+  Race race(kCapacity, Race::kMost);
+  Hits hits{5, 7, 5, 5, 5, 5};
+  (void)requests_until_led_by_another(race, hits, 1000);
+  ASSERT_EQ(race.leader(), Race::kLru);
+  hits = {7, 5, 5, 5, 5, 5};
+  EXPECT_LT(requests_until_led_by_another(race, hits, 10'000), 2000U);
+  EXPECT_EQ(race.leader(), 0U);
+}
+
+TEST(RaceTest, OfTwoOnlyLruIsTheOther) {
+  Race race(std::size_t{1} << 20, 2);
+  const std::array<std::size_t, 2> hits{1, 19};
+  for (int i = 0; i < 5000; ++i) race.add(hits, hits.at(race.leader()), kBlocks);
+  EXPECT_EQ(race.leader(), Race::kLru);
+}
+
+}  // namespace
+}  // namespace kvferry::cache_manager
