@@ -92,10 +92,12 @@ void read_memory(std::span<const std::uint8_t> bytes) {
     const auto slab = pool.adopt(place);
     if (!slab) continue;
     for (std::uint32_t i = 0; i < place.capacity; ++i) {
-      if ((*opened)->state(*slab, i) == format::BlockState::kNone) continue;
+      (void)(*opened)->state(*slab, i);
+      if ((*opened)->adopt(*slab, i).state == format::BlockState::kNone) continue;
       const HostSlot slot = pool.adopt_slot(*slab, i);
       check_slot(pool, slot);
       (void)(*opened)->find(slot);
+      (void)(*opened)->find_key(slot, pool.shape(slot).ranks);
       (void)(*opened)->find_sequence(slot);
     }
   }
