@@ -204,6 +204,8 @@ int follow(const EventsOptions& options) {
   return stdout_complete("events") ? kExitDone : kExitFailed;
 }
 
+constexpr std::uint64_t kMostBatches = std::uint64_t{1} << 62;
+
 void check_endpoint_option(CLI::Option& option) {
   option.type_name("ENDPOINT")->check([](const std::string& text) {
     const ipc::Status good = ipc::check_kv_endpoint(text, /*listens=*/false);
@@ -233,6 +235,7 @@ int events_command(const Arguments& arguments) {
   app->add_flag("--json", options.json, "Print a JSON object per batch");
   app->add_option("--count", options.count, "End after so many batches; 0: never")
       ->type_name("N")
+      ->check(CLI::Range(std::uint64_t{0}, kMostBatches))
       ->default_str("0");
   add_seconds(*app, "--seconds", options.time, "End after so long; 0: never");
   if (const auto code = parse_arguments(*app, arguments)) return *code;

@@ -8,6 +8,7 @@
 #include "must.hpp"
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 namespace kvferry::cli {
@@ -32,6 +33,8 @@ constexpr std::array kTierNames = {"--write-policy", "--write-uses",        "--w
                                    "--store-queue",  "--recompute",         "--prefill-rate",
                                    "--prefetch",     "--prefetch-requests", "--prefetch-timeout",
                                    "--unit-blocks",  "--namespace",         "--namespace-key-file"};
+
+constexpr std::uint32_t kMostStoreQueue = 1U << 31;
 
 }  // namespace
 
@@ -96,6 +99,7 @@ void add_write_options(CLI::App& app, TierChoice& choice) {
                  "Blocks that may be on their way to host memory at a time, beyond which they are "
                  "not stored; 0: as many as the device holds")
       ->type_name("BLOCKS")
+      ->check(CLI::Range(0U, kMostStoreQueue))
       ->default_str("0");
   add_parsed<worker::RecomputeMode>(app, "--recompute", choice.recompute.mode,
                                     worker::parse_recompute_mode,
