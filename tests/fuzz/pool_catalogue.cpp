@@ -97,7 +97,6 @@ void read_memory(std::span<const std::uint8_t> bytes) {
       const HostSlot slot = pool.adopt_slot(*slab, i);
       check_slot(pool, slot);
       (void)(*opened)->find(slot);
-      (void)(*opened)->find_key(slot, pool.shape(slot).ranks);
       (void)(*opened)->find_sequence(slot);
     }
   }

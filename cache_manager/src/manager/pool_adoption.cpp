@@ -245,7 +245,7 @@ void PoolAdoption::announce_some() {
 void PoolAdoption::announce(Visible visible) {
   const HostSlot slot = visible.held->slot();
   const SlabShape& shape = context_.pool.shape(slot);
-  const auto found = catalogue_.find_key(slot, shape.ranks);
+  const auto found = catalogue_.find(slot);
   if (!found) {
     ++stats_.dropped;
     return;

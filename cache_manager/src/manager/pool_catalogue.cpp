@@ -358,7 +358,8 @@ void PoolCatalogue::on_slab_opened(std::uint32_t id, const SlabPlace& place) {
   if (areas_.size() <= id) areas_.resize(id + 1);
   Area& area = areas_[id];
   const std::uint32_t sums = place.shape.sums();
-  area = {nullptr, catalogue::record_bytes(sums), place.first_page, sums, place.shape.fingerprint};
+  area = {nullptr, catalogue::record_bytes(sums), place.first_page,
+          sums,    place.shape.ranks + 1,         place.shape.fingerprint};
   if (sums > catalogue::kMostSums ||
       place.capacity > place.pages * layout_.area_bytes / area.stride) {
     ipc::log_warn(

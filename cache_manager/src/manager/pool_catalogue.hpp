@@ -30,23 +30,13 @@ namespace kvferry::cache_manager {
 class PoolCatalogue final : public PoolObserver {
  public:
   struct FoundBlock {
-    catalogue::BlockState state = catalogue::BlockState::kNone;
-    ipc::Digest root;
-    ipc::Digest block;
-    ipc::Digest before;
-    std::vector<std::uint64_t> sums;      ///< Empty: not known.
-    std::optional<ipc::JobId> awaited{};  ///< Whose they would be; and which parts it stored.
-    std::uint64_t parts = 0;
-    std::uint32_t used = 0;  ///< The greater, the later.
-  };
-  /// The same, without what takes memory of its own.
-  struct FoundKey {
     ipc::Digest root;
     ipc::Digest block;
     ipc::Digest before;
     std::uint64_t summed_parts = 0;       ///< Whose checksums are known, a bit for each.
-    std::optional<ipc::JobId> awaited{};  ///< As FoundBlock's.
+    std::optional<ipc::JobId> awaited{};  ///< Whose they would be; and which parts it stored.
     std::uint64_t parts = 0;
+    std::uint32_t used = 0;  ///< The greater, the later.
   };
   struct FoundSlot {
     catalogue::BlockState state = catalogue::BlockState::kNone;
@@ -101,11 +91,8 @@ class PoolCatalogue final : public PoolObserver {
   [[nodiscard]] std::vector<FoundUser> users() const;
   /// @pre on_slab_opened() with that slab; index < its capacity
   [[nodiscard]] catalogue::BlockState state(std::uint32_t slab, std::uint32_t index) const;
-  /// state: kVisible, or else it says nothing.
-  [[nodiscard]] FoundBlock find(const HostSlot& slot) const;
-  /// Nothing where it is not visible. @param ranks of the slab's shape
-  [[nodiscard]] std::optional<FoundKey> find_key(const HostSlot& slot, std::uint32_t ranks) const;
-  [[nodiscard]] std::uint32_t used(const HostSlot& slot) const;
+  /// Nothing where it is not visible.
+  [[nodiscard]] std::optional<FoundBlock> find(const HostSlot& slot) const;
   /// The root in that place; zero: none.
   [[nodiscard]] const ipc::Digest& root_at(std::uint16_t place) const {
     return known_roots_[place].root;
@@ -161,6 +148,7 @@ class PoolCatalogue final : public PoolObserver {
     std::uint64_t stride = 0;
     std::uint32_t first_page = 0;
     std::uint32_t sums = 0;
+    std::uint32_t sums_of_part = 0;
     ipc::Digest fingerprint{};
   };
 

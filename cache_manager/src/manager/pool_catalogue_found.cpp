@@ -29,49 +29,22 @@ BlockState PoolCatalogue::state(std::uint32_t slab, std::uint32_t index) const {
   return read_record({slab, index, 0}, copy) ? copy.record.state : BlockState::kNone;
 }
 
-std::uint32_t PoolCatalogue::used(const HostSlot& slot) const {
-  const Block* record = block(slot);
-  return record == nullptr ? 0 : record->used;
-}
-
-PoolCatalogue::FoundBlock PoolCatalogue::find(const HostSlot& slot) const {
-  FoundBlock found;
-  RecordCopy copy;
-  if (!read_record(slot, copy)) return found;
-  const Block& record = copy.record;
-  found.state = record.state;
-  if (found.state != BlockState::kVisible) return found;
-  if (!names_root(record) || record.block.is_zero()) {
-    found.state = BlockState::kNone;
-    return found;
-  }
-  found.root = root_at(record.root);
-  found.used = record.used;
-  found.block = record.block;
-  found.before = record.before;
-  if (record.sums == SumsState::kKnown) {
-    found.sums.assign(copy.sums.begin(), copy.sums.begin() + areas_[slot.slab].sums);
-  } else if (record.sums == SumsState::kAwaited) {
-    found.awaited = ipc::JobId{copy.sums[0]};
-    found.parts = copy.sums[1];
-  }
-  return found;
-}
-
-std::optional<PoolCatalogue::FoundKey> PoolCatalogue::find_key(const HostSlot& slot,
-                                                               std::uint32_t ranks) const {
+std::optional<PoolCatalogue::FoundBlock> PoolCatalogue::find(const HostSlot& slot) const {
   RecordCopy copy;
   if (!read_record(slot, copy)) return std::nullopt;
   const Block& record = copy.record;
   if (record.state != BlockState::kVisible || !names_root(record) || record.block.is_zero()) {
     return std::nullopt;
   }
-  FoundKey found{.root = root_at(record.root), .block = record.block, .before = record.before};
+  FoundBlock found{.root = root_at(record.root),
+                   .block = record.block,
+                   .before = record.before,
+                   .used = record.used};
   if (record.sums == SumsState::kKnown) {
-    const std::uint32_t each = ranks + 1;
-    for (std::uint32_t at = 0; at < areas_[slot.slab].sums; at += each) {
+    const Area& area = areas_[slot.slab];
+    for (std::uint32_t at = 0; at < area.sums; at += area.sums_of_part) {
       // Those of a part that was not stored are zero.
-      if (copy.sums[at] != 0) found.summed_parts |= std::uint64_t{1} << (at / each);
+      if (copy.sums[at] != 0) found.summed_parts |= std::uint64_t{1} << (at / area.sums_of_part);
     }
   } else if (record.sums == SumsState::kAwaited) {
     found.awaited = ipc::JobId{copy.sums[0]};
