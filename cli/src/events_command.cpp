@@ -138,67 +138,104 @@ struct EventsOptions {
   std::chrono::milliseconds time{0};
 };
 
-/// Tells people whether anybody is there to be heard.
-class ConnectionNotes {
+/// Tells people whether anybody is there.
+class PresenceNotes {
  public:
-  explicit ConnectionNotes(std::string endpoint) : endpoint_(std::move(endpoint)) {}
+  /// does: what somebody does at the endpoint; waiting: what goes on meanwhile.
+  PresenceNotes(std::string endpoint, std::string_view does, std::string_view waiting)
+      : endpoint_(std::move(endpoint)), does_(does), waiting_(waiting) {}
 
-  /// Called when a second was quiet, and with every batch of a connection.
-  void look(bool connected) {
-    if (told_ == connected) return;
+  void look(bool is_there) {
+    if (told_ == is_there) return;
     const bool again = told_.has_value();
-    told_ = connected;
-    heard_ = heard_ || connected;
-    if (!connected) {
-      print_err("kvferry events: nobody tells at {}{}; waiting\n", endpoint_,
-                again ? " any more" : "");
+    told_ = is_there;
+    was_there_ = was_there_ || is_there;
+    if (!is_there) {
+      print_err("kvferry events: nobody {} at {}{}; {}\n", does_, endpoint_,
+                again ? " any more" : "", waiting_);
     } else if (again) {
-      print_err("kvferry events: somebody tells at {}\n", endpoint_);
+      print_err("kvferry events: somebody {} at {}\n", does_, endpoint_);
     }
   }
-  [[nodiscard]] bool was_heard() const noexcept { return heard_; }
+  [[nodiscard]] bool was_there() const noexcept { return was_there_; }
 
  private:
   const std::string endpoint_;
+  const std::string_view does_;
+  const std::string_view waiting_;
   std::optional<bool> told_;
-  bool heard_ = false;
+  bool was_there_ = false;
 };
 
-/// All of it until an end that was asked for, or nobody reads it any more.
-void show_events(const EventsOptions& options,
-                 KvEventSubscriber& subscriber,
-                 ConnectionNotes& notes,
-                 std::uint64_t& batches) {
-  const ipc::Deadline end = ipc::Deadline::after(options.time);
-  while (options.count == 0 || batches < options.count) {
-    // Once a second: whether that was all.
-    const ipc::Deadline look = ipc::Deadline::after(1s);
-    const auto news = subscriber.next(options.time.count() == 0 ? look : look.earlier(end));
-    const bool connected = subscriber.is_connected();
-    // A snapshot's first piece may be there before the connection to who tells is.
-    if (connected || (news && !*news)) notes.look(connected);
-    if (!news) {
-      print_err("kvferry events: {}\n", news.error().to_string());
-    } else if (*news) {
-      const News& one = **news;
-      if (!write_out(options.json ? to_json_line(one) : to_text(one))) return;
-      if (is_batch(one)) ++batches;
+/// One command's listening.
+class Listener {
+ public:
+  explicit Listener(const EventsOptions& options)
+      : options_(options),
+        subscriber_(options.publisher),
+        tells_(options.publisher.endpoint, "tells", "waiting"),
+        answers_(options.publisher.snapshot_endpoint,
+                 "answers",
+                 "what is told is kept back until what came before is known") {}
+
+  /// All of it until an end that was asked for, or nobody reads it any more.
+  void run() {
+    const ipc::Deadline end = ipc::Deadline::after(options_.time);
+    while (options_.count == 0 || batches_ < options_.count) {
+      // Once a second: whether that was all.
+      const ipc::Deadline look = ipc::Deadline::after(1s);
+      const auto news = subscriber_.next(options_.time.count() == 0 ? look : look.earlier(end));
+      note(news && !*news);
+      if (!news) {
+        print_err("kvferry events: {}\n", news.error().to_string());
+      } else if (*news && !show(**news)) {
+        return;
+      }
+      if (options_.time.count() != 0 && end.expired()) return;
     }
-    if (options.time.count() != 0 && end.expired()) return;
   }
-}
+  /// Empty, or who never was there.
+  [[nodiscard]] std::string lacked() const {
+    if (batches_ > 0) return {};
+    if (!tells_.was_there()) {
+      return fmt::format("nobody told anything at {}: is a manager there, with --kv-events?",
+                         options_.publisher.endpoint);
+    }
+    if (asks() && !answers_.was_there()) {
+      return fmt::format("nobody answered at {}: is it a manager's --kv-events-snapshot?",
+                         options_.publisher.snapshot_endpoint);
+    }
+    return {};
+  }
+
+ private:
+  [[nodiscard]] bool asks() const { return !options_.publisher.snapshot_endpoint.empty(); }
+  // Not before a second was quiet: who is there needs a moment to be known.
+  void note(bool was_quiet) {
+    const bool connected = subscriber_.is_connected();
+    if (connected || was_quiet) tells_.look(connected);
+    if (asks() && !answers_.was_there() && was_quiet) answers_.look(false);
+  }
+  /// False when nobody reads it.
+  [[nodiscard]] bool show(const News& news) {
+    if (news.kind == News::Kind::kReset && asks()) answers_.look(true);
+    if (is_batch(news)) ++batches_;
+    return write_out(options_.json ? to_json_line(news) : to_text(news));
+  }
+
+  const EventsOptions& options_;
+  KvEventSubscriber subscriber_;
+  PresenceNotes tells_;
+  PresenceNotes answers_;
+  std::uint64_t batches_ = 0;
+};
 
 /// Returns the exit code.
 int follow(const EventsOptions& options) {
-  KvEventSubscriber subscriber(options.publisher);
-  ConnectionNotes notes(options.publisher.endpoint);
-  std::uint64_t batches = 0;
-  show_events(options, subscriber, notes, batches);
-  if (!notes.was_heard() && batches == 0) {
-    print_err(
-        "kvferry events: FAILED: nobody told anything at {}: is a manager there, with "
-        "--kv-events?\n",
-        options.publisher.endpoint);
+  Listener listener(options);
+  listener.run();
+  if (const std::string lacked = listener.lacked(); !lacked.empty()) {
+    print_err("kvferry events: FAILED: {}\n", lacked);
     return kExitFailed;
   }
   return stdout_complete("events") ? kExitDone : kExitFailed;

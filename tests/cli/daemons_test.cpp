@@ -194,6 +194,12 @@ TEST_F(DaemonsTest, EventsOfNobodyAreAFailureAndAManagerThatComesIsHeard) {
   ASSERT_TRUE(says("nobody tells")) << listener.stderr_text();
   start("manager", {"--kv-events=" + endpoint});
   EXPECT_TRUE(says("somebody tells")) << listener.stderr_text();
+  const std::string nowhere = "ipc://" + (temp_ / "nowhere").string();
+  const Finished unanswered =
+      run_kvferry({"events", "--endpoint=" + endpoint, "--snapshot=" + nowhere, "--seconds=1.5"});
+  EXPECT_EQ(unanswered.exit, ChildExit::exited(1));
+  EXPECT_THAT(unanswered.complaints, AllOf(HasSubstr("nobody answers at " + nowhere + "; what is"),
+                                           HasSubstr("FAILED: nobody answered at " + nowhere)));
   running_.front()->signal(SIGTERM);
   EXPECT_EQ(running_.front()->wait(soon()), ChildExit::exited(0));
   EXPECT_TRUE(says("any more")) << listener.stderr_text();
