@@ -53,20 +53,21 @@ BlockTrace numbered(const std::vector<Blocks>& requests) {
   return number_blocks(made);
 }
 
+struct Session {
+  Blocks told;
+  std::size_t left = 0;  ///< Requests.
+};
+
 /// Sessions of which few are open; each is busy for some requests, then another one is.
 BlockTrace bursts(std::uint64_t seed) {
   Maker make(seed);
-  struct Session {
-    Blocks prompt;
-    std::size_t left = 0;
-  };
   std::vector<Session> open(25);
   std::vector<Blocks> requests;
   while (requests.size() < 3'000) {
     Session& busy = open[make.below(open.size())];
     if (busy.left == 0) busy = {make.fresh(make.about(14)), make.about(12)};
     for (std::size_t left = std::min(busy.left, 1 + make.below(6)); left > 0; --left, --busy.left) {
-      requests.push_back(busy.prompt);
+      requests.push_back(busy.told);
       make.append(requests.back(), make.below(2));
     }
   }
@@ -76,10 +77,6 @@ BlockTrace bursts(std::uint64_t seed) {
 /// Turn after turn in small blocks, of sessions that go on by chance.
 BlockTrace long_sessions(std::uint64_t seed) {
   Maker make(seed);
-  struct Session {
-    Blocks told;
-    std::size_t left = 0;
-  };
   std::vector<Session> open(40);
   std::vector<Blocks> requests;
   while (requests.size() < 1'500) {

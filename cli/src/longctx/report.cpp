@@ -128,14 +128,14 @@ Json to_json(const LongctxReport& report) {
 std::string table_of(const LongctxReport& report) {
   const LongctxConfig& config = report.config;
   std::string text = fmt::format(
-      "{} sequences of {} tokens on {} blocks of {} ({}): {:.1f} times what the device holds, "
-      "{:.0f} % of it active\n"
+      "{} sequences of {} tokens on {} blocks of {} ({}): {:.1f} times what the device holds{}\n"
       "{} decode steps each, {} in a turn; link {:.1f} GB/s to the host, {:.1f} GB/s to the "
       "device\n\n",
       config.sequences, with_separators(config.context + config.steps),
       with_separators(report.sizes.gpu_blocks), config.geometry_name, report.device,
-      report.sizes.oversubscription(), 100 * config.active, config.steps, config.slice,
-      report.link.to_host / 1e9, report.link.to_device / 1e9);
+      report.sizes.oversubscription(),
+      report.sizes.in_windows() ? "" : fmt::format(", {:.0f} % of it active", 100 * config.active),
+      config.steps, config.slice, report.link.to_host / 1e9, report.link.to_device / 1e9);
   if (report.sizes.in_windows()) {
     text += fmt::format(
         "each has {} blocks, more than the device: it computes alone, every token in windows\n\n",
