@@ -3,6 +3,8 @@
 #include "mover/kept_sums.hpp"
 
 #include <algorithm>
+#include <unordered_set>
+#include <utility>
 
 namespace kvferry::cache_manager {
 
@@ -13,6 +15,20 @@ void KeptSums::add(const std::vector<ipc::KeptSum>& sums) {
     sums_.pop_front();
     if (asked_ && asked_->told > 0) --asked_->told;
   }
+  // Who asks counts by position.
+  if (!asked_ && sums_.size() >= many_) drop_replaced();
+}
+
+// A place is written again only once what was there has left the catalogue, so nobody misses the
+// sums of before.
+void KeptSums::drop_replaced() {
+  std::unordered_set<std::uint64_t> places;
+  std::deque<ipc::KeptSum> last;
+  for (auto sum = sums_.rbegin(); sum != sums_.rend(); ++sum) {
+    if (places.insert(sum->offset).second) last.push_front(*sum);
+  }
+  sums_ = std::move(last);
+  many_ = std::max(kFew, 2 * sums_.size());
 }
 
 void KeptSums::tell(std::uint64_t queued) { asked_ = Asked{queued}; }
@@ -35,6 +51,7 @@ std::optional<ipc::KeptSums> KeptSums::next() {
 
 void KeptSums::forget() {
   sums_.clear();
+  many_ = kFew;
   if (asked_) asked_->told = 0;
 }
 
