@@ -30,7 +30,9 @@ struct FleetOptions {
   std::string copy_strategy = "auto";
   std::vector<std::string> devices;  ///< One per rank.
   std::uint32_t gpu_blocks = 64;
-  std::uint64_t host_memory = 16ULL << 20;
+  /// Of "tiny" 128 blocks: somewhat more than the traffic keeps, so that it is full, and what the
+  /// manager knows of it complete, in the first hundreds of cycles.
+  std::uint64_t host_memory = 4ULL << 20;
   bool reuse_pids = false;  ///< The next life of a process gets the number of the last one.
 };
 

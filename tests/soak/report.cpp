@@ -13,7 +13,7 @@
 namespace kvferry::soak {
 namespace {
 
-// docs/handshake.md, docs/reliability.md. With 16 MiB pinned, its share is nothing.
+// docs/handshake.md, docs/reliability.md. With 4 MiB pinned, its share is nothing.
 constexpr double kClearMs = 8'000;        ///< A whole clear: revoke 5 s, kill 2 s, settle 1 s.
 constexpr double kReinitMs = 7'000;       ///< A death proven (2 s), a hello (5 s).
 constexpr double kUndisturbedMs = 5'000;  ///< Nobody died or stalled: revoke.
