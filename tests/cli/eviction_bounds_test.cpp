@@ -118,6 +118,38 @@ BlockTrace scans_between(std::uint64_t seed) {
   return numbered(requests);
 }
 
+/// Prompts of which each is used in some shuffled passes; then come new ones.
+std::vector<Blocks> epochs(Maker& make, std::size_t prompts, std::size_t count) {
+  std::vector<Blocks> requests;
+  while (requests.size() < count) {
+    std::vector<Blocks> batch(prompts);
+    for (Blocks& prompt : batch) prompt = make.fresh(make.about(10));
+    for (int pass = 0; pass < 4; ++pass) {
+      for (std::size_t i = batch.size(); i > 1; --i) std::swap(batch[i - 1], batch[make.below(i)]);
+      requests.insert(requests.end(), batch.begin(), batch.end());
+    }
+  }
+  return requests;
+}
+
+/// A loop, and between its documents others, of which some are popular for a while.
+BlockTrace loop_beside_phases(std::uint64_t seed) {
+  Maker make(seed);
+  std::vector<Blocks> documents(60);
+  for (Blocks& document : documents) document = make.fresh(make.about(12));
+  std::vector<Blocks> popular;
+  std::vector<Blocks> requests;
+  for (std::size_t i = 0; i < 4'000; ++i) {
+    if (i % 700 == 0) {
+      popular.assign(200, {});
+      for (Blocks& document : popular) document = make.fresh(make.about(6));
+    }
+    requests.push_back(i % 2 == 0 ? documents[i / 2 % documents.size()]
+                                  : popular[make.below(1 + make.below(popular.size()))]);
+  }
+  return numbered(requests);
+}
+
 double hit_rate(const BlockTrace& trace, std::string_view policy, std::size_t capacity) {
   const auto result = simulate(trace, policy, capacity);
   EXPECT_TRUE(result.has_value());
@@ -152,6 +184,17 @@ TEST(EvictionBoundsTest, HoldForALoopThatIsALittleTooLarge) {
 
 TEST(EvictionBoundsTest, HoldWhereSomeIsPopularAndSomeNeverComesBack) {
   expect_bounds(scans_between(7004), {0.005, 0.02, 0.08, 0.2});
+}
+
+TEST(EvictionBoundsTest, HoldWhereACacheJustHoldsThePromptsOfAnEpoch) {
+  for (const std::uint64_t seed : {7006U, 7007U}) {
+    Maker make(seed);
+    expect_bounds(numbered(epochs(make, 128, 4'000)), {0.06, 0.15, 0.2, 0.3});
+  }
+}
+
+TEST(EvictionBoundsTest, HoldForALoopBesideWhatIsPopularForAWhile) {
+  expect_bounds(loop_beside_phases(7008), {0.02, 0.08, 0.15, 0.25, 0.35});
 }
 
 TEST(EvictionBoundsTest, HoldWhereEverythingFits) { expect_bounds(long_sessions(7005), {1}); }

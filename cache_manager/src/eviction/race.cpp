@@ -12,8 +12,9 @@ namespace {
 /// What was found counts half after so many times the capacity, and so many requests like it.
 constexpr double kHalfLifeInCapacities = 20;
 constexpr double kHalfLifeInRequests = 200;
-/// Standard deviations by which another one must have found more.
+/// Standard deviations by which another one must have found more, and number 0.
 constexpr double kSureDeviations = 3;
+constexpr double kSureDeviationsOfFirst = 0.5;
 /// What the cache may have missed of what the best policy found, and LRU: a part of all blocks,
 /// one of the capacity, as it takes a while to become like another one, and some standard
 /// deviations, as a single request may be luck.
@@ -26,7 +27,7 @@ constexpr double kLuckDeviations = 0.5;
 
 Race::Race(std::size_t capacity, std::size_t count)
     : capacity_(static_cast<double>(capacity)), count_(count) {
-  KVFERRY_CHECK(count > 0 && count <= kMost, "a race of too many");
+  KVFERRY_CHECK(count > kLru && count <= kMost, "a race of too few, or too many");
 }
 
 void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t blocks) {
@@ -53,8 +54,8 @@ void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t
     if (lately_[one] > lately_[best]) best = one;
     if (missed_[one] > missed_[most_missed]) most_missed = one;
   }
-  if (lately_[best] - lately_[leader_] >
-      kSureDeviations * std::sqrt(lately_squares_[best][leader_])) {
+  const double sure = best == 0 ? kSureDeviationsOfFirst : kSureDeviations;
+  if (lately_[best] - lately_[leader_] > sure * std::sqrt(lately_squares_[best][leader_])) {
     leader_ = best;
   }
   // The cache takes a while to become like another one: it stays with one that is hardly worse.
@@ -62,8 +63,7 @@ void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t
     return missed_[one] > kMostMissedOfCapacity * capacity_ + part * blocks_ +
                               kLuckDeviations * std::sqrt(missed_squares_[one]);
   };
-  const bool is_behind =
-      is_more(most_missed, kMostMissed) || (count_ > kLru && is_more(kLru, kMostMissedOfLru));
+  const bool is_behind = is_more(most_missed, kMostMissed) || is_more(kLru, kMostMissedOfLru);
   const double hardly = (kMostMissedOfCapacity * capacity_ + kMostMissed * blocks_) / 2;
   if (is_behind && missed_[most_missed] - missed_[leader_] > hardly) leader_ = most_missed;
 }

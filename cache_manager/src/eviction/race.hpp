@@ -10,17 +10,20 @@ namespace kvferry::cache_manager {
 
 /// Which of several policies a cache should do as, by what each would have found lately.
 ///
-/// Two rules. Another policy leads once it found more than the leader did by more than chance
-/// explains; requests are counted, not blocks, and old ones less. And whatever that says: once the
-/// cache itself has found less than what a simple policy did by more than a small part of all
-/// blocks, it does as that one, so that a loss does not grow beyond that part.
+/// It begins as LRU: what a model that has seen little takes for worth keeping can be what has just
+/// ended, and LRU has no such loss to make good. Two rules. Another policy leads once it found more
+/// than the leader did by more than chance explains; requests are counted, not blocks, and old ones
+/// less. And whatever that says: once the cache itself has found less than what a simple policy did
+/// by more than a small part of all blocks, it does as that one, so that a loss does not grow
+/// beyond that part.
 /// @threading one thread.
 class Race {
  public:
   static constexpr std::size_t kMost = 6;
   static constexpr std::size_t kLru = 1;  ///< Its number.
 
-  /// The policy of number 0 leads until another one has done better; it is not a simple one.
+  /// LRU leads until another one has done better. The policy of number 0 is not a simple one: it
+  /// needs less to be believed in than the others, as it is the one that gets better.
   /// @param capacity of the cache, in blocks @param count of policies, at most kMost
   Race(std::size_t capacity, std::size_t count);
 
@@ -34,7 +37,7 @@ class Race {
 
   double capacity_;
   std::size_t count_;
-  std::size_t leader_ = 0;
+  std::size_t leader_ = kLru;
   Sums lately_{};                             ///< Hits more than number 0's.
   std::array<Sums, kMost> lately_squares_{};  ///< Of each pair's differences.
   double blocks_ = 0;
