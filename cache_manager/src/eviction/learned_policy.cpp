@@ -22,7 +22,7 @@ constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 /// Blocks that are gone are watched for so many times what the cache holds; of a large cache only
 /// a sample is, by key, and counted.
 constexpr std::size_t kWatchedByCapacity = 8;
-constexpr std::size_t kMostWatched = std::size_t{1} << 20U;
+constexpr std::size_t kMostWatched = std::size_t{1} << 17U;
 /// The model learns anew after so many blocks used: a part of the capacity.
 constexpr double kLearnEvery = 0.05;
 constexpr double kLearnEveryAtLeast = 400;
