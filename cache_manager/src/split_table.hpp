@@ -44,7 +44,7 @@ template <typename Slot> class SplitTable {
   }
   template <typename IsIt>
   [[nodiscard]] const Slot* find(std::uint64_t hash, const IsIt& is_it) const {
-    return const_cast<SplitTable*>(this)->find(hash, is_it);
+    return parts_[part_of(hash)].find(hash, is_it);
   }
   /// An empty slot, which is to be filled at once. @pre none like it is there
   [[nodiscard]] Slot& add(std::uint64_t hash) {
@@ -53,7 +53,7 @@ template <typename Slot> class SplitTable {
     return added;
   }
   /// @pre of this table
-  void erase(Slot& slot) {
+  void erase(const Slot& slot) {
     parts_[part_of(slot.hash())].erase(slot);
     --size_;
   }
@@ -74,13 +74,12 @@ template <typename Slot> class SplitTable {
       const std::size_t wanted = std::bit_ceil(std::max(kLeastSlots, size + size / 3 + 1));
       if (size > 0 && wanted > slots_.size()) move_to(wanted);
     }
-    template <typename IsIt> Slot* find(std::uint64_t hash, const IsIt& is_it) {
-      if (slots_.empty()) return nullptr;
-      for (std::size_t at = home(hash);; at = next(at)) {
-        Slot& slot = slots_[at];
-        if (!slot.is_used()) return nullptr;
-        if (is_it(slot)) return &slot;
-      }
+    template <typename IsIt> [[nodiscard]] Slot* find(std::uint64_t hash, const IsIt& is_it) {
+      return found(slots_, hash, is_it);
+    }
+    template <typename IsIt>
+    [[nodiscard]] const Slot* find(std::uint64_t hash, const IsIt& is_it) const {
+      return found(slots_, hash, is_it);
     }
     Slot& add(std::uint64_t hash) {
       if ((size_ + 1) * 4 > slots_.size() * 3) move_to(std::max(kLeastSlots, slots_.size() * 2));
@@ -88,7 +87,7 @@ template <typename Slot> class SplitTable {
       return slots_[free_for(hash)];
     }
     // What lies behind it in its row moves up, so that rows never have a gap.
-    void erase(Slot& slot) {
+    void erase(const Slot& slot) {
       auto hole = static_cast<std::size_t>(&slot - slots_.data());
       for (std::size_t at = next(hole); slots_[at].is_used(); at = next(at)) {
         const std::size_t from_home = (at - home(slots_[at].hash())) & mask_;
@@ -111,6 +110,15 @@ template <typename Slot> class SplitTable {
    private:
     static constexpr std::size_t kLeastSlots = 8;
 
+    template <typename Slots, typename IsIt>
+    [[nodiscard]] auto found(Slots& slots, std::uint64_t hash, const IsIt& is_it) const
+        -> decltype(slots.data()) {
+      if (slots.empty()) return nullptr;
+      for (std::size_t at = home(hash); slots[at].is_used(); at = next(at)) {
+        if (is_it(slots[at])) return &slots[at];
+      }
+      return nullptr;
+    }
     [[nodiscard]] std::size_t next(std::size_t at) const noexcept { return (at + 1) & mask_; }
     // By the bits below those that chose the part.
     [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept {

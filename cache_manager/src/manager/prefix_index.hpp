@@ -17,9 +17,11 @@
 #include "manager/namespace_accounts.hpp"
 #include "manager/prefix_observer.hpp"
 #include "split_map.hpp"
+#include "split_table.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -217,31 +219,70 @@ class PrefixIndex {
  private:
   /// kAnnounced: in the pool, by an earlier manager, and not visible yet.
   enum class State : std::uint8_t { kReserved, kFilling, kVisible, kAnnounced };
+  using Pins = std::unordered_map<ipc::IncarnationId, std::uint32_t>;
+  /// Where it is in store_.
+  using Place = std::uint32_t;
+  static constexpr Place kNoPlace = std::numeric_limits<Place>::max();
   struct Entry : RunNode {
     State state = State::kReserved;
+    bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
+    Place place = kNoPlace;
+    Announced announced = 0;  ///< In found_, while it is announced.
     Token token = 0;
     HostBlockRef block;
-    ipc::IncarnationId owner;  ///< Until visible.
-    std::unordered_map<ipc::IncarnationId, std::uint32_t> pins;
-    Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
+    std::unique_ptr<Pins> pins;  ///< Null: none.
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
-    bool is_next = false;     ///< Of make_findable(). id: in entries_, while it is visible.
-    Announced announced = 0;  ///< In found_, while it is announced.
     Kept kept;
     /// Of the same slab.
     Entry* slab_next = nullptr;
     Entry* slab_previous = nullptr;
   };
+  /// Of an entry that is not visible yet, nor found.
+  struct Reservation {
+    Entry* entry = nullptr;
+    ipc::IncarnationId owner;
+    Token before = 0;  ///< Of that entry, where it waits for this one to be visible.
+  };
   struct SlabEntries {
     Entry* first = nullptr;
     std::uint32_t count = 0;
   };
-  using Table = SplitMap<ipc::BlockKey, std::unique_ptr<Entry>>;
+  /// Names an entry by a part of its key's hash; the rest is the entry's to say.
+  struct Named {
+    std::uint32_t tag = 0;
+    Place place = kNoPlace;
 
-  [[nodiscard]] Entry* find(const ipc::BlockKey& key) const;
+    [[nodiscard]] bool is_used() const noexcept { return place != kNoPlace; }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return std::uint64_t{tag} << 32U; }
+  };
+  /// Of one root.
+  using Table = SplitTable<Named>;
+
+  [[nodiscard]] static std::uint64_t hash_of(const ipc::BlockKey& key) noexcept {
+    return spread_bits(SplitMapKey<ipc::BlockKey>::Hash{}(key));
+  }
+  [[nodiscard]] const Named* find_in(const Table& table, const ipc::BlockKey& key) const;
+  /// kNoPlace: there is none.
+  [[nodiscard]] Place place_of(const ipc::BlockKey& key) const;
+  [[nodiscard]] Entry* find(const ipc::BlockKey& key) {
+    const Place place = place_of(key);
+    return place == kNoPlace ? nullptr : &store_[place];
+  }
+  [[nodiscard]] const Entry* find(const ipc::BlockKey& key) const {
+    const Place place = place_of(key);
+    return place == kNoPlace ? nullptr : &store_[place];
+  }
+  /// Not in its root's table yet.
+  [[nodiscard]] Entry& make_entry();
+  static void name(const Entry& entry, Table& table);
+  /// It is nowhere else any more.
+  void unmake(Entry& entry);
+  [[nodiscard]] static bool is_reserved(const Entry& entry) noexcept {
+    return entry.state == State::kReserved || entry.state == State::kFilling;
+  }
   [[nodiscard]] static bool is_evictable(const Entry& entry) {
-    return entry.id != kNoEntry && entry.pins.empty() && entry.awaited_by == 0 &&
+    return entry.id != kNoEntry && entry.pins == nullptr && entry.awaited_by == 0 &&
            entry.block.use_count() == 1;
   }
   [[nodiscard]] NamespaceAccount& account_of(const Entry& entry);
@@ -253,10 +294,10 @@ class PrefixIndex {
   void use_new(std::span<Entry* const> entries);
   void make_findable(Entry& entry);
   /// What a reservation continues stays until that is over.
-  void hold_before(Entry& entry);
+  void hold_before(const Entry& entry, Reservation& reservation);
   void add_awaiting(Entry& entry);
   void take_awaiting(Entry& entry);
-  void let_go_before(Entry& entry);
+  void let_go_before(const Reservation& reservation);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);
   void enter_slab(Entry& entry);
@@ -306,8 +347,10 @@ class PrefixIndex {
 
   HostPool& pool_;
   NamespaceAccounts accounts_;  ///< Before what is charged to them.
+  PagedVector<Entry> store_;
+  std::vector<Place> unused_;  ///< Of store_.
   std::unordered_map<ipc::Digest, Table> roots_;
-  std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
+  std::unordered_map<Token, Reservation> tokens_;  ///< Reserved and Filling.
   std::unordered_map<std::uint32_t, SlabEntries> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
   std::vector<SlabShape> recent_;

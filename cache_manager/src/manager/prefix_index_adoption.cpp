@@ -45,16 +45,16 @@ void PrefixIndex::forget_awaited_roots() {
 
 std::optional<PrefixIndex::Announced> PrefixIndex::announce(Found found) {
   if (!awaited_roots_.contains(found.key.root)) return std::nullopt;
-  std::unique_ptr<Entry>& place = roots_[found.key.root][found.key];
-  if (place != nullptr) return std::nullopt;
-  place = std::make_unique<Entry>();
-  Entry& entry = *place;
+  Table& table = roots_[found.key.root];
+  if (find_in(table, found.key) != nullptr) return std::nullopt;
+  Entry& entry = make_entry();
   entry.key = found.key;
   entry.before = found.before;
   entry.state = State::kAnnounced;
   entry.token = next_token_++;
   entry.block = std::move(found.block);
   entry.announced = static_cast<Announced>(found_.size());
+  name(entry, table);
   enter_slab(entry);
   found_.push_back(&entry);
   ++announced_;
