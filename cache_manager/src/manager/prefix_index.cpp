@@ -45,6 +45,16 @@ PrefixIndex::Place PrefixIndex::place_of(const ipc::BlockKey& key) const {
   return named == nullptr ? kNoPlace : named->place;
 }
 
+PrefixIndex::Entry* PrefixIndex::find_before(const Entry& entry) {
+  if (is_none(entry.before)) return nullptr;
+  const ipc::BlockKey key{entry.key.root, entry.before, entry.key.group};
+  if (entry.before_at != kNoPlace) {
+    Entry& there = store_[entry.before_at];
+    if (SplitMapKey<ipc::BlockKey>::Equal{}(there.key, key)) return &there;
+  }
+  return find(key);
+}
+
 PrefixIndex::Entry& PrefixIndex::make_entry() {
   if (unused_.empty()) {
     unused_.push_back(static_cast<Place>(store_.size()));
@@ -98,12 +108,8 @@ void PrefixIndex::use_new(std::span<Entry* const> entries) {
     do {
       path_.push_back(use_of(*entries[end]));
       ++end;
-    } while (end < entries.size() && entries[end]->before == entries[end - 1]->key.block &&
-             entries[end]->key.group == entries[end - 1]->key.group &&
-             entries[end]->key.root == entries[end - 1]->key.root);
-    const Entry& begin = *entries[first];
-    const Entry* above =
-        begin.before.is_zero() ? nullptr : find({begin.key.root, begin.before, begin.key.group});
+    } while (end < entries.size() && continues(*entries[end], *entries[end - 1]));
+    const Entry* above = find_before(*entries[first]);
     order_.use(path_, above == nullptr ? kNoEntry : above->id);
     first = end;
   }
@@ -131,8 +137,7 @@ void PrefixIndex::stop_awaiting(const ipc::BlockKey& key) {
 }
 
 void PrefixIndex::hold_before(const Entry& entry, Reservation& reservation) {
-  Entry* above =
-      entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
+  Entry* above = find_before(entry);
   if (above == nullptr) return;
   reservation.before = above->token;
   add_awaiting(*above);
@@ -373,7 +378,9 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
   use_new(entries);
   for (const Entry* entry : entries) order_.retain(entry->id, entry->kept);
   runs_.begin();
+  runs_.hold_back();
   for (Entry* entry : entries) make_findable(*entry);
+  runs_.tell();
   for (Entry* entry : entries) {
     if (entry->awaited_by > 0) order_.hold(entry->id);
   }
@@ -411,8 +418,7 @@ std::size_t PrefixIndex::visit_visible(std::size_t from,
 // first would each renew the runs of all behind them.
 void PrefixIndex::make_findable(Entry& entry) {
   const auto above_of = [this](const Entry& node) -> Entry* {
-    Entry* above =
-        node.before.is_zero() ? nullptr : find({node.key.root, node.before, node.key.group});
+    Entry* above = find_before(node);
     return above != nullptr && above->state == State::kVisible ? above : nullptr;
   };
   std::vector<Entry*> chain;
@@ -481,7 +487,6 @@ void PrefixIndex::erase(Entry& entry) {
     --stats_.visible;
     for (PrefixObserver* observer : observers_) observer->removed(entry.key);
   } else if (entry.state == State::kAnnounced) {
-    found_[entry.announced] = nullptr;
     --announced_;
   } else {
     table_.erase(entry.key);

@@ -182,11 +182,16 @@ class PrefixIndex {
   /// and not to be stored.
   void begin_announcing(std::span<const Expected> roots);
   void announced_all() noexcept { is_announcing_ = false; }
-  /// A block that was announced, until it is visible or gone; never repeated.
+  /// A block that was announced, until it is visible or gone; then it may be another one.
   using Announced = std::uint32_t;
+  /// It will be announced soon: memory that this takes is fetched meanwhile.
+  void expect(const ipc::BlockKey& key) const;
   /// The block is there, but pending until it is adopted. Nothing for one whose root is not awaited
   /// (any more), or whose key is there.
   [[nodiscard]] std::optional<Announced> announce(Found found);
+  /// Those that were announced one after another find what they continue, as far as it is
+  /// announced, so that adopt() need not. @pre announced_all()
+  void connect(std::span<const Announced> blocks);
   struct Adopted {
     std::size_t looked_at = 0;  ///< Of those that were named, the first ones.
     std::size_t visible = 0;    ///< Blocks that became so, others than were named included.
@@ -227,7 +232,8 @@ class PrefixIndex {
     State state = State::kReserved;
     bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
     Place place = kNoPlace;
-    Announced announced = 0;  ///< In found_, while it is announced.
+    /// Of what it continues, as connect() found it, as far as that is still there.
+    Place before_at = kNoPlace;
     Token token = 0;
     HostBlockRef block;
     std::unique_ptr<Pins> pins;  ///< Null: none.
@@ -262,6 +268,8 @@ class PrefixIndex {
   [[nodiscard]] static std::uint64_t hash_of(const ipc::BlockKey& key) noexcept {
     return spread_bits(SplitMapKey<ipc::BlockKey>::Hash{}(key));
   }
+  /// What it continues; null: it is not there.
+  [[nodiscard]] Entry* find_before(const Entry& entry);
   [[nodiscard]] const Named* find_in(const Table& table, const ipc::BlockKey& key) const;
   /// kNoPlace: there is none.
   [[nodiscard]] Place place_of(const ipc::BlockKey& key) const;
@@ -304,6 +312,12 @@ class PrefixIndex {
   void leave_slab(Entry& entry);
   /// Adds it to adopted_, behind those that it continues and that are announced, too.
   void add_chain(Entry& entry);
+  /// Memory of the first ones, and of what they continue, comes into the processor's cache.
+  void scout(std::span<const Announced> blocks) const;
+  static void fetch(const Entry& entry);
+  [[nodiscard]] static bool is_none(const ipc::Digest& digest) noexcept {
+    return SplitMapKey<ipc::BlockKey>::Equal::is_same(digest, {});
+  }
   void make_adopted_visible();
   [[nodiscard]] bool is_unknown(const ipc::Digest& root) const {
     return is_announcing_ && awaited_roots_.contains(root);
@@ -365,7 +379,6 @@ class PrefixIndex {
   std::unordered_set<ipc::Digest> awaited_roots_;
   bool is_announcing_ = false;
   std::size_t announced_ = 0;
-  std::vector<Entry*> found_;    ///< By Announced; null: not announced any more.
   std::vector<Entry*> chain_;    ///< Of add_chain() and
   std::vector<Entry*> adopted_;  ///< of adopt(), kept for their memory.
   bool evicts_ = true;
