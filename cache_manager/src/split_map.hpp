@@ -78,6 +78,8 @@ template <typename Key, typename Value> class SplitMap {
     if (slot != nullptr) slots_.erase(*slot);
     return slot != nullptr;
   }
+  /// What find() is about to look at comes into the processor's cache.
+  void prefetch(const Key& key) const noexcept { slots_.prefetch(hash_of(key)); }
   /// In no order; what is visited must not erase or add any.
   template <typename Visit> void visit(const Visit& visit) const {
     slots_.visit([&visit](const Slot& slot) { visit(slot.key, slot.value); });
