@@ -3,14 +3,13 @@
 #pragma once
 
 #include "kvferry/ipc/model/block_key.hpp"
+#include "split_table.hpp"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <unordered_map>
-#include <utility>
 
 namespace kvferry::cache_manager {
 
@@ -47,61 +46,63 @@ template <> struct SplitMapKey<ipc::BlockKey> {
   };
 };
 
-/// A hash map for millions of entries in a process that has to answer meanwhile. A map that grows
-/// moves all that it holds at once, which takes seconds at ten million; this one is split by hash
-/// into parts that grow alone.
+/// A hash map for millions of entries, whose values lie in a SplitTable: they move when others come
+/// and go.
 template <typename Key, typename Value> class SplitMap {
  public:
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  /// So many more will come: parts need not grow for them.
-  void reserve(std::size_t more) {
-    const std::size_t each = (size_ + more) / parts_.size();
-    // What the hash leaves uneven is a few times the root.
-    for (Part& one : parts_) one.reserve(each + each / 8);
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return slots_.empty(); }
+  /// So many more will come: it need not grow for them.
+  void reserve(std::size_t more) { slots_.reserve(more); }
+  /// Null where there is none. Stays valid until an entry is added or erased.
+  [[nodiscard]] Value* find(const Key& key) {
+    Slot* slot = slots_.find(hash_of(key), is(key));
+    return slot == nullptr ? nullptr : &slot->value;
   }
-  /// Null where there is none. Stays valid until that entry is erased.
-  [[nodiscard]] Value* find(const Key& key) { return found(part(key), key); }
-  [[nodiscard]] const Value* find(const Key& key) const { return found(part(key), key); }
-  /// A new value where there was none.
+  [[nodiscard]] const Value* find(const Key& key) const {
+    const Slot* slot = slots_.find(hash_of(key), is(key));
+    return slot == nullptr ? nullptr : &slot->value;
+  }
+  /// A new value where there was none. Valid as what find() says.
   Value& operator[](const Key& key) {
-    const auto [at, is_new] = part(key).try_emplace(key);
-    size_ += is_new ? 1U : 0U;
-    return at->second;
+    const std::uint64_t hash = hash_of(key);
+    if (Slot* slot = slots_.find(hash, is(key))) return slot->value;
+    Slot& added = slots_.add(hash);
+    added.key = key;
+    added.used = true;
+    return added.value;
   }
   /// Whether it was there.
   bool erase(const Key& key) {
-    const std::size_t erased = part(key).erase(key);
-    size_ -= erased;
-    return erased > 0;
+    Slot* slot = slots_.find(hash_of(key), is(key));
+    if (slot != nullptr) slots_.erase(*slot);
+    return slot != nullptr;
   }
+  /// What find() is about to look at comes into the processor's cache.
+  void prefetch(const Key& key) const noexcept { slots_.prefetch(hash_of(key)); }
   /// In no order; what is visited must not erase or add any.
   template <typename Visit> void visit(const Visit& visit) const {
-    for (const Part& one : parts_) {
-      for (const auto& [key, value] : one) visit(key, value);
-    }
+    slots_.visit([&visit](const Slot& slot) { visit(slot.key, slot.value); });
   }
 
  private:
-  using Hash = typename SplitMapKey<Key>::Hash;
-  using Part = std::unordered_map<Key, Value, Hash, typename SplitMapKey<Key>::Equal>;
-  static constexpr unsigned kBits = 8;
+  struct Slot {
+    Key key{};
+    Value value{};
+    bool used = false;
 
-  template <typename Of>
-  static auto found(Of& part, const Key& key) -> decltype(&part.begin()->second) {
-    const auto at = part.find(key);
-    return at == part.end() ? nullptr : &at->second;
-  }
-  // The parts themselves use the hash's remainder: the split must not leave them few of those.
-  static std::size_t part_of(const Key& key) {
-    const std::uint64_t hash = Hash{}(key);
-    return (hash * 0x9E3779B97F4A7C15ULL) >> (64U - kBits);
-  }
-  Part& part(const Key& key) { return parts_[part_of(key)]; }
-  const Part& part(const Key& key) const { return parts_[part_of(key)]; }
+    [[nodiscard]] bool is_used() const noexcept { return used; }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_of(key); }
+  };
 
-  std::array<Part, 1U << kBits> parts_;
-  std::size_t size_ = 0;
+  static std::uint64_t hash_of(const Key& key) noexcept {
+    return spread_bits(typename SplitMapKey<Key>::Hash{}(key));
+  }
+  static auto is(const Key& key) {
+    return [&key](const Slot& slot) { return typename SplitMapKey<Key>::Equal{}(slot.key, key); };
+  }
+
+  SplitTable<Slot> slots_;
 };
 
 }  // namespace kvferry::cache_manager

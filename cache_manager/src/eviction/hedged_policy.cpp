@@ -49,6 +49,9 @@ class HedgedPolicy final : public EvictionPolicy {
   using Order = std::set<std::pair<std::uint64_t, EntryId>>;  ///< By Block::used.
 
   void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) override {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      if (fresh[i]) numbers_.prefetch(path[i].key);
+    }
     path_.clear();
     std::size_t found = 0;
     for (std::size_t i = 0; i < path.size(); ++i) {

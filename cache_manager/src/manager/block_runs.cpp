@@ -63,6 +63,20 @@ const RunNode* BlockRuns::beginning_of(const RunNode& node) {
   return at;
 }
 
+void BlockRuns::put(const RunNode& node) {
+  if (is_held_back_) {
+    held_back_.push_back({node.key, {false, node.run}});
+  } else {
+    table_.put(node.key, {false, node.run});
+  }
+}
+
+void BlockRuns::tell() {
+  table_.put(held_back_);
+  held_back_.clear();
+  is_held_back_ = false;
+}
+
 void BlockRuns::renew_runs(RunNode& node) {
   to_renew_.assign(1, &node);
   while (!to_renew_.empty()) {
@@ -73,7 +87,7 @@ void BlockRuns::renew_runs(RunNode& node) {
     const std::uint32_t run = std::min(above + 1, ipc::PrefixTable::kMostRun);
     if (next.run == run) continue;
     next.run = run;
-    table_.put(next.key, {false, run});
+    put(next);
     for (RunNode* below = next.below; below != nullptr; below = below->next) {
       to_renew_.push_back(below);
     }
@@ -108,6 +122,7 @@ void BlockRuns::add(RunNode& node, RunNode* above) {
 }
 
 void BlockRuns::link(RunNode& node, RunNode& above) {
+  KVFERRY_CHECK(!is_held_back_, "runs are changed while some are still to be told");
   if (node.above != nullptr) return;
   const RunNode* beginning = beginning_of(above);
   if (beginning == nullptr || beginning == &node) return;
@@ -119,6 +134,7 @@ void BlockRuns::link(RunNode& node, RunNode& above) {
 }
 
 void BlockRuns::remove(RunNode& node) {
+  KVFERRY_CHECK(!is_held_back_, "runs are changed while some are still to be told");
   stop_waiting(node);
   if (node.above != nullptr) take_out(node.above->below, node);
   node.above = nullptr;

@@ -30,6 +30,12 @@ struct RunNode {
   bool leaves = false;
 };
 
+[[nodiscard]] inline bool continues(const RunNode& node, const RunNode& before) {
+  using Equal = SplitMapKey<ipc::BlockKey>::Equal;
+  return node.key.group == before.key.group && Equal::is_same(node.before, before.key.block) &&
+         Equal::is_same(node.key.root, before.key.root);
+}
+
 /// Keeps the runs of visible blocks, and tells them in the table that engines look at: so that
 /// those see by a prefix's last block whether all of it is there. A block may come before the one
 /// that it continues; they find each other when that one comes.
@@ -50,6 +56,10 @@ class BlockRuns {
   /// Before the calls of one request: how much of them is looked at for circles is bounded, and
   /// what is beyond it stays apart.
   void begin() noexcept { steps_left_ = most_steps_; }
+  /// From now on what add() has to tell is told at once by tell(), in less time, before anybody
+  /// else has his turn. @post tell(), before anything but add()
+  void hold_back() noexcept { is_held_back_ = true; }
+  void tell();
   /// It is visible from now on. @param above the visible block that it continues, or null
   void add(RunNode& node, RunNode* above);
   /// What it continues became known; both are visible. Nothing where that would be a circle, or it
@@ -68,6 +78,7 @@ class BlockRuns {
   void stop_waiting(RunNode& node);
   /// Of it and of all that continue it.
   void renew_runs(RunNode& node);
+  void put(const RunNode& node);
 
   ipc::PrefixTable& table_;
   OnJoined on_joined_;
@@ -76,6 +87,8 @@ class BlockRuns {
   const std::uint64_t most_steps_;
   std::uint64_t steps_left_ = most_steps_;
   std::vector<RunNode*> to_renew_;  ///< Of renew_runs(), kept for its memory.
+  bool is_held_back_ = false;
+  std::vector<ipc::PrefixTable::Put> held_back_;
 };
 
 }  // namespace kvferry::cache_manager

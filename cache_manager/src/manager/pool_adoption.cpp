@@ -14,6 +14,8 @@ namespace {
 
 /// In one turn of the loop: a few milliseconds.
 constexpr std::size_t kBlocksOfATurn = 2048;
+/// Whose memory is fetched while others are looked at: about as many lines as a core can.
+constexpr std::size_t kBlocksAtOnce = 16;
 /// Blocks may be evicted then in any case: who still reads them for a lost manager gets no answer
 /// that counts.
 constexpr auto kPatience = std::chrono::seconds(10);
@@ -233,35 +235,57 @@ void PoolAdoption::shrink() {
 
 void PoolAdoption::announce_some() {
   const std::size_t end_of_turn = std::min(visible_.size(), next_ + kBlocksOfATurn);
-  for (; next_ < end_of_turn; ++next_) announce(std::move(visible_[next_]));
+  while (next_ < end_of_turn) {
+    std::array<std::optional<PoolCatalogue::FoundBlock>, kBlocksAtOnce> found;
+    const std::size_t count = std::min(kBlocksAtOnce, end_of_turn - next_);
+    for (std::size_t i = 0; i < count; ++i) {
+      const HostSlot& slot = visible_[next_ + i].held->slot();
+      found[i] = catalogue_.find(slot);
+      if (found[i]) context_.index.expect(key_of(*found[i], slot));
+    }
+    for (std::size_t i = 0; i < count; ++i, ++next_) {
+      if (found[i]) {
+        announce(std::move(visible_[next_]), *found[i]);
+      } else {
+        visible_[next_].held.reset();
+        ++stats_.dropped;
+      }
+    }
+  }
   if (next_ < visible_.size()) return go_on(&PoolAdoption::announce_some);
   visible_ = {};
   next_ = 0;
   context_.index.announced_all();
+  go_on(&PoolAdoption::connect_some);
+}
+
+ipc::BlockKey PoolAdoption::key_of(const PoolCatalogue::FoundBlock& found,
+                                   const HostSlot& slot) const {
+  return {found.root, found.block, context_.pool.shape(slot).group};
+}
+
+void PoolAdoption::connect_some() {
+  const std::size_t count = std::min(announced_.size() - next_, kBlocksOfATurn);
+  context_.index.connect(blocks_of({announced_.data() + next_, count}));
+  next_ += count;
+  if (next_ < announced_.size()) return go_on(&PoolAdoption::connect_some);
+  next_ = 0;
   sort_by_use(announced_);
   go_on(&PoolAdoption::adopt_some);
 }
 
-void PoolAdoption::announce(Visible visible) {
-  const HostSlot slot = visible.held->slot();
-  const SlabShape& shape = context_.pool.shape(slot);
-  const auto found = catalogue_.find(slot);
-  if (!found) {
-    ++stats_.dropped;
-    return;
-  }
-  const ipc::BlockKey key{found->root, found->block, shape.group};
-  if (found->summed_parts != 0) {
-    visible.held->set_parts(found->summed_parts);
-    const auto announced = context_.index.announce({key, found->before, std::move(visible.held)});
+void PoolAdoption::announce(Visible visible, const PoolCatalogue::FoundBlock& found) {
+  const ipc::BlockKey key = key_of(found, visible.held->slot());
+  if (found.summed_parts != 0) {
+    visible.held->set_parts(found.summed_parts);
+    const auto announced = context_.index.announce({key, found.before, std::move(visible.held)});
     if (announced) {
       announced_.push_back({visible.used, *announced});
     } else {
       ++stats_.dropped;
     }
-  } else if (!tellers_.empty() && found->awaited &&
-             late_.add(
-                 {key, found->before, std::move(visible.held), *found->awaited, found->parts})) {
+  } else if (!tellers_.empty() && found.awaited &&
+             late_.add({key, found.before, std::move(visible.held), *found.awaited, found.parts})) {
     stats_.awaited = late_.size();
   } else {
     // One without checksums cannot be looked at.
@@ -288,11 +312,17 @@ void PoolAdoption::sort_by_use(std::vector<Announced>& announced) {
   }
 }
 
-void PoolAdoption::adopt_some() {
+std::vector<PrefixIndex::Announced> PoolAdoption::blocks_of(std::span<const Announced> announced) {
   std::vector<PrefixIndex::Announced> blocks;
-  const std::size_t end_of_turn = std::min(announced_.size(), next_ + kBlocksOfATurn);
-  for (std::size_t i = next_; i < end_of_turn; ++i) blocks.push_back(announced_[i].block);
-  const PrefixIndex::Adopted adopted = context_.index.adopt(blocks, kBlocksOfATurn);
+  blocks.reserve(announced.size());
+  for (const Announced& one : announced) blocks.push_back(one.block);
+  return blocks;
+}
+
+void PoolAdoption::adopt_some() {
+  const std::size_t count = std::min(announced_.size() - next_, kBlocksOfATurn);
+  const PrefixIndex::Adopted adopted =
+      context_.index.adopt(blocks_of({announced_.data() + next_, count}), kBlocksOfATurn);
   next_ += adopted.looked_at;
   stats_.adopted += adopted.visible;
   shrink();

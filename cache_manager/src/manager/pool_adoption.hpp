@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 namespace kvferry::cache_manager {
@@ -68,7 +69,13 @@ class PoolAdoption {
   /// misses from then on.
   void announce_some();
   /// If it can be served; else it waits for checksums, or is dropped.
-  void announce(Visible visible);
+  void announce(Visible visible, const PoolCatalogue::FoundBlock& found);
+  /// Then each finds what it continues.
+  void connect_some();
+  [[nodiscard]] ipc::BlockKey key_of(const PoolCatalogue::FoundBlock& found,
+                                     const HostSlot& slot) const;
+  [[nodiscard]] static std::vector<PrefixIndex::Announced> blocks_of(
+      std::span<const Announced> announced);
   static void sort_by_use(std::vector<Announced>& announced);
   /// Then they become visible, what was used last comes last.
   void adopt_some();

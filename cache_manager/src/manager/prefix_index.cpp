@@ -30,13 +30,50 @@ PrefixIndex::PrefixIndex(HostPool& pool, std::string_view policy, NamespaceQuota
 
 PrefixIndex::~PrefixIndex() = default;
 
-PrefixIndex::Entry* PrefixIndex::find(const ipc::BlockKey& key) const {
+const PrefixIndex::Named* PrefixIndex::find_in(const Table& table, const ipc::BlockKey& key) const {
+  const std::uint64_t hash = hash_of(key);
+  return table.find(hash, [&](const Named& named) {
+    return named.tag == hash >> 32U &&
+           SplitMapKey<ipc::BlockKey>::Equal{}(store_[named.place].key, key);
+  });
+}
+
+PrefixIndex::Place PrefixIndex::place_of(const ipc::BlockKey& key) const {
   const auto root = roots_.find(key.root);
-  if (root == roots_.end()) {
-    return nullptr;
+  if (root == roots_.end()) return kNoPlace;
+  const Named* named = find_in(root->second, key);
+  return named == nullptr ? kNoPlace : named->place;
+}
+
+PrefixIndex::Entry* PrefixIndex::find_before(const Entry& entry) {
+  if (is_none(entry.before)) return nullptr;
+  const ipc::BlockKey key{entry.key.root, entry.before, entry.key.group};
+  if (entry.before_at != kNoPlace) {
+    Entry& there = store_[entry.before_at];
+    if (SplitMapKey<ipc::BlockKey>::Equal{}(there.key, key)) return &there;
   }
-  const auto* entry = root->second.find(key);
-  return entry == nullptr ? nullptr : entry->get();
+  return find(key);
+}
+
+PrefixIndex::Entry& PrefixIndex::make_entry() {
+  if (unused_.empty()) {
+    unused_.push_back(static_cast<Place>(store_.size()));
+    store_.grow(store_.size() + 1);
+  }
+  const Place place = unused_.back();
+  unused_.pop_back();
+  store_[place].place = place;
+  return store_[place];
+}
+
+void PrefixIndex::name(const Entry& entry, Table& table) {
+  const std::uint64_t hash = hash_of(entry.key);
+  table.add(hash) = {static_cast<std::uint32_t>(hash >> 32U), entry.place};
+}
+
+void PrefixIndex::unmake(Entry& entry) {
+  unused_.push_back(entry.place);
+  entry = {};
 }
 
 NamespaceAccount& PrefixIndex::account_of(const Entry& entry) {
@@ -71,12 +108,8 @@ void PrefixIndex::use_new(std::span<Entry* const> entries) {
     do {
       path_.push_back(use_of(*entries[end]));
       ++end;
-    } while (end < entries.size() && entries[end]->before == entries[end - 1]->key.block &&
-             entries[end]->key.group == entries[end - 1]->key.group &&
-             entries[end]->key.root == entries[end - 1]->key.root);
-    const Entry& begin = *entries[first];
-    const Entry* above =
-        begin.before.is_zero() ? nullptr : find({begin.key.root, begin.before, begin.key.group});
+    } while (end < entries.size() && continues(*entries[end], *entries[end - 1]));
+    const Entry* above = find_before(*entries[first]);
     order_.use(path_, above == nullptr ? kNoEntry : above->id);
     first = end;
   }
@@ -103,19 +136,18 @@ void PrefixIndex::stop_awaiting(const ipc::BlockKey& key) {
   take_awaiting(*entry);
 }
 
-void PrefixIndex::hold_before(Entry& entry) {
-  Entry* above =
-      entry.before.is_zero() ? nullptr : find({entry.key.root, entry.before, entry.key.group});
+void PrefixIndex::hold_before(const Entry& entry, Reservation& reservation) {
+  Entry* above = find_before(entry);
   if (above == nullptr) return;
-  entry.before_token = above->token;
+  reservation.before = above->token;
   add_awaiting(*above);
 }
 
-void PrefixIndex::let_go_before(Entry& entry) {
-  if (entry.before_token == 0) return;
+void PrefixIndex::let_go_before(const Reservation& reservation) {
+  if (reservation.before == 0) return;
+  const Entry& entry = *reservation.entry;
   Entry* above = find({entry.key.root, entry.before, entry.key.group});
-  if (above != nullptr && above->token == entry.before_token) take_awaiting(*above);
-  entry.before_token = 0;
+  if (above != nullptr && above->token == reservation.before) take_awaiting(*above);
 }
 
 ipc::LookupReply PrefixIndex::lookup(const ipc::Digest& root,
@@ -194,11 +226,12 @@ std::uint32_t PrefixIndex::pin(const ipc::IncarnationId& client,
       if (entry == nullptr || entry->state != State::kVisible) {
         continue;
       }
-      if (entry->pins.empty()) {
+      if (entry->pins == nullptr) {
+        entry->pins = std::make_unique<Pins>();
         ++stats_.pinned;
         order_.hold(entry->id);
       }
-      ++entry->pins[client];
+      ++(*entry->pins)[client];
       pinned_by_[client].insert(entry);
       any = true;
     }
@@ -216,7 +249,7 @@ std::uint32_t PrefixIndex::unpin(const ipc::IncarnationId& client,
     bool any = false;
     for (std::uint32_t group = 0; group < groups; ++group) {
       Entry* entry = find({root, blocks[i], ipc::GroupId{group}});
-      if (entry == nullptr || !entry->pins.contains(client)) {
+      if (entry == nullptr || entry->pins == nullptr || !entry->pins->contains(client)) {
         continue;
       }
       unpin_entry(*entry, client, /*all=*/false);
@@ -228,18 +261,19 @@ std::uint32_t PrefixIndex::unpin(const ipc::IncarnationId& client,
 }
 
 void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all) {
-  const auto pin = entry.pins.find(client);
+  const auto pin = entry.pins->find(client);
   if (!all && --pin->second > 0) {
     return;
   }
-  entry.pins.erase(pin);
+  entry.pins->erase(pin);
   if (const auto held = pinned_by_.find(client); held != pinned_by_.end()) {
     held->second.erase(&entry);
     if (held->second.empty()) {
       pinned_by_.erase(held);
     }
   }
-  if (entry.pins.empty()) {
+  if (entry.pins->empty()) {
+    entry.pins.reset();
     --stats_.pinned;
     order_.let_go(entry.id);
   }
@@ -262,26 +296,26 @@ ipc::ReservedSlot PrefixIndex::reserve(const ipc::IncarnationId& client,
     return {.outcome = ipc::ReserveOutcome::kAlreadyThere, .slot = 0};
   }
   if (is_unknown(key.root)) return {.outcome = ipc::ReserveOutcome::kInUse, .slot = 0};
-  auto entry = std::make_unique<Entry>();
-  entry->key = key;
-  entry->before = before;
-  hold_before(*entry);
+  Entry& entry = make_entry();
+  entry.key = key;
+  entry.before = before;
+  Reservation reservation{&entry, client};
+  hold_before(entry, reservation);
   HostBlockRef block = allocate(shape, extent, terms.account);
   if (block == nullptr) {
-    let_go_before(*entry);
+    let_go_before(reservation);
+    unmake(entry);
     return {.outcome = ipc::ReserveOutcome::kFull, .slot = 0};
   }
-  entry->token = next_token_++;
-  entry->owner = client;
-  if (terms.retention) entry->kept = Kept::from(*terms.retention, now_());
-  entry->block = std::move(block);
-  enter_slab(*entry);
-  tokens_.emplace(entry->token, entry.get());
+  entry.token = next_token_++;
+  if (terms.retention) entry.kept = Kept::from(*terms.retention, now_());
+  entry.block = std::move(block);
+  enter_slab(entry);
+  tokens_.emplace(entry.token, reservation);
   table_.put(key, {.pending = true, .run = 0});
   ++stats_.reserved;
-  const Token token = entry->token;
-  roots_[key.root][key] = std::move(entry);
-  return {.outcome = ipc::ReserveOutcome::kReserved, .slot = token};
+  name(entry, roots_[key.root]);
+  return {.outcome = ipc::ReserveOutcome::kReserved, .slot = entry.token};
 }
 
 void PrefixIndex::retain(Entry& entry, const ipc::Retention& retention) {
@@ -292,10 +326,11 @@ void PrefixIndex::retain(Entry& entry, const ipc::Retention& retention) {
 
 const ipc::BlockKey* PrefixIndex::reservation(const ipc::IncarnationId& client, Token token) const {
   const auto at = tokens_.find(token);
-  if (at == tokens_.end() || at->second->owner != client || at->second->state != State::kReserved) {
+  if (at == tokens_.end() || at->second.owner != client ||
+      at->second.entry->state != State::kReserved) {
     return nullptr;
   }
-  return &at->second->key;
+  return &at->second.entry->key;
 }
 
 bool PrefixIndex::drop_lacking(const ipc::BlockKey& key, std::uint64_t parts) {
@@ -304,7 +339,7 @@ bool PrefixIndex::drop_lacking(const ipc::BlockKey& key, std::uint64_t parts) {
       (parts & ~there->block->parts()) == 0) {
     return true;
   }
-  if (!there->pins.empty() || there->awaited_by > 0) return false;
+  if (there->pins != nullptr || there->awaited_by > 0) return false;
   erase(*there);
   return true;
 }
@@ -313,7 +348,7 @@ HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client,
                                      Token token,
                                      std::uint64_t parts) {
   KVFERRY_CHECK(reservation(client, token) != nullptr, "fill without a reservation");
-  Entry& entry = *tokens_.at(token);
+  Entry& entry = *tokens_.at(token).entry;
   entry.state = State::kFilling;
   entry.block->set_parts(parts);
   return entry.block;
@@ -322,13 +357,15 @@ HostBlockRef PrefixIndex::begin_fill(const ipc::IncarnationId& client,
 std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
   std::vector<bool> was_there;
   std::vector<Entry*> entries;
+  std::vector<Reservation> reservations;
   ++uses_;
   for (const Token token : tokens) {
     const auto at = tokens_.find(token);
     was_there.push_back(at != tokens_.end());
     if (at == tokens_.end()) continue;
-    Entry& entry = *at->second;
+    Entry& entry = *at->second.entry;
     KVFERRY_CHECK(entry.state == State::kFilling, "commit of a block that was not filled");
+    reservations.push_back(at->second);
     tokens_.erase(at);
     entry.state = State::kVisible;
     --stats_.reserved;
@@ -341,11 +378,13 @@ std::vector<bool> PrefixIndex::commit(std::span<const Token> tokens) {
   use_new(entries);
   for (const Entry* entry : entries) order_.retain(entry->id, entry->kept);
   runs_.begin();
+  runs_.hold_back();
   for (Entry* entry : entries) make_findable(*entry);
+  runs_.tell();
   for (Entry* entry : entries) {
     if (entry->awaited_by > 0) order_.hold(entry->id);
   }
-  for (Entry* entry : entries) let_go_before(*entry);
+  for (const Reservation& reservation : reservations) let_go_before(reservation);
   for (PrefixObserver* observer : observers_) {
     for (const Entry* entry : entries) observer->stored(entry->key, entry->before);
   }
@@ -379,8 +418,7 @@ std::size_t PrefixIndex::visit_visible(std::size_t from,
 // first would each renew the runs of all behind them.
 void PrefixIndex::make_findable(Entry& entry) {
   const auto above_of = [this](const Entry& node) -> Entry* {
-    Entry* above =
-        node.before.is_zero() ? nullptr : find({node.key.root, node.before, node.key.group});
+    Entry* above = find_before(node);
     return above != nullptr && above->state == State::kVisible ? above : nullptr;
   };
   std::vector<Entry*> chain;
@@ -400,7 +438,7 @@ void PrefixIndex::make_findable(Entry& entry) {
 
 void PrefixIndex::discard(Token token) {
   if (const auto at = tokens_.find(token); at != tokens_.end()) {
-    erase(*at->second);
+    erase(*at->second.entry);
   }
 }
 
@@ -437,7 +475,7 @@ void PrefixIndex::leave_slab(Entry& entry) {
 }
 
 void PrefixIndex::erase(Entry& entry) {
-  let_go_before(entry);
+  if (is_reserved(entry)) let_go_before(tokens_.at(entry.token));
   if (entry.id != kNoEntry) {
     order_.leave(entry.id);
     entries_[entry.id] = nullptr;
@@ -449,16 +487,15 @@ void PrefixIndex::erase(Entry& entry) {
     --stats_.visible;
     for (PrefixObserver* observer : observers_) observer->removed(entry.key);
   } else if (entry.state == State::kAnnounced) {
-    found_[entry.announced] = nullptr;
     --announced_;
   } else {
     table_.erase(entry.key);
     --stats_.reserved;
     tokens_.erase(entry.token);
   }
-  if (!entry.pins.empty()) {
+  if (entry.pins != nullptr) {
     --stats_.pinned;
-    for (const auto& [client, count] : entry.pins) {
+    for (const auto& [client, count] : *entry.pins) {
       if (const auto held = pinned_by_.find(client); held != pinned_by_.end()) {
         held->second.erase(&entry);
         if (held->second.empty()) {
@@ -468,12 +505,12 @@ void PrefixIndex::erase(Entry& entry) {
     }
   }
   leave_slab(entry);
-  const ipc::BlockKey key = entry.key;
-  const auto root = roots_.find(key.root);
-  root->second.erase(key);
+  const auto root = roots_.find(entry.key.root);
+  root->second.erase(*find_in(root->second, entry.key));
   if (root->second.empty()) {
     roots_.erase(root);
   }
+  unmake(entry);
 }
 
 void PrefixIndex::drop_client(const ipc::IncarnationId& client) {
@@ -484,9 +521,9 @@ void PrefixIndex::drop_client(const ipc::IncarnationId& client) {
     }
   }
   std::vector<Entry*> reserved;
-  for (const auto& [token, entry] : tokens_) {
-    if (entry->owner == client && entry->state == State::kReserved) {
-      reserved.push_back(entry);
+  for (const auto& [token, reservation] : tokens_) {
+    if (reservation.owner == client && reservation.entry->state == State::kReserved) {
+      reserved.push_back(reservation.entry);
     }
   }
   for (Entry* entry : reserved) {
@@ -502,16 +539,18 @@ std::uint64_t PrefixIndex::drop_root(const ipc::Digest& root, const IsForeign& i
   }
   std::vector<Entry*> victims;
   std::uint64_t visible = 0;
-  at->second.visit([&](const ipc::BlockKey&, const std::unique_ptr<Entry>& entry) {
-    const bool is_there = entry->state == State::kVisible || entry->state == State::kAnnounced;
-    const bool kept = is_there ? std::any_of(entry->pins.begin(), entry->pins.end(),
-                                             [&](const auto& pin) { return is_foreign(pin.first); })
-                               : is_foreign(entry->owner);
-    if (!kept) {
-      entry->leaves = true;
-      victims.push_back(entry.get());
-      visible += entry->state == State::kVisible ? 1U : 0U;
-    }
+  const auto is_kept = [&](const Entry& entry) {
+    if (is_reserved(entry)) return is_foreign(tokens_.at(entry.token).owner);
+    return entry.pins != nullptr &&
+           std::any_of(entry.pins->begin(), entry.pins->end(),
+                       [&](const auto& pin) { return is_foreign(pin.first); });
+  };
+  at->second.visit([&](const Named& named) {
+    Entry& entry = store_[named.place];
+    if (is_kept(entry)) return;
+    entry.leaves = true;
+    victims.push_back(&entry);
+    visible += entry.state == State::kVisible ? 1U : 0U;
   });
   for (Entry* victim : victims) {
     erase(*victim);

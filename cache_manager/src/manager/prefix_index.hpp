@@ -17,9 +17,11 @@
 #include "manager/namespace_accounts.hpp"
 #include "manager/prefix_observer.hpp"
 #include "split_map.hpp"
+#include "split_table.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -180,11 +182,16 @@ class PrefixIndex {
   /// and not to be stored.
   void begin_announcing(std::span<const Expected> roots);
   void announced_all() noexcept { is_announcing_ = false; }
-  /// A block that was announced, until it is visible or gone; never repeated.
+  /// A block that was announced, until it is visible or gone; then it may be another one.
   using Announced = std::uint32_t;
+  /// It will be announced soon: memory that this takes is fetched meanwhile.
+  void expect(const ipc::BlockKey& key) const;
   /// The block is there, but pending until it is adopted. Nothing for one whose root is not awaited
   /// (any more), or whose key is there.
   [[nodiscard]] std::optional<Announced> announce(Found found);
+  /// Those that were announced one after another find what they continue, as far as it is
+  /// announced, so that adopt() need not. @pre announced_all()
+  void connect(std::span<const Announced> blocks);
   struct Adopted {
     std::size_t looked_at = 0;  ///< Of those that were named, the first ones.
     std::size_t visible = 0;    ///< Blocks that became so, others than were named included.
@@ -217,31 +224,73 @@ class PrefixIndex {
  private:
   /// kAnnounced: in the pool, by an earlier manager, and not visible yet.
   enum class State : std::uint8_t { kReserved, kFilling, kVisible, kAnnounced };
+  using Pins = std::unordered_map<ipc::IncarnationId, std::uint32_t>;
+  /// Where it is in store_.
+  using Place = std::uint32_t;
+  static constexpr Place kNoPlace = std::numeric_limits<Place>::max();
   struct Entry : RunNode {
     State state = State::kReserved;
+    bool is_next = false;  ///< Of make_findable(). id: in entries_, while it is visible.
+    Place place = kNoPlace;
+    /// Of what it continues, as connect() found it, as far as that is still there.
+    Place before_at = kNoPlace;
     Token token = 0;
     HostBlockRef block;
-    ipc::IncarnationId owner;  ///< Until visible.
-    std::unordered_map<ipc::IncarnationId, std::uint32_t> pins;
-    Token before_token = 0;  ///< Of that entry, where it waits for this one to be visible.
+    std::unique_ptr<Pins> pins;  ///< Null: none.
     /// Reservations that continue it: until they are visible, or gone, it stays.
     std::uint32_t awaited_by = 0;
-    bool is_next = false;     ///< Of make_findable(). id: in entries_, while it is visible.
-    Announced announced = 0;  ///< In found_, while it is announced.
     Kept kept;
     /// Of the same slab.
     Entry* slab_next = nullptr;
     Entry* slab_previous = nullptr;
   };
+  /// Of an entry that is not visible yet, nor found.
+  struct Reservation {
+    Entry* entry = nullptr;
+    ipc::IncarnationId owner;
+    Token before = 0;  ///< Of that entry, where it waits for this one to be visible.
+  };
   struct SlabEntries {
     Entry* first = nullptr;
     std::uint32_t count = 0;
   };
-  using Table = SplitMap<ipc::BlockKey, std::unique_ptr<Entry>>;
+  /// Names an entry by a part of its key's hash; the rest is the entry's to say.
+  struct Named {
+    std::uint32_t tag = 0;
+    Place place = kNoPlace;
 
-  [[nodiscard]] Entry* find(const ipc::BlockKey& key) const;
+    [[nodiscard]] bool is_used() const noexcept { return place != kNoPlace; }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return std::uint64_t{tag} << 32U; }
+  };
+  /// Of one root.
+  using Table = SplitTable<Named>;
+
+  [[nodiscard]] static std::uint64_t hash_of(const ipc::BlockKey& key) noexcept {
+    return spread_bits(SplitMapKey<ipc::BlockKey>::Hash{}(key));
+  }
+  /// What it continues; null: it is not there.
+  [[nodiscard]] Entry* find_before(const Entry& entry);
+  [[nodiscard]] const Named* find_in(const Table& table, const ipc::BlockKey& key) const;
+  /// kNoPlace: there is none.
+  [[nodiscard]] Place place_of(const ipc::BlockKey& key) const;
+  [[nodiscard]] Entry* find(const ipc::BlockKey& key) {
+    const Place place = place_of(key);
+    return place == kNoPlace ? nullptr : &store_[place];
+  }
+  [[nodiscard]] const Entry* find(const ipc::BlockKey& key) const {
+    const Place place = place_of(key);
+    return place == kNoPlace ? nullptr : &store_[place];
+  }
+  /// Not in its root's table yet.
+  [[nodiscard]] Entry& make_entry();
+  static void name(const Entry& entry, Table& table);
+  /// It is nowhere else any more.
+  void unmake(Entry& entry);
+  [[nodiscard]] static bool is_reserved(const Entry& entry) noexcept {
+    return entry.state == State::kReserved || entry.state == State::kFilling;
+  }
   [[nodiscard]] static bool is_evictable(const Entry& entry) {
-    return entry.id != kNoEntry && entry.pins.empty() && entry.awaited_by == 0 &&
+    return entry.id != kNoEntry && entry.pins == nullptr && entry.awaited_by == 0 &&
            entry.block.use_count() == 1;
   }
   [[nodiscard]] NamespaceAccount& account_of(const Entry& entry);
@@ -253,16 +302,22 @@ class PrefixIndex {
   void use_new(std::span<Entry* const> entries);
   void make_findable(Entry& entry);
   /// What a reservation continues stays until that is over.
-  void hold_before(Entry& entry);
+  void hold_before(const Entry& entry, Reservation& reservation);
   void add_awaiting(Entry& entry);
   void take_awaiting(Entry& entry);
-  void let_go_before(Entry& entry);
+  void let_go_before(const Reservation& reservation);
   void unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all);
   void erase(Entry& entry);
   void enter_slab(Entry& entry);
   void leave_slab(Entry& entry);
   /// Adds it to adopted_, behind those that it continues and that are announced, too.
   void add_chain(Entry& entry);
+  /// Memory of the first ones, and of what they continue, comes into the processor's cache.
+  void scout(std::span<const Announced> blocks) const;
+  static void fetch(const Entry& entry);
+  [[nodiscard]] static bool is_none(const ipc::Digest& digest) noexcept {
+    return SplitMapKey<ipc::BlockKey>::Equal::is_same(digest, {});
+  }
   void make_adopted_visible();
   [[nodiscard]] bool is_unknown(const ipc::Digest& root) const {
     return is_announcing_ && awaited_roots_.contains(root);
@@ -306,8 +361,10 @@ class PrefixIndex {
 
   HostPool& pool_;
   NamespaceAccounts accounts_;  ///< Before what is charged to them.
+  PagedVector<Entry> store_;
+  std::vector<Place> unused_;  ///< Of store_.
   std::unordered_map<ipc::Digest, Table> roots_;
-  std::unordered_map<Token, Entry*> tokens_;  ///< Reserved and Filling.
+  std::unordered_map<Token, Reservation> tokens_;  ///< Reserved and Filling.
   std::unordered_map<std::uint32_t, SlabEntries> by_slab_;
   std::unordered_map<ipc::IncarnationId, std::unordered_set<Entry*>> pinned_by_;
   std::vector<SlabShape> recent_;
@@ -322,7 +379,6 @@ class PrefixIndex {
   std::unordered_set<ipc::Digest> awaited_roots_;
   bool is_announcing_ = false;
   std::size_t announced_ = 0;
-  std::vector<Entry*> found_;    ///< By Announced; null: not announced any more.
   std::vector<Entry*> chain_;    ///< Of add_chain() and
   std::vector<Entry*> adopted_;  ///< of adopt(), kept for their memory.
   bool evicts_ = true;

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/base/size.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 
@@ -97,7 +98,23 @@ void PrefixTable::reserve(std::uint64_t entries) {
 }
 
 void PrefixTable::put(const BlockKey& key, const TableEntry& entry) {
-  const Hash hash = prefix_table::hash_of(key, seed_);
+  put(prefix_table::hash_of(key, seed_), entry);
+}
+
+void PrefixTable::put(std::span<const Put> puts) {
+  constexpr std::size_t kAtOnce = 16;  // about as many lines as a core fetches at a time
+  std::array<Hash, kAtOnce> hashes;
+  for (; !puts.empty(); puts = puts.subspan(std::min(kAtOnce, puts.size()))) {
+    const std::size_t count = std::min(kAtOnce, puts.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      hashes[i] = prefix_table::hash_of(puts[i].key, seed_);
+      __builtin_prefetch(&slots_[hashes[i].tag & mask_], /*for writing*/ 1);
+    }
+    for (std::size_t i = 0; i < count; ++i) put(hashes[i], puts[i].entry);
+  }
+}
+
+void PrefixTable::put(const Hash& hash, const TableEntry& entry) {
   std::uint64_t at = place_of(slots_, mask_, hash);
   if (slots_[at].rest.load(std::memory_order_relaxed) != 0) {
     slots_[at].rest.store(prefix_table::rest_of(hash, entry), std::memory_order_release);

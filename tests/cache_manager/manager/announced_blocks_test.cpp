@@ -114,9 +114,58 @@ TEST_F(AnnouncedBlocksTest, ABlockComesBehindThoseThatItContinuesWhateverTheirOr
   EXPECT_EQ(index_.announced(), 0U);
 }
 
+TEST_F(AnnouncedBlocksTest, BlocksThatWereConnectedComeBehindThoseThatTheyContinue) {
+  const std::vector lie{announce(2, digest(1)), announce(3, digest(2)), announce(0),
+                        announce(6, digest(5)), announce(1, digest(0)), announce(4, digest(3))};
+  index_.announced_all();
+  index_.connect(std::span(lie).first(4));
+  index_.connect(std::span(lie).subspan(4));
+  EXPECT_EQ(index_.adopt(std::vector{lie[1]}, 1).visible, 4U) << "with what it continues";
+  EXPECT_EQ(usable(6), 4U);
+  EXPECT_EQ(index_.adopt(lie, 8).visible, 2U) << "of one nobody has what is before it";
+  EXPECT_EQ(usable(7), 5U);
+  EXPECT_EQ(presence(6), ipc::BlockPresence::kHit);
+}
+
+TEST_F(AnnouncedBlocksTest, WhatWasConnectedToOneThatWentDoesNotContinueWhatIsInItsPlace) {
+  const ipc::IncarnationId other = digest(2001);
+  const Announced last = announce(2, digest(1));
+  auto gone = found(1);
+  gone.before = digest(0);
+  const HostBlockRef block = gone.block;
+  ASSERT_TRUE(index_.announce(std::move(gone)).has_value());
+  index_.announced_all();
+  index_.connect(std::vector{last});
+  index_.drop_block(*block);
+  // It takes the place, and comes to be visible.
+  const ipc::ReservedSlot slot =
+      index_.reserve(other, {root_, digest(7), ipc::GroupId{0}}, {}, shape_of(), extent_);
+  ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
+  (void)index_.begin_fill(other, slot.slot);
+  ASSERT_TRUE(index_.commit(slot.slot));
+  EXPECT_EQ(index_.adopt(std::vector{last}, 8).visible, 1U);
+  const auto view = ipc::PrefixTableView::map(index_.table().fd(), index_.table().size_bytes());
+  ASSERT_TRUE(view.has_value());
+  const auto entry = view->find({root_, digest(2), ipc::GroupId{0}});
+  ASSERT_TRUE(entry.has_value());
+  EXPECT_EQ(entry->run, 1U);
+}
+
+TEST_F(AnnouncedBlocksTest, AReservationInThePlaceOfADroppedBlockIsNotAdopted) {
+  const std::vector announced{announce(0)};
+  EXPECT_EQ(index_.drop_root(root_, [](const ipc::IncarnationId&) { return true; }), 0U);
+  index_.announced_all();
+  const ipc::ReservedSlot slot =
+      index_.reserve(client_, {root_, digest(5), ipc::GroupId{0}}, {}, shape_of(), extent_);
+  ASSERT_EQ(slot.outcome, ReserveOutcome::kReserved);
+  EXPECT_EQ(index_.adopt(announced, 8).visible, 0U);
+  EXPECT_EQ(presence(5), ipc::BlockPresence::kHitPending);
+}
+
 TEST_F(AnnouncedBlocksTest, BlocksThatContinueEachOtherInACircleAreAllThere) {
   const std::vector circle{announce(0, digest(2)), announce(1, digest(0)), announce(2, digest(1))};
   index_.announced_all();
+  index_.connect(circle);
   EXPECT_EQ(index_.adopt(circle, 8).visible, 3U);
   for (const std::uint64_t block : {0U, 1U, 2U}) {
     EXPECT_EQ(presence(block), ipc::BlockPresence::kHit);

@@ -103,6 +103,22 @@ TEST_F(BlockRunsTest, EveryRandomHistoryHasTheRunsThatAreThere) {
   }
 }
 
+TEST_F(BlockRunsTest, WhatIsHeldBackIsInTheTableOnceItIsTold) {
+  make(2'000, 4);
+  std::vector<std::size_t> order(blocks_.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), random_);
+  for (std::size_t next = 0; next < order.size();) {
+    runs_.begin();
+    runs_.hold_back();
+    for (std::size_t i = 0; i < 300 && next < order.size(); ++i) add(order[next++]);
+    runs_.tell();
+    check("of the first " + std::to_string(next));
+  }
+  for (std::size_t i = 0; i < 500; ++i) remove(order[i]);
+  check("and without some");
+}
+
 TEST_F(BlockRunsTest, StoredInAnyOrderAPrefixIsOneRun) {
   make(1, 1);
   constexpr std::size_t kLength = 2'000;

@@ -65,6 +65,24 @@ TEST_F(PrefixTableTest, AnEntrySaysNothingToWhoDoesNotKnowItsRoot) {
   EXPECT_NEAR(changed, 128 * 104 / 2, 128 * 104 / 20);
 }
 
+TEST_F(PrefixTableTest, WhatIsEnteredAtOnceIsThereAsIfItCameOneByOne) {
+  std::mt19937_64 random(3);
+  for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 40'000U}) {
+    PrefixTable at_once(100'000);
+    PrefixTable one_by_one(100'000);
+    std::vector<PrefixTable::Put> puts;
+    for (std::size_t i = 0; i < count; ++i) {  // some of them again, with another run
+      puts.push_back({key(random() % (count + 1)), {false, static_cast<std::uint32_t>(i)}});
+    }
+    at_once.put(puts);
+    for (const PrefixTable::Put& put : puts) one_by_one.put(put.key, put.entry);
+    EXPECT_EQ(at_once.stats().entries, one_by_one.stats().entries);
+    const PrefixTableView view = view_of(at_once);
+    const PrefixTableView expected = view_of(one_by_one);
+    for (std::size_t i = 0; i <= count; ++i) ASSERT_EQ(view.find(key(i)), expected.find(key(i)));
+  }
+}
+
 TEST_F(PrefixTableTest, ABlockIsFoundAsItWasEnteredLast) {
   PrefixTable table(100);
   const PrefixTableView view = view_of(table);

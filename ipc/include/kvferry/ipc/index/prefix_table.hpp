@@ -27,6 +27,7 @@
 namespace kvferry::ipc {
 
 namespace prefix_table {
+struct Hash;
 struct Header;
 struct Slot;
 }  // namespace prefix_table
@@ -59,8 +60,14 @@ class PrefixTable {
 
   /// So many entries more will come, or some less: it grows once for all of them.
   void reserve(std::uint64_t entries);
+  struct Put {
+    BlockKey key;
+    TableEntry entry;
+  };
   /// Enters a block, or changes its entry.
   void put(const BlockKey& key, const TableEntry& entry);
+  /// One after another, in half the time: while one is written, memory of the next ones is fetched.
+  void put(std::span<const Put> puts);
   /// Takes it out, if it is there.
   void erase(const BlockKey& key);
 
@@ -71,6 +78,7 @@ class PrefixTable {
 
  private:
   void grow(std::uint32_t slots_log2);
+  void put(const prefix_table::Hash& hash, const TableEntry& entry);
 
   std::uint32_t most_log2_;
   SharedMemory::SingleWriter memory_;
