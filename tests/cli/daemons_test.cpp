@@ -205,6 +205,23 @@ TEST_F(DaemonsTest, EventsOfNobodyAreAFailureAndAManagerThatComesIsHeard) {
   EXPECT_TRUE(says("any more")) << listener.stderr_text();
 }
 
+TEST_F(DaemonsTest, EventsThatCannotBeToldWhereTheyAreToBeEndAManagerForGood) {
+  const std::string nowhere = "ipc://" + (temp_ / "absent" / "events").string();
+  const std::string here = "ipc://" + (temp_ / "events").string();
+  using Options = std::vector<std::string>;
+  for (const Options& options :
+       {Options{"--kv-events=" + nowhere},
+        Options{"--kv-events=" + here, "--kv-events-snapshot=" + nowhere}}) {
+    const Finished refused = ask("manager", options);
+    EXPECT_EQ(refused.exit, ChildExit::exited(5)) << "starting it again changes nothing";
+    const std::string option = options.back().substr(0, options.back().find('='));
+    EXPECT_THAT(refused.complaints,
+                AllOf(HasSubstr(option + " " + nowhere + ": no socket can be made in " +
+                                (temp_ / "absent").string()),
+                      HasSubstr("make that folder")));
+  }
+}
+
 TEST_F(DaemonsTest, ATraceOfNoInstanceSaysSo) {
   const Finished asked = ask("trace");
   EXPECT_EQ(asked.exit, ChildExit::exited(1));
