@@ -85,6 +85,25 @@ TEST(OptionsTest, CommandLineWinsOverEnvironmentOverFile) {
   EXPECT_EQ(parsed.options.geometry, "tiny");
 }
 
+TEST(OptionsTest, WhatTheEnvironmentSaysWronglyIsToldByItsName) {
+  const Variable blocks("KVFERRY_GPU_BLOCKS", "many");
+  const Parsed parsed = parse({"--geometry=tiny"});
+  EXPECT_EQ(parsed.code, kExitUsage);
+  EXPECT_THAT(parsed.complaint,
+              HasSubstr("--gpu-blocks from the environment's KVFERRY_GPU_BLOCKS: 'many' is no"));
+  const Parsed given = parse({"--geometry=tiny", "--gpu-blocks=few"});
+  EXPECT_EQ(given.code, kExitUsage);
+  EXPECT_THAT(given.complaint, HasSubstr("--gpu-blocks: 'few' is no count"));
+  EXPECT_FALSE(parse({"--geometry=tiny", "--gpu-blocks", "4"}).code) << "that counts";
+}
+
+TEST(OptionsTest, AWrongNumberOfTheEnvironmentIsToldByItsNameInEveryCommand) {
+  const Variable queue("KVFERRY_STORE_QUEUE", "abc");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(replay_command({"--device=host"}), kExitUsage);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("KVFERRY_STORE_QUEUE: "));
+}
+
 TEST(OptionsTest, TheFileMayComeFromTheEnvironment) {
   const ConfigFile file("[worker]\ngeometry = 'tiny'\ncache_owner = 'mover'\n");
   const Variable config("KVFERRY_CONFIG", file.path());
