@@ -369,6 +369,11 @@ INSTANTIATE_TEST_SUITE_P(
                "--count"},
         BadUse{"ReplayOfANegativeQueue", replay_command, {"--store-queue=-1"}, "--store-queue"},
         BadUse{"EventsFromABadPlace", events_command, {"--endpoint=/tmp/a"}, "is no endpoint"},
+        BadUse{"TraceOfNothing", trace_command, {"--last=0"}, "--last"},
+        BadUse{"TraceOfLessThanNothing", trace_command, {"--last=-1"}, "--last"},
+        BadUse{
+            "TraceOfMoreThanThereCanBe", trace_command, {"--last=99999999999999999999"}, "--last"},
+        BadUse{"TraceOfText", trace_command, {"--last=many"}, "--last"},
         BadUse{"BadLevel", manager_command, {"--log-level=loud"}, "loud"},
         BadUse{"BadTime", manager_command, {"--job-deadline=soon"}, "'soon' is no time"},
         BadUse{"NoTime", manager_command, {"--job-deadline=0s"}, "'0s' is no time"},
