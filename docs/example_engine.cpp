@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <iostream>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ using kvferry::worker::Digest;
 using kvferry::worker::GroupId;
 using kvferry::worker::JobId;
 using kvferry::worker::LoadItem;
+using kvferry::worker::PinnedBlock;
 using kvferry::worker::Reservation;
 using kvferry::worker::Result;
 using kvferry::worker::Status;
@@ -70,21 +72,43 @@ Result<Completion> wait_for(Client& client, JobId job) {
   return Error{kvferry::worker::ErrorCode::kTimeout, "a job did not end within 30 s"};
 }
 
+/// The first blocks of the prefix that are in host memory, which are not evicted until unpinned.
+Result<std::vector<PinnedBlock>> pin_prefix(Client& client, std::span<const Digest> hashes) {
+  std::vector<PinnedBlock> blocks;
+  for (const Digest& hash : hashes) blocks.push_back({kMain, hash});
+  KVFERRY_ASSIGN(const std::vector<bool> there, client.pin_blocks(blocks, Deadline::after(1s)));
+  std::vector<PinnedBlock> behind;  // What has gone, others may be behind, of no use without it.
+  const auto gone = static_cast<std::size_t>(std::find(there.begin(), there.end(), false) -
+                                             there.begin());
+  for (std::size_t i = gone; i < blocks.size(); ++i) {
+    if (there[i]) behind.push_back(blocks[i]);
+  }
+  (void)client.unpin_blocks(behind);
+  blocks.resize(gone);
+  return blocks;
+}
+
 /// Loads what host memory has of the prompt's beginning; returns how many blocks that were.
 Result<std::size_t> load_prefix(Client& client,
                                 const std::vector<Digest>& hashes,
                                 const std::vector<BlockId>& blocks) {
   KVFERRY_ASSIGN(const auto found, client.match_prefix(hashes));
-  if (found.usable == 0) return std::size_t{0};
-  // Said once for each request, so that host memory keeps what requests use.
-  (void)client.use_prefix(std::span(hashes).first(found.usable));
+  // A look keeps nothing, and what it found may have been evicted since: from here on it stays.
+  KVFERRY_ASSIGN(const auto pinned, pin_prefix(client, std::span(hashes).first(found.usable)));
   std::vector<LoadItem> items;
-  for (std::size_t i = 0; i < found.usable; ++i) {
-    items.push_back({kMain, blocks[i], hashes[i]});
+  for (std::size_t i = 0; i < pinned.size(); ++i) {
+    items.push_back({kMain, blocks[i], pinned[i].key});
   }
-  KVFERRY_ASSIGN(const JobId job, client.submit_load(items, kvferry::ipc::Urgency::kOrdinary));
-  KVFERRY_ASSIGN(const Completion done, wait_for(client, job));
-  // Evicted meanwhile, cleared, a dead process: the first block that failed is where to compute on.
+  if (items.empty()) return std::size_t{0};
+  // Said once for each request, so that host memory keeps what requests use.
+  (void)client.use_prefix(std::span(hashes).first(items.size()));
+  const auto job = client.submit_load(items, kvferry::ipc::Urgency::kOrdinary);
+  // The load keeps what it reads; the pins were for the time before. One that is busy would keep
+  // them until it has gone.
+  (void)client.unpin_blocks(pinned);
+  if (!job) return job.error();
+  KVFERRY_ASSIGN(const Completion done, wait_for(client, *job));
+  // Cleared, a dead process, a full queue: the first block that failed is where to compute on.
   std::size_t loaded = 0;
   while (loaded < done.results.size() && done.results[loaded] == 0) ++loaded;
   return loaded;

@@ -49,7 +49,10 @@ constexpr const char* kBenchDescription =
     "worker that does its own copies, and what the death of what copies takes along; beside "
     "interference, also what such copies cost that worker's compute. idle: processor time of each "
     "process that has moved blocks and has nothing to do. restart: how soon the successor of a "
-    "manager that was killed answers, and finds its blocks.";
+    "manager that was killed answers, and finds its blocks. handover: two engines on one manager; "
+    "what the first one stores, the second one loads, block by block meanwhile, or when all of it "
+    "is "
+    "stored: from the first block's store until the second engine has all.";
 
 constexpr const char* kBenchExample =
     "examples:\n"
@@ -58,6 +61,7 @@ constexpr const char* kBenchExample =
     "  kvferry bench ablation --device host              with a mover, and without\n"
     "  kvferry bench interference --load decode,gemm --chunk-size 32KiB --blocks 16\n"
     "  kvferry bench interference --load decode --plot beside.svg\n"
+    "  kvferry bench handover --device host --blocks 64  a prefill's blocks for a decode\n"
     "  kvferry bench transfer --geometry llama-3-8b,deepseek-v3 --blocks 1,16,256\n"
     "  kvferry bench transfer --chunk-size 16KiB,64KiB --strategy staged,batch --json";
 
@@ -93,13 +97,13 @@ void add_what(CLI::App& app, BenchOptions& options) {
   add_list<BenchKind>(
       app, "BENCH", config.kinds, parse_kind,
       "Any of transfer, latency, interference, layers, submit, lookup, clear, pool, "
-      "ablation, idle, urgent, restart [transfer, latency]")
+      "ablation, idle, urgent, restart, handover [transfer, latency]")
       ->allow_extra_args();
-  auto* chunks = add_list<std::uint64_t>(
-                     app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
-                     "Bytes of one block in one region [16KiB,32KiB,64KiB; interference and "
-                     "ablation: 32KiB; submit, clear, idle: 16KiB]")
-                     ->type_name("SIZE[,...]");
+  auto* chunks =
+      add_list<std::uint64_t>(app, "--chunk-size", config.chunk_sizes, ipc::parse_size,
+                              "Bytes of one block in one region [16KiB,32KiB,64KiB; interference, "
+                              "ablation and handover: 32KiB; submit, clear, idle: 16KiB]")
+          ->type_name("SIZE[,...]");
   auto* regions = app.add_option("--regions", config.regions,
                                  "Regions of a block: K and V of each layer, "
                                  "say [64; simulated devices: 16]")
@@ -159,7 +163,8 @@ void add_how(CLI::App& app, BenchOptions& options) {
   add_size(app, "--pool-size", options.pool_bytes,
            "Of the arena for clear, and of the host memory for pool [4GiB; simulated devices: "
            "64MiB]");
-  app.add_option("--samples", config.samples, "Jobs of a latency, lookups, and 40 submits for each")
+  app.add_option("--samples", config.samples,
+                 "Jobs of a latency, hand-overs, lookups, and 40 submits for each")
       ->type_name("N")
       ->check(CLI::Range(1U, kMostRepeats))
       ->default_str(std::to_string(config.samples));
@@ -252,7 +257,7 @@ int bench_command(const Arguments& arguments) {
       return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
     });
   };
-  if (only({BenchKind::kInterference, BenchKind::kAblation})) {
+  if (only({BenchKind::kInterference, BenchKind::kAblation, BenchKind::kHandOver})) {
     // Each takes a while.
     set_default<std::uint64_t>(config.chunk_sizes, {32ULL << 10});
     if (has(BenchKind::kInterference)) set_default(config.blocks, {16U});

@@ -59,7 +59,7 @@ struct Pool {
 
 struct Remains {
   std::vector<Pool> pools;
-  std::vector<std::string> names;  ///< INSTANCE/NAME, removed.
+  std::vector<std::string> names;  ///< INSTANCE/NAME, or all of INSTANCE: removed.
   bool failed = false;
 };
 
@@ -108,6 +108,22 @@ void collect(const ipc::RuntimeDir& dir,
   }
 }
 
+/// With all that is in it, records of what was done there included; while somebody is in it, it
+/// stays.
+void remove_folder(const ipc::RuntimeDir& dir, Remains& remains) {
+  const std::string base = dir.path().parent_path();
+  {
+    // Whoever lets go of it last removes it.
+    const auto held = ipc::RuntimeDir::open(base, dir.instance());
+    if (!held) {
+      remains.failed = true;
+      print_err("kvferry gc: instance {}: {}\n", dir.instance(), held.error().to_string());
+      return;
+    }
+  }
+  if (!ipc::RuntimeDir::find(base, dir.instance())) remains.names.push_back(dir.instance());
+}
+
 void print_json(const Remains& remains) {
   Json pools = Json::array();
   for (const Pool& pool : remains.pools) {
@@ -148,8 +164,10 @@ int gc_command(const Arguments& arguments) {
   auto app = make_app(
       "gc",
       "Removes what processes that were killed have left behind, and nobody wants: host pools that "
-      "movers keep for a next manager, while there is none, and names in the runtime directory. Of "
-      "all instances, unless one is named. What a living manager uses is left alone.",
+      "movers keep for a next manager, while there is none, and names in the runtime directory, "
+      "the "
+      "whole folder of an instance that nobody is in any more. Of all instances, unless one is "
+      "named, which has to be there. What a living process uses is left alone.",
       "example: what is there, then all of it removed\n"
       "  kvferry gc --list\n"
       "  kvferry gc",
@@ -160,7 +178,8 @@ int gc_command(const Arguments& arguments) {
   if (const auto code = parse_arguments(*app, arguments)) return *code;
   ipc::init_logging("kvferry gc", common.log_level);
   std::vector<std::string> instances;
-  if (app->count("--instance") > 0) {
+  const bool is_named = app->count("--instance") > 0;
+  if (is_named) {
     instances.push_back(common.instance);
   } else {
     auto found = ipc::RuntimeDir::instances(common.runtime_dir);
@@ -175,7 +194,8 @@ int gc_command(const Arguments& arguments) {
     const auto dir = ipc::RuntimeDir::find(common.runtime_dir, instance);
     if (dir) {
       collect(*dir, only_looks, deadline, remains);
-    } else if (dir.error().code != ipc::ErrorCode::kNotFound) {
+      if (!only_looks) remove_folder(*dir, remains);
+    } else if (is_named || dir.error().code != ipc::ErrorCode::kNotFound) {
       remains.failed = true;
       print_err("kvferry gc: instance {}: {}\n", instance, dir.error().to_string());
     }

@@ -82,6 +82,24 @@ Result<std::chrono::milliseconds> parse_seconds(std::string_view text) {
   return parse_milliseconds(text);
 }
 
+bool is_given(const Arguments& arguments, const std::string& option) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const std::string& argument) {
+    return argument == option || argument.starts_with(option + "=");
+  });
+}
+
+/// What is wrong with an option, with where it says so when that is the environment.
+std::string with_origin(const CLI::App& app, const Arguments& arguments, std::string message) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    if (!message.starts_with(name + ": ") || is_given(arguments, name)) continue;
+    if (ipc::environment(option->get_envname().c_str()).empty()) continue;
+    return fmt::format("{} from the environment's {}{}", name, option->get_envname(),
+                       message.substr(name.size()));
+  }
+  return message;
+}
+
 }  // namespace
 
 std::string_view level_name(ipc::LogLevel level) noexcept {
@@ -227,8 +245,8 @@ std::optional<int> parse_arguments(CLI::App& app, const Arguments& arguments) {
               app.get_config_ptr()->as<std::string>(), error.what(), app.get_name());
     return kExitUsage;
   } catch (const CLI::ParseError& error) {
-    print_err("{}: {}\n'{} --help' lists the options\n", app.get_name(), error.what(),
-              app.get_name());
+    print_err("{}: {}\n'{} --help' lists the options\n", app.get_name(),
+              with_origin(app, arguments, error.what()), app.get_name());
     return kExitUsage;
   }
 }
@@ -238,11 +256,7 @@ ipc::Status check_uses(const CLI::App& app,
                        const std::vector<OptionUse>& uses) {
   for (const OptionUse& use : uses) {
     if (use.counts || app.count(use.name) == 0) continue;
-    const bool is_argument =
-        std::any_of(arguments.begin(), arguments.end(), [&use](const std::string& argument) {
-          return argument == use.name || argument.starts_with(use.name + "=");
-        });
-    if (is_argument) {
+    if (is_given(arguments, use.name)) {
       return KVFERRY_ERROR(kInvalidArgument, "{} is for {}: choose that, or leave {} out", use.name,
                            use.purpose, use.name);
     }

@@ -21,6 +21,7 @@ namespace {
 using Nanoseconds = std::chrono::nanoseconds;
 
 constexpr std::size_t kDefaultLast = 40;
+constexpr std::size_t kMostLast = 100'000'000;
 
 Nanoseconds clock_now(clockid_t clock) {
   timespec now{};
@@ -108,7 +109,10 @@ int trace_command(const Arguments& arguments) {
                "example: hold all that is recorded to the rules of docs/handshake.md\n"
                "  kvferry trace --instance chat --check",
                common);
-  app->add_option("--last", last, "How many transitions to show")->capture_default_str();
+  app->add_option("--last", last, "How many transitions to show")
+      ->type_name("N")
+      ->check(CLI::Range(std::size_t{1}, kMostLast))
+      ->capture_default_str();
   app->add_flag("--json", json, "Print a JSON object per transition");
   app->add_flag("--check", check,
                 "Check instead of showing; exit code 1 when something was not allowed");

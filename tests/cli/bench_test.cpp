@@ -160,6 +160,39 @@ TEST_F(BenchTest, MeasuresWhatAnEngineWaitsFor) {
                   Line("pool", "longest swap, all there"), Line("pool", "room awaited")));
 }
 
+TEST_F(BenchTest, APromptIsHandedOverByPiecesAndAsAWhole) {
+  const json report = bench({"handover", "--chunk-size=4KiB", "--regions=2", "--blocks=12",
+                             "--ranks=2", "--strategy=batch,staged"});
+  std::set<std::tuple<std::string, int>> seen;
+  for (const json& result : report["results"]) {
+    EXPECT_EQ(result["bench"], "handover");
+    EXPECT_EQ(result["direction"], "both");
+    EXPECT_EQ(result["path"], "engine");
+    EXPECT_GT(result["us"], 0.0) << result;
+    EXPECT_GE(result["us_p99"], result["us"]) << result;
+    seen.emplace(result["strategy"], result["blocks"].get<int>());
+  }
+  using Row = std::tuple<std::string, int>;
+  std::vector<Row> rows;
+  for (const std::string strategy : {"batch", "staged"}) {
+    for (const int blocks : {1, 4, 12}) {
+      rows.emplace_back(strategy + ": stored, then loaded", blocks);
+      rows.emplace_back(strategy + ": handed over, 1 block a store", blocks);
+    }
+    rows.emplace_back(strategy + ": handed over, 8 blocks a store", 12);
+  }
+  EXPECT_THAT(seen, testing::UnorderedElementsAreArray(rows));
+}
+
+TEST_F(BenchTest, AHandOverWhosePrefillLosesItsMoverFailsAndLeavesNothing) {
+  start_long({"--samples=10000"}, "handover");
+  ASSERT_TRUE(wait_until(
+      [this] { return running_->stderr_text().find("handover, ") != std::string::npos; }));
+  ASSERT_TRUE(children().at("mover/0").signal(SIGKILL));
+  const json report = end_of_long();
+  EXPECT_THAT(report["errors"].dump(), HasSubstr("a job failed"));
+}
+
 TEST_F(BenchTest, TheNextManagerFindsWhatAKilledOneHadStored) {
   const json report = bench({"restart", "--entries=2000", "--repeats=1"});
   std::map<std::string, double> us;

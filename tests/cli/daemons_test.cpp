@@ -9,8 +9,11 @@
 #include <poll.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -203,6 +206,67 @@ TEST_F(DaemonsTest, EventsOfNobodyAreAFailureAndAManagerThatComesIsHeard) {
   running_.front()->signal(SIGTERM);
   EXPECT_EQ(running_.front()->wait(soon()), ChildExit::exited(0));
   EXPECT_TRUE(says("any more")) << listener.stderr_text();
+}
+
+TEST_F(DaemonsTest, EventsThatCannotBeToldWhereTheyAreToBeEndAManagerForGood) {
+  const std::string nowhere = "ipc://" + (temp_ / "absent" / "events").string();
+  const std::string here = "ipc://" + (temp_ / "events").string();
+  using Options = std::vector<std::string>;
+  for (const Options& options :
+       {Options{"--kv-events=" + nowhere},
+        Options{"--kv-events=" + here, "--kv-events-snapshot=" + nowhere}}) {
+    const Finished refused = ask("manager", options);
+    EXPECT_EQ(refused.exit, ChildExit::exited(5)) << "starting it again changes nothing";
+    const std::string option = options.back().substr(0, options.back().find('='));
+    EXPECT_THAT(refused.complaints,
+                AllOf(HasSubstr(option + " " + nowhere + ": no socket can be made in " +
+                                (temp_ / "absent").string()),
+                      HasSubstr("make that folder")));
+  }
+}
+
+/// Commands of the block that starts an instance on a simulated device, as they are written there.
+std::vector<std::vector<std::string>> documented_start(const std::string& file) {
+  std::ifstream in(std::string(KVFERRY_DOCUMENTATION "/") + file);
+  std::vector<std::vector<std::string>> commands;
+  bool has_device = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line == "```sh") {
+      commands.clear();
+    } else if (line == "```" && has_device) {
+      return commands;
+    } else if (line.starts_with("kvferry ")) {
+      std::istringstream words(line.substr(line.find(' ')));
+      commands.emplace_back(std::istream_iterator<std::string>(words),
+                            std::istream_iterator<std::string>());
+      has_device |= line.find("--device host:") != std::string::npos;
+    }
+  }
+  return {};
+}
+
+TEST_F(DaemonsTest, TheStartInTheDocumentationStartsAnInstanceWithoutAGpu) {
+  for (const char* file : {"README.md", "docs/operations.md"}) {
+    std::vector<std::vector<std::string>> commands = documented_start(file);
+    ASSERT_EQ(commands.size(), 3U) << file;
+    for (std::vector<std::string>& arguments : commands) {
+      // The device of this test alone.
+      for (std::string& argument : arguments) {
+        if (argument.starts_with("host:demo:")) argument.replace(5, 4, device_name_);
+      }
+      running_.push_back(std::make_unique<ChildProcess>(
+          ChildOptions{.program = KVFERRY_PROGRAM,
+                       .arguments = arguments,
+                       .environment = {"KVFERRY_INSTANCE=chat",
+                                       "KVFERRY_RUNTIME_DIR=" + (temp_ / "run").string()}}));
+    }
+    EXPECT_TRUE(wait_status(offload_ready)) << file << running_.back()->stderr_text();
+    for (const auto& process : running_) process->signal(SIGTERM);
+    for (const auto& process : running_) {
+      EXPECT_EQ(process->wait(soon()), ChildExit::exited(0)) << process->stderr_text();
+    }
+    running_.clear();
+  }
 }
 
 TEST_F(DaemonsTest, ATraceOfNoInstanceSaysSo) {

@@ -6,12 +6,14 @@
 #include <gmock/gmock.h>
 
 #include <csignal>
+#include <filesystem>
 #include <utility>
 
 namespace kvferry::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 class GcTest : public DaemonsTest {
  protected:
@@ -137,9 +139,35 @@ TEST_F(GcTest, WhatAnInstanceThatIsGoneLeftIsRemovedByName) {
   const Finished collected = collect();
   EXPECT_THAT(collected.output, HasSubstr("chat/manager: removed"));
   EXPECT_THAT(collected.output, HasSubstr("chat/registry: removed"));
+  EXPECT_THAT(collected.output, HasSubstr("chat: removed"));
+  EXPECT_FALSE(std::filesystem::exists(temp_ / "run" / "chat")) << "sockets, records";
   EXPECT_THAT(collect().output, HasSubstr("nothing was left behind"));
   const Finished elsewhere = run_kvferry({"gc", "--runtime-dir=" + (temp_ / "nowhere").string()});
   EXPECT_EQ(elsewhere.exit, ChildExit::exited(0));
+}
+
+TEST_F(GcTest, WhatSomebodyIsInStays) {
+  ASSERT_NO_FATAL_FAILURE(start_all());
+  kill_manager();
+  const Finished collected = collect();
+  EXPECT_EQ(collected.exit, ChildExit::exited(0));
+  EXPECT_THAT(collected.output, HasSubstr("chat/manager: removed"));
+  EXPECT_THAT(collected.output, Not(HasSubstr("chat: removed")));
+  // The dead one's records, too: its peers are there to be looked at beside them.
+  EXPECT_THAT(ask("trace").output, HasSubstr("manager"));
+}
+
+TEST_F(GcTest, AnInstanceThatIsNotThereIsNotSaidToBeWell) {
+  for (const bool only_looks : {true, false}) {
+    std::vector<std::string> arguments = {"gc", runtime_dir(), "--instance=nope"};
+    if (only_looks) arguments.emplace_back("--list");
+    const Finished asked = run_kvferry(arguments);
+    EXPECT_EQ(asked.exit, ChildExit::exited(1));
+    EXPECT_EQ(asked.output, "");
+    EXPECT_THAT(asked.complaints, HasSubstr("instance nope"));
+    EXPECT_THAT(asked.complaints, HasSubstr("is not there"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(temp_ / "run" / "nope"));
 }
 
 }  // namespace

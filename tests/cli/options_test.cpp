@@ -85,6 +85,25 @@ TEST(OptionsTest, CommandLineWinsOverEnvironmentOverFile) {
   EXPECT_EQ(parsed.options.geometry, "tiny");
 }
 
+TEST(OptionsTest, WhatTheEnvironmentSaysWronglyIsToldByItsName) {
+  const Variable blocks("KVFERRY_GPU_BLOCKS", "many");
+  const Parsed parsed = parse({"--geometry=tiny"});
+  EXPECT_EQ(parsed.code, kExitUsage);
+  EXPECT_THAT(parsed.complaint,
+              HasSubstr("--gpu-blocks from the environment's KVFERRY_GPU_BLOCKS: 'many' is no"));
+  const Parsed given = parse({"--geometry=tiny", "--gpu-blocks=few"});
+  EXPECT_EQ(given.code, kExitUsage);
+  EXPECT_THAT(given.complaint, HasSubstr("--gpu-blocks: 'few' is no count"));
+  EXPECT_FALSE(parse({"--geometry=tiny", "--gpu-blocks", "4"}).code) << "that counts";
+}
+
+TEST(OptionsTest, AWrongNumberOfTheEnvironmentIsToldByItsNameInEveryCommand) {
+  const Variable queue("KVFERRY_STORE_QUEUE", "abc");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(replay_command({"--device=host"}), kExitUsage);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("KVFERRY_STORE_QUEUE: "));
+}
+
 TEST(OptionsTest, TheFileMayComeFromTheEnvironment) {
   const ConfigFile file("[worker]\ngeometry = 'tiny'\ncache_owner = 'mover'\n");
   const Variable config("KVFERRY_CONFIG", file.path());
@@ -350,6 +369,11 @@ INSTANTIATE_TEST_SUITE_P(
                "--count"},
         BadUse{"ReplayOfANegativeQueue", replay_command, {"--store-queue=-1"}, "--store-queue"},
         BadUse{"EventsFromABadPlace", events_command, {"--endpoint=/tmp/a"}, "is no endpoint"},
+        BadUse{"TraceOfNothing", trace_command, {"--last=0"}, "--last"},
+        BadUse{"TraceOfLessThanNothing", trace_command, {"--last=-1"}, "--last"},
+        BadUse{
+            "TraceOfMoreThanThereCanBe", trace_command, {"--last=99999999999999999999"}, "--last"},
+        BadUse{"TraceOfText", trace_command, {"--last=many"}, "--last"},
         BadUse{"BadLevel", manager_command, {"--log-level=loud"}, "loud"},
         BadUse{"BadTime", manager_command, {"--job-deadline=soon"}, "'soon' is no time"},
         BadUse{"NoTime", manager_command, {"--job-deadline=0s"}, "'0s' is no time"},

@@ -77,7 +77,7 @@ TEST_F(ReplayNamespaceTest, AKeyThatOthersCanReadIsRefusedBeforeAnythingStarts) 
 TEST_F(ReplayNamespaceTest, AQuotaThatThePoolHasNoRoomForIsRefusedBeforeAnythingStarts) {
   const Finished run =
       replay(write_trace(10), {"--host-memory=16MiB", "--namespace-quota=tenant=0:1TiB"});
-  EXPECT_EQ(run.exit, ChildExit::exited(1));
+  EXPECT_EQ(run.exit, ChildExit::exited(2)) << "an option is wrong, as for a manager";
   EXPECT_THAT(run.complaints, HasSubstr("the quota of namespace tenant is 0%:1.00 TiB, the host "
                                         "pool has 16.0 MiB"));
 }

@@ -173,6 +173,34 @@ TEST_F(ReplayTierTest, WithoutRoomOnTheDeviceBlocksAreKeptInHostMemory) {
   EXPECT_GT(report["prefetch"]["leases"], 0);
 }
 
+// A small pool that is always full, and the stores of every request: what a request is found to
+// have is wanted by others' stores before it is loaded, of a prefetch that waits for its turn for
+// long.
+TEST_F(ReplayTierTest, WhatWasFoundInAFullPoolIsThereWhenItIsLoaded) {
+  constexpr int kMadeUp = 3000;
+  for (const char* const prefetch : {"off", "wait", "best-effort"}) {
+    std::vector<std::string> arguments = {"replay",
+                                          "--device=host",
+                                          "--runtime-dir=" + path("run"),
+                                          "--verify=full",
+                                          "--requests=" + std::to_string(kMadeUp),
+                                          "--host-memory=48MiB",
+                                          "--gpu-blocks=600",
+                                          "--in-flight=4",
+                                          "--eviction-policy=lru",
+                                          "--report=" + path("report.json"),
+                                          std::string("--prefetch=") + prefetch};
+    if (prefetch != std::string("off")) arguments.emplace_back("--prefetch-requests=64");
+    const Finished run = run_kvferry(arguments);
+    EXPECT_EQ(run.exit, ChildExit::exited(0)) << run.output << run.complaints;
+    const json report = checked(kMadeUp);
+    EXPECT_GT(report["loads"], 500) << prefetch;
+    EXPECT_EQ(report["failed_jobs"], 0) << prefetch;
+    EXPECT_EQ(report["recomputed"], 0) << prefetch;
+    EXPECT_EQ(report["prefetch"]["failed"], 0) << prefetch;
+  }
+}
+
 TEST_F(ReplayTierTest, AMoverThatDiesUnderPrefetchesIsReplacedAndNoBlockIsWrong) {
   // All requests have arrived: there is a queue, and prefetches for it, at any time.
   constexpr int kLong = 1500;

@@ -66,6 +66,7 @@ TEST(ReportTest, HasTheFieldsThatScriptsRelyOn) {
                            "loads",
                            "stores",
                            "failed_jobs",
+                           "evicted_before_load",
                            "skipped_lines",
                            "blocks_survived",
                            "retracted"}) {

@@ -129,6 +129,9 @@ using WireMessages = List<ipc::Envelope,
                           ipc::Retention,
                           ipc::OfferStore,
                           ipc::KeptSum,
-                          ipc::KeptSums>;
+                          ipc::KeptSums,
+                          ipc::PinnedBlock,
+                          ipc::PinBlocks,
+                          ipc::PinBlocksReply>;
 
 }  // namespace kvferry::test

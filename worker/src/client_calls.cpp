@@ -130,6 +130,13 @@ Result<std::uint32_t> count_pins(ClientLink& link,
   return reply.pinned;
 }
 
+ipc::PinBlocks pins_of(std::span<const PinnedBlock> blocks) {
+  ipc::PinBlocks message;
+  message.blocks.reserve(blocks.size());
+  for (const PinnedBlock& block : blocks) message.blocks.push_back({block.group, block.key});
+  return message;
+}
+
 std::vector<RankMemory> memory_of(const std::vector<ipc::RankMemory>& ranks) {
   std::vector<RankMemory> seen;
   seen.reserve(ranks.size());
@@ -203,6 +210,37 @@ Result<std::uint32_t> Client::pin(std::span<const Digest> hashes, Deadline deadl
 
 Result<std::uint32_t> Client::unpin(std::span<const Digest> hashes, Deadline deadline) {
   return count_pins(impl_->link, MessageKind::kUnpin, hashes, deadline);
+}
+
+Result<std::vector<bool>> Client::pin_blocks(std::span<const PinnedBlock> blocks,
+                                             Deadline deadline) {
+  if (blocks.empty()) return std::vector<bool>{};
+  KVFERRY_TRY(check_count(blocks.size(), "blocks to pin"));
+  const auto reply =
+      impl_->link.call<ipc::PinBlocksReply>(MessageKind::kPinBlocks, pins_of(blocks), deadline);
+  if (!reply) {
+    // The manager may still get to it, and then to this.
+    if (reply.error().code == ErrorCode::kTimeout) {
+      if (const Status undone = unpin_blocks(blocks); !undone) {
+        ipc::log_warn("client: {} blocks stay pinned if the manager ever answers: {}",
+                      blocks.size(), undone.error().to_string());
+      }
+    }
+    return reply.error();
+  }
+  if (reply->done.size() != blocks.size()) {
+    return bad_reply("{} answers for {} blocks to pin", reply->done.size(), blocks.size());
+  }
+  std::vector<bool> there;
+  there.reserve(blocks.size());
+  for (const std::uint8_t done : reply->done) there.push_back(done != 0);
+  return there;
+}
+
+Status Client::unpin_blocks(std::span<const PinnedBlock> blocks) {
+  if (blocks.empty()) return ipc::ok();
+  KVFERRY_TRY(check_count(blocks.size(), "blocks to unpin"));
+  return impl_->link.send_only(MessageKind::kUnpinBlocks, ipc::encode(pins_of(blocks)));
 }
 
 Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget> targets,

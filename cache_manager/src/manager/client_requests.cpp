@@ -101,7 +101,9 @@ ipc::Status ClientRequests::check(const ClientRecord& client) {
 bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request) {
   using Kind = ipc::MessageKind;
   const bool is_ours = request.kind >= Kind::kEngineHello && request.kind <= Kind::kDropSequence;
-  if (!is_ours && request.kind != Kind::kOfferStore) {
+  const bool is_later_one = request.kind == Kind::kOfferStore || request.kind == Kind::kPinBlocks ||
+                            request.kind == Kind::kUnpinBlocks;
+  if (!is_ours && !is_later_one) {
     return false;
   }
   if (request.kind == Kind::kEngineHello) {
@@ -119,6 +121,8 @@ bool ClientRequests::handle(const ipc::Peer& peer, const ipc::Envelope& request)
     case Kind::kUsePrefix: use(*client, request); break;
     case Kind::kPin:
     case Kind::kUnpin: pin(*client, request); break;
+    case Kind::kPinBlocks:
+    case Kind::kUnpinBlocks: pin_blocks(*client, request); break;
     case Kind::kReserveStore: reserve(*client, request); break;
     case Kind::kAbandonStore: abandon(*client, request); break;
     case Kind::kSubmitStore: jobs_.submit_store(*client, request); break;
@@ -323,6 +327,24 @@ void ClientRequests::pin(const ClientRecord& client, const ipc::Envelope& reques
   reply.pinned = request.kind == ipc::MessageKind::kPin
                      ? context_.index.pin(client.peer.id, client.root, message.blocks, groups)
                      : context_.index.unpin(client.peer.id, client.root, message.blocks, groups);
+  context_.reply(client.peer, request, reply);
+}
+
+void ClientRequests::pin_blocks(const ClientRecord& client, const ipc::Envelope& request) {
+  ipc::PinBlocks message;
+  if (!take_of_ready(client, request, "PinBlocks", message)) {
+    return;
+  }
+  PrefixIndex& index = context_.index;
+  ipc::PinBlocksReply reply;
+  reply.done.reserve(message.blocks.size());
+  for (const ipc::PinnedBlock& block : message.blocks) {
+    const ipc::BlockKey key{client.root, block.key, block.group};
+    const bool done = request.kind == ipc::MessageKind::kPinBlocks
+                          ? index.pin(client.peer.id, key)
+                          : index.unpin(client.peer.id, key);
+    reply.done.push_back(done ? 1 : 0);
+  }
   context_.reply(client.peer, request, reply);
 }
 

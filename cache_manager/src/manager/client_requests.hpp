@@ -56,6 +56,7 @@ class ClientRequests {
   void lookup(const ClientRecord& client, const ipc::Envelope& request);
   void use(const ClientRecord& client, const ipc::Envelope& request);
   void pin(const ClientRecord& client, const ipc::Envelope& request);
+  void pin_blocks(const ClientRecord& client, const ipc::Envelope& request);
   void reserve(const ClientRecord& client, const ipc::Envelope& request);
   void abandon(const ClientRecord& client, const ipc::Envelope& request);
   void cancel(const ClientRecord& client, const ipc::Envelope& request);

@@ -222,22 +222,26 @@ std::uint32_t PrefixIndex::pin(const ipc::IncarnationId& client,
   for (const ipc::Digest& block : blocks) {
     bool any = false;
     for (std::uint32_t group = 0; group < groups; ++group) {
-      Entry* entry = find({root, block, ipc::GroupId{group}});
-      if (entry == nullptr || entry->state != State::kVisible) {
-        continue;
-      }
-      if (entry->pins == nullptr) {
-        entry->pins = std::make_unique<Pins>();
-        ++stats_.pinned;
-        order_.hold(entry->id);
-      }
-      ++(*entry->pins)[client];
-      pinned_by_[client].insert(entry);
-      any = true;
+      any = pin(client, {root, block, ipc::GroupId{group}}) || any;
     }
     pinned += any ? 1U : 0U;
   }
   return pinned;
+}
+
+bool PrefixIndex::pin(const ipc::IncarnationId& client, const ipc::BlockKey& key) {
+  Entry* entry = find(key);
+  if (entry == nullptr || entry->state != State::kVisible) {
+    return false;
+  }
+  if (entry->pins == nullptr) {
+    entry->pins = std::make_unique<Pins>();
+    ++stats_.pinned;
+    order_.hold(entry->id);
+  }
+  ++(*entry->pins)[client];
+  pinned_by_[client].insert(entry);
+  return true;
 }
 
 std::uint32_t PrefixIndex::unpin(const ipc::IncarnationId& client,
@@ -248,16 +252,20 @@ std::uint32_t PrefixIndex::unpin(const ipc::IncarnationId& client,
   for (std::size_t i = blocks.size(); i-- > 0;) {
     bool any = false;
     for (std::uint32_t group = 0; group < groups; ++group) {
-      Entry* entry = find({root, blocks[i], ipc::GroupId{group}});
-      if (entry == nullptr || entry->pins == nullptr || !entry->pins->contains(client)) {
-        continue;
-      }
-      unpin_entry(*entry, client, /*all=*/false);
-      any = true;
+      any = unpin(client, {root, blocks[i], ipc::GroupId{group}}) || any;
     }
     unpinned += any ? 1U : 0U;
   }
   return unpinned;
+}
+
+bool PrefixIndex::unpin(const ipc::IncarnationId& client, const ipc::BlockKey& key) {
+  Entry* entry = find(key);
+  if (entry == nullptr || entry->pins == nullptr || !entry->pins->contains(client)) {
+    return false;
+  }
+  unpin_entry(*entry, client, /*all=*/false);
+  return true;
 }
 
 void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bool all) {

@@ -101,6 +101,10 @@ class PrefixIndex {
                       std::span<const ipc::Digest> blocks,
                       std::uint32_t groups);
 
+  /// The same of one block: whether it is visible (unpin: pinned by client).
+  bool pin(const ipc::IncarnationId& client, const ipc::BlockKey& key);
+  bool unpin(const ipc::IncarnationId& client, const ipc::BlockKey& key);
+
   /// Visible, or on its way there.
   [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
   /// A visible unit that does not have these parts gives way to one that will, unless it is pinned,

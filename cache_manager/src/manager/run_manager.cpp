@@ -12,9 +12,14 @@
 #include "manager/manager_core.hpp"
 #include "manager/pool_catalogue.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -32,12 +37,27 @@ void sweep(const ipc::RuntimeDir& dir) {
   }
 }
 
+/// What the path of an ipc:// endpoint needs that is not there may stay away for good.
+ipc::Status check_folder(std::string_view option, const std::string& endpoint) {
+  constexpr std::string_view kScheme = "ipc://";
+  if (!endpoint.starts_with(kScheme)) return ipc::ok();
+  const std::filesystem::path folder =
+      std::filesystem::path(endpoint.substr(kScheme.size())).parent_path();
+  if (::access((folder / "").c_str(), W_OK | X_OK) == 0) return ipc::ok();
+  return KVFERRY_ERROR(kInvalidArgument,
+                       "{} {}: no socket can be made in {} ({}): make that folder, or give another "
+                       "path",
+                       option, endpoint, folder.native(), std::generic_category().message(errno));
+}
+
 void check_kv_events(const ManagerConfig& config) {
-  for (const std::string& endpoint : {config.kv_events, config.kv_events_snapshot}) {
+  for (const auto& [option, endpoint] :
+       {std::pair("--kv-events", config.kv_events),
+        std::pair("--kv-events-snapshot", config.kv_events_snapshot)}) {
     if (endpoint.empty()) continue;
-    if (ipc::Status good = ipc::check_kv_endpoint(endpoint, /*listens=*/true); !good) {
-      throw ipc::Exception(std::move(good).error());
-    }
+    ipc::Status good = ipc::check_kv_endpoint(endpoint, /*listens=*/true);
+    if (good) good = check_folder(option, endpoint);
+    if (!good) throw ipc::Exception(std::move(good).error());
   }
   const bool has_snapshot = !config.kv_events_snapshot.empty();
   if (has_snapshot && (config.kv_events.empty() || config.kv_events == config.kv_events_snapshot)) {

@@ -5,6 +5,7 @@
 #include "bench/ablation_bench.hpp"
 #include "bench/cache_bench.hpp"
 #include "bench/context.hpp"
+#include "bench/hand_over_bench.hpp"
 #include "bench/idle_bench.hpp"
 #include "bench/interference_bench.hpp"
 #include "bench/layers_bench.hpp"
@@ -68,6 +69,7 @@ BenchReport measure(const BenchConfig& config, const RunDir& dir, ipc::SignalFd&
     }
     if (wants(BenchKind::kIdle)) for_each_shape(bench_idle);
     if (wants(BenchKind::kRestart)) bench_restart(context);
+    if (wants(BenchKind::kHandOver)) for_each_shape(bench_hand_over);
   } catch (const ipc::Exception& error) {
     context.report.errors.push_back(error.error().to_string());
   }
@@ -90,6 +92,7 @@ std::string_view to_string(BenchKind kind) noexcept {
     case BenchKind::kIdle: return "idle";
     case BenchKind::kUrgent: return "urgent";
     case BenchKind::kRestart: return "restart";
+    case BenchKind::kHandOver: return "handover";
   }
   return "invalid";
 }

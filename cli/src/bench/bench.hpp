@@ -30,12 +30,14 @@ enum class BenchKind : std::uint8_t {
   kAblation,
   kIdle,
   kUrgent,
-  kRestart
+  kRestart,
+  kHandOver
 };
 inline constexpr std::array kBenchKinds = {
     BenchKind::kTransfer, BenchKind::kLatency, BenchKind::kInterference, BenchKind::kLayers,
     BenchKind::kSubmit,   BenchKind::kLookup,  BenchKind::kClear,        BenchKind::kPool,
-    BenchKind::kAblation, BenchKind::kIdle,    BenchKind::kUrgent,       BenchKind::kRestart};
+    BenchKind::kAblation, BenchKind::kIdle,    BenchKind::kUrgent,       BenchKind::kRestart,
+    BenchKind::kHandOver};
 [[nodiscard]] std::string_view to_string(BenchKind kind) noexcept;
 
 /// What is measured: every combination of the lists.

@@ -3,7 +3,9 @@
 #include "bench/bench_instance.hpp"
 
 #include "kvferry/ipc/base/size.hpp"
+#include "must.hpp"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -43,16 +45,33 @@ BenchInstance::~BenchInstance() {
   if (client_ != nullptr) loop_.unwatch(client_->fd());
 }
 
-bool BenchInstance::try_connect() {
+worker::ClientOptions BenchInstance::options_of(const std::string& engine) const {
   worker::ClientOptions options;
   options.runtime_dir = dir_.path().string();
   options.instance = plan_.instance;
-  options.engine = plan_.engine;
+  options.engine = engine;
   options.ranks = geometry_.ranks;
   options.identity.model = geometry_.name;
   options.identity.fingerprint = geometry_.fingerprint(plan_.arena.order);
-  options.identity.weights = ipc::Digest::random();
-  auto client = worker::Client::connect(options, ipc::Deadline::after(kConnectTry));
+  options.identity.weights = weights_;
+  return options;
+}
+
+std::unique_ptr<worker::Client> BenchInstance::connect(const std::string& engine) {
+  auto client =
+      must(worker::Client::connect(options_of(engine), ipc::Deadline::after(options_.patience)));
+  must(run_until(
+      [&client] {
+        (void)client->poll(1);
+        return client->state().offload_ready;
+      },
+      fmt::format("the start of engine {}", engine)));
+  return client;
+}
+
+bool BenchInstance::try_connect() {
+  auto client =
+      worker::Client::connect(options_of(plan_.engine), ipc::Deadline::after(kConnectTry));
   if (client) {
     client_ = std::move(*client);
     return true;

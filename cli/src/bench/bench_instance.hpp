@@ -39,6 +39,9 @@ class BenchInstance final : public BenchTarget {
   /// Returns when jobs are accepted.
   [[nodiscard]] ipc::Status start();
   [[nodiscard]] worker::Client& client() noexcept { return *client_; }
+  /// A client of another engine of the plan, which finds the same blocks, once its jobs are
+  /// accepted. Throws Exception. Its descriptor is the caller's to watch.
+  [[nodiscard]] std::unique_ptr<worker::Client> connect(const std::string& engine);
   /// Right before its manager was.
   [[nodiscard]] ipc::TimePoint started_at() const noexcept { return started_at_; }
 
@@ -59,11 +62,13 @@ class BenchInstance final : public BenchTarget {
   [[nodiscard]] Leavings end(const DeviceProbe& devices, bool failed);
 
  private:
+  [[nodiscard]] worker::ClientOptions options_of(const std::string& engine) const;
   [[nodiscard]] bool try_connect();
   [[nodiscard]] ipc::Status wait_for_pool(ipc::Deadline deadline);
 
   const InstancePlan plan_;
   const ipc::Geometry geometry_;
+  const ipc::Digest weights_ = ipc::Digest::random();
   std::unique_ptr<worker::Client> client_;
   ipc::TimePoint started_at_;
 };

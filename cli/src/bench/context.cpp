@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 namespace kvferry::cli {
 namespace {
@@ -99,6 +100,22 @@ InstancePlan BenchContext::plan(const BenchShape& shape,
   return plan;
 }
 
+void BenchContext::add_engine(const BenchShape& shape,
+                              const std::string& name,
+                              InstancePlan& plan) {
+  EnginePlan engine;
+  engine.name = name;
+  if (cuda()) {
+    const auto before = static_cast<std::uint32_t>(1 + plan.more_engines.size()) * config_.ranks;
+    engine.devices = cuda_devices(config_.devices, before + config_.ranks);
+    engine.devices.erase(engine.devices.begin(), engine.devices.begin() + before);
+  } else {
+    engine.devices = must(host_devices(fmt::format("bench-{}-{}", dir_.token(), devices_++),
+                                       shape.geometry, plan.arena));
+  }
+  plan.more_engines.push_back(std::move(engine));
+}
+
 BenchTarget::Options BenchContext::target_options() {
   BenchTarget::Options options;
   options.log_dir = config_.log_dir.empty() ? dir_.logs() : std::filesystem::path(config_.log_dir);
@@ -111,7 +128,11 @@ template <typename Target>
 void BenchContext::measure_on(Target& target,
                               const InstancePlan& plan,
                               const std::function<void(Target&)>& measure) {
-  const DeviceProbe devices(plan.devices);
+  std::vector<ipc::DeviceSpec> named = plan.devices;
+  for (const EnginePlan& engine : plan.more_engines) {
+    named.insert(named.end(), engine.devices.begin(), engine.devices.end());
+  }
+  const DeviceProbe devices(named);
   target_ = &target;
   std::optional<ipc::Error> failed;
   try {

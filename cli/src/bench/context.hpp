@@ -47,6 +47,8 @@ class BenchContext {
                                   std::uint32_t gpu_blocks,
                                   std::uint64_t host_bytes,
                                   cache_manager::CopyStrategy strategy);
+  /// With another engine, on devices of its own: GPUs behind those of the first, as they go round.
+  void add_engine(const BenchShape& shape, const std::string& name, InstancePlan& plan);
   /// Starts it, measures, ends it, and notes what it left.
   void with_instance(const BenchShape& shape,
                      const InstancePlan& plan,

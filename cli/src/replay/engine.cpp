@@ -234,8 +234,8 @@ void Engine::pump() {
   look_at_state();
   // Whether what was ordered is in effect may have changed.
   (void)client_->poll(0);
+  pins_.unpin(*client_);
   if (start_playing() && is_ready() && !held_ && ipc::MonotonicClock::now() >= not_before_) {
-    give_leases_back();
     bool device_full = false;
     std::size_t looked_at = 0;
     for (auto next = waiting_.begin();

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/os/event_loop.hpp"
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/device_index.hpp"
+#include "kvferry/worker/load_pins.hpp"
 #include "kvferry/worker/load_plan.hpp"
 #include "kvferry/worker/offer_pace.hpp"
 #include "kvferry/worker/prefix_plan.hpp"
@@ -110,7 +111,7 @@ class Engine final : private worker::SchedulerControl {
     worker::Prefetcher::Id id = 0;  ///< 0: nothing is loaded.
     /// Found on the device and held, loaded, or (kHost) still to come.
     std::vector<HeldBlock> blocks;
-    std::vector<ipc::Digest> leased;  ///< Pinned in host memory: there is no room to load them.
+    std::vector<worker::PinnedBlock> pinned;  ///< In host memory: to be loaded, now or later.
     bool stopped = false;
     bool incomplete = false;  ///< Stopped before all had come: the rest is computed.
     bool waited = false;
@@ -123,9 +124,10 @@ class Engine final : private worker::SchedulerControl {
     std::vector<HeldBlock> outputs;
     std::vector<bool> hit_from_host;  ///< Per block of the hit prefix.
     std::uint32_t hit_blocks = 0;
-    std::vector<std::size_t> loading;       ///< Indexes into blocks.
-    std::vector<std::size_t> verifying;     ///< Indexes into blocks.
-    std::vector<std::uint64_t> mismatches;  ///< Words per verified block, over all ranks.
+    std::vector<worker::PinnedBlock> pinned;  ///< In host memory, until they are loaded.
+    std::vector<std::size_t> loading;         ///< Indexes into blocks.
+    std::vector<std::size_t> verifying;       ///< Indexes into blocks.
+    std::vector<std::uint64_t> mismatches;    ///< Words per verified block, over all ranks.
     std::uint32_t ranks_outstanding = 0;
     std::uint32_t load_retries = 0;
     bool doomed = false;  ///< Its request was put back or aborted; only ends what runs.
@@ -188,6 +190,10 @@ class Engine final : private worker::SchedulerControl {
   [[nodiscard]] PrefixPlan make_plan(const TraceRequest& request,
                                      const std::vector<ipc::Digest>& hashes,
                                      bool may_load);
+  /// A plan for which there is room, and of which nothing goes before it is loaded.
+  [[nodiscard]] std::optional<PrefixPlan> plan_to_admit(std::size_t request,
+                                                        bool may_load,
+                                                        std::vector<worker::PinnedBlock>& pinned);
   [[nodiscard]] bool fits(const PrefixPlan& plan,
                           const std::vector<ipc::Digest>& hashes,
                           std::uint32_t output_blocks) const;
@@ -259,17 +265,24 @@ class Engine final : private worker::SchedulerControl {
   void load_ahead(std::size_t request,
                   const PrefixPlan& plan,
                   const std::vector<ipc::Digest>& hashes);
-  void lease(std::size_t request, const PrefixPlan& plan);
   /// It is the request's turn: whether it starts now, with what has come.
   [[nodiscard]] bool prefetch_lets_start(std::size_t request);
   /// The queue is looked at then, if not earlier.
   void look_again_at(ipc::TimePoint when);
   void stop_prefetch(Prefetched& prefetched);
   void on_landing(const worker::Prefetcher::Landing& landing);
+  /// Nothing of it is needed in host memory any more, once all has come.
+  void unpin_landed(Prefetched& prefetched);
   /// The attempt, if any, holds what it needs of it by now.
   void end_prefetch(std::size_t request, Attempt* attempt);
   void end_prefetches();
-  void give_leases_back();
+
+  // engine_pins.cpp: what is found in host memory stays there until it is loaded.
+  void on_pins_failed(const ipc::Error& error);
+  /// False: something of it has gone since the plan was made, or nobody answers. Nothing is pinned
+  /// then.
+  [[nodiscard]] bool pin_loads(const PrefixPlan& plan, std::vector<worker::PinnedBlock>& pinned);
+  void lease(std::size_t request, const PrefixPlan& plan);
 
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
   [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
@@ -318,7 +331,7 @@ class Engine final : private worker::SchedulerControl {
   std::unordered_map<worker::Prefetcher::Id, std::size_t> prefetching_;  ///< Not stopped ones.
   worker::Prefetcher::Id next_prefetch_ = 1;
   worker::Prefetcher::Id first_of_era_ = 1;  ///< Blocks of earlier ones are of other memory.
-  std::vector<std::vector<ipc::Digest>> leases_to_end_;
+  worker::LoadPins pins_;
   ipc::TimerId prefetch_timer_ = 0;
   std::optional<ipc::TimePoint> look_again_;   ///< When prefetch_timer_ is due.
   worker::LoadChoice::Decision decision_;      ///< Of the latest plan.

@@ -24,6 +24,8 @@ constexpr ipc::Duration kManagerTime = 1s;
 constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMaxBusyRetries = 400;
+/// At what host memory has of a prefix, while what was found keeps going.
+constexpr std::uint32_t kMostLooks = 3;
 
 std::uint32_t output_blocks_of(const TraceRequest& request) {
   return request.output_length / kTraceBlockTokens;
@@ -110,8 +112,13 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   }
   const auto prefetched = prefetched_.find(request);
   const bool may_load = prefetched == prefetched_.end() || !prefetched->second.incomplete;
-  const PrefixPlan plan = make_plan(trace, hashes, may_load);
-  if (!fits(plan, hashes, outputs) || !make_room(request, plan, hashes, outputs)) {
+  std::vector<worker::PinnedBlock> pinned;
+  const auto plan = plan_to_admit(request, may_load, pinned);
+  if (!plan) return Admission::kNoRoom;
+  look_at_state();
+  if (era != era_ || generation != generation_ || weights != weights_ || !phase_ready_) {
+    pins_.let_go(std::move(pinned));
+    pump_later();
     return Admission::kNoRoom;
   }
 
@@ -120,7 +127,8 @@ Engine::Admission Engine::try_admit(std::size_t request) {
   attempt.request = request;
   attempt.era = era_;
   begun_.erase(request);
-  take_blocks(attempt, plan, hashes, outputs);
+  attempt.pinned = std::move(pinned);
+  take_blocks(attempt, *plan, hashes, outputs);
   choice_.on_done(decision_, ipc::MonotonicClock::now());
   end_prefetch(request, &attempt);
   // First, so that it waits for no word with the manager, and none can bring news before.
@@ -130,7 +138,7 @@ Engine::Admission Engine::try_admit(std::size_t request) {
     submit_load(id, attempt);
   }
   if (offload_usable()) {
-    tell_use(plan.hit_blocks);
+    tell_use(plan->hit_blocks);
   }
   return Admission::kAdmitted;
 }
@@ -202,6 +210,20 @@ PrefixPlan Engine::make_plan(const TraceRequest& request,
       length, whole, kTraceBlockTokens, loading_bytes_, ipc::MonotonicClock::now());
   decision_ = chosen.decision;
   return std::move(chosen.plan);
+}
+
+std::optional<PrefixPlan> Engine::plan_to_admit(std::size_t request,
+                                                bool may_load,
+                                                std::vector<worker::PinnedBlock>& pinned) {
+  const std::vector<Digest>& hashes = hashes_of(request);
+  const std::uint32_t outputs = output_blocks_of(requests_[request]);
+  for (std::uint32_t looks = 0;; ++looks) {
+    PrefixPlan plan = make_plan(requests_[request], hashes, may_load && looks < kMostLooks);
+    if (!fits(plan, hashes, outputs) || !make_room(request, plan, hashes, outputs)) {
+      return std::nullopt;
+    }
+    if (pin_loads(plan, pinned)) return plan;
+  }
 }
 
 bool Engine::fits(const PrefixPlan& plan,
@@ -312,6 +334,7 @@ void Engine::submit_load(AttemptId id, Attempt& attempt) {
     return;
   }
   ipc::log_debug("load not sent: {}", job.error().to_string());
+  pins_.let_go(std::exchange(attempt.pinned, {}));
   for (const std::size_t i : attempt.loading) attempt.blocks[i].source = BlockSource::kNowhere;
   attempt.loading.clear();
   start_step(id, attempt);
@@ -339,6 +362,7 @@ void Engine::on_load_done(AttemptId id, const worker::Completion& completion) {
     });
     return;
   }
+  pins_.let_go(std::exchange(attempt.pinned, {}));
   if (!completion.all_ok()) {
     ++counters_.failed_jobs;
     ipc::log_debug("load of request {}: {}", attempt.request + 1, completion.message);

@@ -12,11 +12,9 @@ namespace kvferry::cli {
 namespace {
 
 using ipc::Digest;
-using std::chrono_literals::operator""ms;
 using worker::LoadItem;
 using worker::Prefetcher;
 
-constexpr ipc::Duration kLeaseTime = 200ms;
 /// Of a group's blocks, what prefetches may hold: one in so many.
 constexpr std::uint64_t kPrefetchShare = 4;
 
@@ -129,6 +127,8 @@ void Engine::load_ahead(std::size_t request,
                         const PrefixPlan& plan,
                         const std::vector<Digest>& hashes) {
   Prefetched made;
+  // Jobs of a prefetch go one behind the other: the last ones' blocks have to stay for long.
+  if (!pin_loads(plan, made.pinned)) return;
   made.blocks = hold_ahead(plan, hashes);
   std::vector<LoadItem> items;
   for (const HeldBlock& held : made.blocks) {
@@ -139,7 +139,7 @@ void Engine::load_ahead(std::size_t request,
   const ipc::TimePoint now = ipc::MonotonicClock::now();
   const auto begun = prefetcher_->begin(made.id, std::move(items), now);
   if (auto leased = prefetched_.extract(request); !leased.empty()) {
-    made.leased = std::move(leased.mapped().leased);
+    pins_.let_go(std::move(leased.mapped().pinned));
   }
   if (!begun) {
     ipc::log_debug("prefetch not sent: {}", begun.error().to_string());
@@ -148,27 +148,12 @@ void Engine::load_ahead(std::size_t request,
       if (held.source == BlockSource::kHost) index_of(held.group).forget(held.block);
       index_of(held.group).release(held.block);
     }
-    if (!made.leased.empty()) leases_to_end_.push_back(std::move(made.leased));
+    pins_.let_go(std::move(made.pinned));
     return;
   }
   choice_.on_done(decision_, now);
   prefetching_.emplace(made.id, request);
   prefetched_.emplace(request, std::move(made));
-}
-
-void Engine::lease(std::size_t request, const PrefixPlan& plan) {
-  std::vector<Digest> keys;  // What chains share is pinned more than once, and given back so.
-  for (const std::vector<Digest>& chain : places_->chains(plan.hit_blocks)) {
-    keys.insert(keys.end(), chain.begin(), chain.end());
-  }
-  const auto pinned = client_->pin(keys, ipc::Deadline::after(kLeaseTime));
-  if (!pinned) {
-    ipc::log_debug("lease: {}", pinned.error().to_string());
-    if (pinned.error().code == ipc::ErrorCode::kTimeout) manager_serves_ = false;
-    return;
-  }
-  ++counters_.leases;
-  prefetched_[request].leased = std::move(keys);
 }
 
 bool Engine::prefetch_lets_start(std::size_t request) {
@@ -200,6 +185,8 @@ void Engine::stop_prefetch(Prefetched& prefetched) {
   if (prefetched.id == 0 || std::exchange(prefetched.stopped, true)) return;
   const std::vector<LoadItem> unsent = prefetcher_->stop(prefetched.id);
   prefetching_.erase(prefetched.id);
+  // What is under way is kept by its load.
+  pins_.let_go(std::exchange(prefetched.pinned, {}));
   // Nobody finds what is still to come; its blocks are free when no copier touches them any more.
   const auto comes = std::stable_partition(
       prefetched.blocks.begin(), prefetched.blocks.end(),
@@ -250,7 +237,16 @@ void Engine::on_landing(const Prefetcher::Landing& landing) {
     prefetched->blocks.erase(held);
     group.release(item.block);
   }
+  if (prefetched != nullptr) unpin_landed(*prefetched);
   pump_later();
+}
+
+// It may wait for its turn for long.
+void Engine::unpin_landed(Prefetched& prefetched) {
+  const bool comes =
+      std::any_of(prefetched.blocks.begin(), prefetched.blocks.end(),
+                  [](const HeldBlock& held) { return held.source == BlockSource::kHost; });
+  if (!comes) pins_.let_go(std::exchange(prefetched.pinned, {}));
 }
 
 void Engine::end_prefetch(std::size_t request, Attempt* attempt) {
@@ -266,20 +262,12 @@ void Engine::end_prefetch(std::size_t request, Attempt* attempt) {
     }
     index_of(held.group).release(held.block);
   }
-  if (!prefetched.leased.empty()) leases_to_end_.push_back(std::move(prefetched.leased));
+  pins_.let_go(std::move(prefetched.pinned));
   prefetched_.erase(found);
 }
 
 void Engine::end_prefetches() {
   while (!prefetched_.empty()) end_prefetch(prefetched_.begin()->first, nullptr);
-}
-
-// Not where they end: that may be in the client's own calls.
-void Engine::give_leases_back() {
-  for (const std::vector<Digest>& leased : std::exchange(leases_to_end_, {})) {
-    const auto given_back = client_->unpin(leased, ipc::Deadline::after(kLeaseTime));
-    if (!given_back) ipc::log_debug("lease not ended: {}", given_back.error().to_string());
-  }
 }
 
 }  // namespace kvferry::cli

@@ -192,6 +192,7 @@ void Engine::end_attempt(AttemptId id) {
   const auto found = attempts_.find(id);
   KVFERRY_CHECK(found != attempts_.end(), "an attempt ended twice");
   release(found->second);
+  pins_.let_go(std::move(found->second.pinned));
   attempts_.erase(found);
   pump_later();
 }

@@ -42,13 +42,20 @@ std::string_view to_text(VerifyPolicy policy) {
 constexpr std::string_view kReplayEngine = "replay";
 constexpr ipc::Duration kLastSample = 2s;
 
+/// An option is wrong, which only what was found out since shows.
+class BadOption : public ipc::Exception {
+ public:
+  using Exception::Exception;
+};
+
 /// One replay from the first child to the last: set up, played, taken down.
 class ReplayRun {
  public:
   ReplayRun(const ReplayConfig& config, const Trace& trace, RunDir& dir, ipc::SignalFd& signals)
       : config_(config), trace_(trace), dir_(dir), signals_(signals) {}
 
-  /// Throws Exception when it cannot be set up. The report is complete on return.
+  /// Throws BadOption or another Exception when it cannot be set up. The report is complete on
+  /// return.
   ReplayReport run();
 
  private:
@@ -111,7 +118,9 @@ void ReplayRun::decide_sizes(const TraceFacts& facts) {
   plan_.host_bytes = sizing.host_bytes;
   plan_.eviction_policy = config_.eviction_policy;
   plan_.namespace_quotas = config_.namespace_quotas;
-  must(must(parse_namespace_quotas(plan_.namespace_quotas)).check(plan_.host_bytes));
+  // As a manager says it of its own pool, before anything starts.
+  const auto fits = must(parse_namespace_quotas(plan_.namespace_quotas)).check(plan_.host_bytes);
+  if (!fits) throw BadOption(fits.error());
   plan_.choice = config_.arena;
   plan_.arena_memory = config_.arena_memory;
   plan_.strategy = config_.strategy;
@@ -329,6 +338,9 @@ int run_replay(const ReplayConfig& config, const Trace& trace) {
       code = kExitFailed;
     }
     return code;
+  } catch (const BadOption& error) {
+    print_err("kvferry replay: {}\n", error.error().message);
+    return kExitUsage;
   } catch (const ipc::Exception& error) {
     return failure("replay", error.error());
   }

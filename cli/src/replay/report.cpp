@@ -109,6 +109,7 @@ Json to_json(const ReplayReport& report) {
             {"host_full", c.host_full},
             {"failed_jobs", c.failed_jobs},
             {"recomputed", c.recomputed},
+            {"evicted_before_load", c.evicted_before_load},
             {"blocks_verified", c.blocks_verified},
             {"blocks_corrupt", c.blocks_corrupt},
             {"blocks_survived", c.blocks_survived},
@@ -262,6 +263,8 @@ std::string summarize(const ReplayReport& report) {
   optional_row("requests left out", c.rejected, "longer than the device");
   optional_row("trace lines skipped", report.skipped_lines, "malformed");
   optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");
+  optional_row("blocks gone before their load", c.evicted_before_load,
+               "evicted after they were seen in host memory: misses");
   optional_row("blocks not stored", c.host_full, "host memory was full");
   add_write_rows(c, optional_row);
   if (report.prefetch != "off") {

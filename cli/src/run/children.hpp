@@ -26,6 +26,12 @@ struct LenderPlan {
   ipc::DeviceSpec device;
 };
 
+/// An engine beside the instance's own: workers and movers like those, of as many ranks.
+struct EnginePlan {
+  std::string name;
+  std::vector<ipc::DeviceSpec> devices;  ///< Of each rank.
+};
+
 /// A whole instance with one engine, decided before its first process: what all of them are started
 /// with.
 struct InstancePlan {
@@ -45,14 +51,16 @@ struct InstancePlan {
   /// For every worker beyond all that, and NAME=VALUE; {rank} stands for its number.
   std::vector<std::string> worker_arguments;
   std::vector<std::string> worker_environment;
-  std::vector<LenderPlan> lenders;  ///< Beside the engine.
+  std::vector<EnginePlan> more_engines;
+  std::vector<LenderPlan> lenders;  ///< Beside the engines.
 };
 
 /// The text with the number in place of each {rank}.
 [[nodiscard]] std::string for_rank(std::string text, std::size_t rank);
 
 /// The instance's processes with their command lines, in the order in which they are started: the
-/// manager, then a worker and a mover of each rank, then those that lend.
+/// manager, then a worker and a mover of each rank, then those of further engines
+/// (ENGINE/worker/0), then those that lend.
 [[nodiscard]] std::vector<ChildSpec> instance_children(const InstancePlan& plan,
                                                        const std::filesystem::path& runtime_dir);
 

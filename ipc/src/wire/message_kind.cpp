@@ -60,6 +60,8 @@ std::string_view to_string(MessageKind kind) noexcept {
     case MessageKind::kOfferStore: return "offer_store";
     case MessageKind::kTellSums: return "tell_sums";
     case MessageKind::kKeptSums: return "kept_sums";
+    case MessageKind::kPinBlocks: return "pin_blocks";
+    case MessageKind::kUnpinBlocks: return "unpin_blocks";
   }
   return "invalid";
 }

@@ -305,6 +305,7 @@ void Scheduler::pump() {
   if (client_ == nullptr) return;
   // Whether what was ordered is in effect may have changed.
   (void)client_->poll(0);
+  pins_.unpin(*client_);
   look_at_state();
   if (held_ || !is_ready() || ipc::MonotonicClock::now() < not_before_) return;
   if (pass_) return prefetch_waiting();

@@ -8,6 +8,7 @@
 #include "kvferry/ipc/wire/control.hpp"
 #include "kvferry/worker/client.hpp"
 #include "kvferry/worker/load_choice.hpp"
+#include "kvferry/worker/load_pins.hpp"
 #include "kvferry/worker/offer_pace.hpp"
 #include "kvferry/worker/prefetcher.hpp"
 #include "kvferry/worker/step_channel.hpp"
@@ -72,6 +73,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   struct LoadJob {
     Number number = 0;
     std::vector<LoadItem> items;
+    std::vector<PinnedBlock> pinned;  ///< In host memory, until they are loaded.
     ipc::TimePoint submitted{};
     std::uint64_t bytes = 0;  ///< Over the links of all ranks.
   };
@@ -118,7 +120,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   [[nodiscard]] ipc::Result<ipc::JobId> send_load(std::span<const LoadItem> items,
                                                   std::uint8_t priority,
                                                   std::optional<ipc::TimePoint> due);
-  void submit_loads(Number number, std::vector<LoadItem> items);
+  void submit_loads(Number number, std::vector<LoadItem> items, std::vector<PinnedBlock> pinned);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
   void note_lacking(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
@@ -126,6 +128,13 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void do_without_offload();
   /// Where its blocks come from, as far as that is worth it. looks: in host memory, too.
   [[nodiscard]] PrefixPlan plan_for(const Sequence& sequence, bool looks);
+  /// A plan for which there is room, and of which nothing goes before it is loaded. looks: in host
+  /// memory, too; whether it did in the end.
+  [[nodiscard]] std::optional<PrefixPlan> plan_to_admit(const Sequence& sequence,
+                                                        bool& looks,
+                                                        std::vector<PinnedBlock>& pinned);
+  /// False: something of it has gone since the plan was made, or nobody answers.
+  [[nodiscard]] bool pin_loads(const PrefixPlan& plan, std::vector<PinnedBlock>& pinned);
 
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);
@@ -148,6 +157,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   struct Prefetched {
     Prefetcher::Id id = 0;
     std::vector<PagedCache::Ahead> blocks;
+    std::vector<PinnedBlock> pinned;  ///< In host memory, until all of it has come.
     bool stopped = false;
     bool incomplete = false;  ///< Stopped before all had come: the rest is computed.
   };
@@ -162,6 +172,8 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   [[nodiscard]] bool prefetch_lets_start(Number number);
   void stop_prefetch(Prefetched& prefetched);
   void on_landing(const Prefetcher::Landing& landing);
+  /// Nothing of it is needed in host memory any more, once all has come.
+  void unpin_landed(Prefetched& prefetched);
   void end_prefetch(Number number);
   void end_prefetches();
 
@@ -188,8 +200,9 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   WritePolicy write_policy_;
   StoreGate gate_;
   LoadChoice choice_;
-  LoadChoice::Decision decision_;            ///< Of the latest plan.
-  std::optional<PrefixUnits> places_;        ///< Of the latest plan, until its sequence grows.
+  LoadChoice::Decision decision_;      ///< Of the latest plan.
+  std::optional<PrefixUnits> places_;  ///< Of the latest plan, until its sequence grows.
+  LoadPins pins_;
   std::vector<std::uint64_t> writing_back_;  ///< Blocks of each group.
   std::uint64_t loading_bytes_ = 0;
   StoringKeys storing_;

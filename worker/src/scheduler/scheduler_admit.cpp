@@ -22,6 +22,8 @@ constexpr ipc::Duration kManagerTime = 1s;
 constexpr ipc::Duration kManagerLook = 1s;
 constexpr ipc::Duration kBusyRetry = 5ms;
 constexpr std::uint32_t kMostLoadTries = 400;
+/// Of a sequence, while what was found in host memory keeps going.
+constexpr std::uint32_t kMostPlans = 3;
 constexpr ipc::Duration kWithoutOffload = 5s;
 constexpr std::size_t kMaxBatch = PassLimits{}.sequences;
 
@@ -78,14 +80,26 @@ bool Scheduler::try_admit(Sequence& sequence) {
     if (era != era_ || weights != weights_ || !phase_ready_) return false;
     looks = offload_usable();
   }
-  const PrefixPlan wanted = plan_for(sequence, looks);
-  if (!cache_.fits(wanted, sequence) || !make_room(sequence, wanted)) return false;
+  const std::uint64_t generation = generation_;
+  const ipc::Digest weights = weights_;
+  std::vector<PinnedBlock> pinned;
+  const auto wanted = plan_to_admit(sequence, looks, pinned);
+  if (!wanted) return false;
+  look_at_state();  // What was asked may have brought news.
+  if (generation != generation_ || weights != weights_ || !phase_ready_) {
+    pins_.let_go(std::move(pinned));
+    pump_later();
+    return false;
+  }
   std::vector<LoadItem> loads;
   const PagedCache::Admission admission = cache_.admit(
-      sequence, wanted,
+      sequence, *wanted,
       [this](ipc::GroupId group, std::uint32_t position) { return place_of(group, position); },
       loads);
-  if (admission == PagedCache::Admission::kNoRoom) return false;
+  if (admission == PagedCache::Admission::kNoRoom) {
+    pins_.let_go(std::move(pinned));
+    return false;
+  }
   choice_.on_done(decision_, ipc::MonotonicClock::now());
   end_prefetch(sequence.number);
   sequence.device_only = false;
@@ -95,10 +109,35 @@ bool Scheduler::try_admit(Sequence& sequence) {
   if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
   // First, so that it waits for no word with the manager, and none can bring news before.
-  if (!loads.empty()) submit_loads(sequence.number, std::move(loads));
+  if (!loads.empty()) submit_loads(sequence.number, std::move(loads), std::move(pinned));
   if (looks) tell_use(sequence);
   store_new_blocks(sequence);  // What it found may be wanted in host memory now.
   return true;
+}
+
+std::optional<PrefixPlan> Scheduler::plan_to_admit(const Sequence& sequence,
+                                                   bool& looks,
+                                                   std::vector<PinnedBlock>& pinned) {
+  for (std::uint32_t tries = 0;; ++tries) {
+    looks = looks && tries < kMostPlans && offload_usable();
+    PrefixPlan wanted = plan_for(sequence, looks);
+    if (!cache_.fits(wanted, sequence) || !make_room(sequence, wanted)) return std::nullopt;
+    if (pin_loads(wanted, pinned)) return wanted;
+  }
+}
+
+bool Scheduler::pin_loads(const PrefixPlan& plan, std::vector<PinnedBlock>& pinned) {
+  if (plan.host_hits == 0) return true;
+  auto taken = pins_.take(*client_, plan, [this](ipc::GroupId group, std::uint32_t position) {
+    return place_of(group, position);
+  });
+  if (!taken) {
+    ipc::log_debug("scheduler: pins: {}", taken.error().to_string());
+    if (taken.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
+    return false;
+  }
+  pinned = std::move(taken->pinned);
+  return taken->gone == 0;
 }
 
 PrefixPlan Scheduler::plan_for(const Sequence& sequence, bool looks) {
@@ -165,7 +204,9 @@ ipc::Result<ipc::JobId> Scheduler::send_load(std::span<const LoadItem> items,
   return client_->submit_load(items, priority, std::nullopt, due);
 }
 
-void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
+void Scheduler::submit_loads(Number number,
+                             std::vector<LoadItem> items,
+                             std::vector<PinnedBlock> pinned) {
   Sequence& sequence = sequences_.at(number);
   const auto job = send_load(items, ipc::Urgency::kOrdinary, std::nullopt);
   if (job) {
@@ -176,10 +217,12 @@ void Scheduler::submit_loads(Number number, std::vector<LoadItem> items) {
     for (const LoadItem& item : items) load.bytes += link_bytes(config_.geometry, item.group);
     loading_bytes_ += load.bytes;
     load.items = std::move(items);
+    load.pinned = std::move(pinned);
     load_jobs_.emplace(*job, std::move(load));
     return;
   }
   ipc::log_debug("scheduler: load not sent: {}", job.error().to_string());
+  pins_.let_go(std::move(pinned));
   sequence.state = Sequence::State::kReady;
   sequence.device_only = job.error().code != ipc::ErrorCode::kStaleEpoch;
   if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
@@ -191,8 +234,10 @@ void Scheduler::load_again(LoadJob job) {
   loop_.after(kBusyRetry, [this, alive = alive_, job = std::move(job)] {
     if (!*alive) return;
     if (sequences_.at(job.number).fate == Sequence::Fate::kGoesOn) {
-      submit_loads(job.number, job.items);
+      submit_loads(job.number, job.items, job.pinned);
       if (sequences_.at(job.number).in_flight()) return;
+    } else {
+      pins_.let_go(job.pinned);
     }
     sequences_.at(job.number).state = Sequence::State::kReady;
     settle(job.number);
@@ -224,6 +269,7 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
     sequence.device_only = true;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
+  pins_.let_go(std::move(job.pinned));
   sequence.state = Sequence::State::kReady;
   settle(job.number);
 }

@@ -70,9 +70,14 @@ bool Scheduler::prefetch(Sequence& sequence) {
     for (const PagedCache::Ahead& block : other.blocks) ++held[block.group.value];
   }
   Prefetched made;
+  // Jobs of a prefetch go one behind the other: the last ones' blocks have to stay for long.
+  if (!pin_loads(wanted, made.pinned)) return true;
   // What runs may grow by a block each, as when one is let in.
   made.blocks = cache_.take_ahead(sequence, wanted, held, kHeldAhead, admitted_.size() + 1);
-  if (made.blocks.empty()) return false;
+  if (made.blocks.empty()) {
+    pins_.let_go(std::move(made.pinned));
+    return false;
+  }
   std::vector<LoadItem> items;
   for (const PagedCache::Ahead& block : made.blocks) {
     if (!block.loading) continue;
@@ -87,6 +92,7 @@ bool Scheduler::prefetch(Sequence& sequence) {
     for (std::size_t i = made.blocks.size(); i-- > 0;) {
       cache_.release(made.blocks[i].group, made.blocks[i].block);
     }
+    pins_.let_go(std::move(made.pinned));
     return false;
   }
   ipc::log_debug("scheduler: prefetches {} blocks for request {}", loads, sequence.number);
@@ -122,6 +128,8 @@ void Scheduler::stop_prefetch(Prefetched& prefetched) {
   if (std::exchange(prefetched.stopped, true)) return;
   const std::vector<LoadItem> unsent = prefetcher_->stop(prefetched.id);
   prefetching_.erase(prefetched.id);
+  // What is under way is kept by its load.
+  pins_.let_go(std::exchange(prefetched.pinned, {}));
   // The blocks of what is under way are free when no copier touches them any more.
   prefetched.incomplete |= std::erase_if(prefetched.blocks, [](const PagedCache::Ahead& block) {
                              return block.loading;
@@ -153,7 +161,15 @@ void Scheduler::on_landing(const Prefetcher::Landing& landing) {
     prefetched.blocks.erase(block);
     cache_.release(item.group, item.block);
   }
+  if (known != prefetching_.end()) unpin_landed(prefetched_.at(known->second));
   pump_later();
+}
+
+// It may wait for its turn for long.
+void Scheduler::unpin_landed(Prefetched& prefetched) {
+  const bool comes = std::any_of(prefetched.blocks.begin(), prefetched.blocks.end(),
+                                 [](const PagedCache::Ahead& block) { return block.loading; });
+  if (!comes) pins_.let_go(std::exchange(prefetched.pinned, {}));
 }
 
 void Scheduler::end_prefetch(Number number) {

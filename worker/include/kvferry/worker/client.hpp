@@ -65,6 +65,12 @@ struct LookupResult {
   std::vector<std::vector<Presence>> presence;
 };
 
+/// A block in host memory, or a store unit.
+struct PinnedBlock {
+  GroupId group;
+  Digest key;  ///< As LoadItem's.
+};
+
 enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull, kInUse };
 
 struct StoreTarget {
@@ -367,8 +373,9 @@ class Client {
   // Looks at the host tier without a message, by a read-only mapping of the manager's prefix table:
   // neither waits for anybody, and as many engines as there are look at once. What they find is
   // what was there a moment ago; a load takes what is there then, and says of each block whether it
-  // was. By the state that was known after the last call of another kind. A look is no use: what a
-  // request uses is told once, however often it was looked for.
+  // was. pin_blocks() keeps what was found until it is loaded, as far as it has not gone yet. By
+  // the state that was known after the last call of another kind. A look is no use: what a request
+  // uses is told once, however often it was looked for.
 
   /// How much of a prefix can be loaded. What it finds of blocks that were stored without
   /// StoreTarget::before is what use_prefix() has joined since. kNoManager, kCancelled, kNotReady,
@@ -393,6 +400,15 @@ class Client {
   [[nodiscard]] Result<std::uint32_t> pin(std::span<const Digest> hashes, Deadline deadline);
   /// Takes one pin of each back; counts those that had one of this client's.
   [[nodiscard]] Result<std::uint32_t> unpin(std::span<const Digest> hashes, Deadline deadline);
+  /// A look and the pins of what it finds in one: of each whether it is there, and cannot go before
+  /// it is unpinned, as often as it was pinned. For what is to be loaded next, after a look that
+  /// pins nothing. After kTimeout nothing is pinned.
+  [[nodiscard]] Result<std::vector<bool>> pin_blocks(std::span<const PinnedBlock> blocks,
+                                                     Deadline deadline);
+  /// Takes one pin of each back: of those that pin_blocks() said were there. A load that was
+  /// submitted before keeps what it needs. Sends and does not wait: kNoManager (the pins are over),
+  /// kCancelled, kBusy (retry).
+  [[nodiscard]] Status unpin_blocks(std::span<const PinnedBlock> blocks);
 
   /// Room for blocks that are to be stored, one answer per target: kFull when nothing can be
   /// evicted, kInUse while another store of the block is under way, which may fail, and for a unit

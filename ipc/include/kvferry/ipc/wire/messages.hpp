@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 21;
+inline constexpr std::uint32_t kWireVersion = 22;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -133,12 +133,15 @@ enum class MessageKind : std::uint16_t {
   kOfferStore,
   // manager -> mover, mover -> manager, events
   kTellSums,
-  kKeptSums
+  kKeptSums,
+  // engine -> manager, answered
+  kPinBlocks,
+  kUnpinBlocks
 };
 /// "submit_store" for kSubmitStore.
 [[nodiscard]] std::string_view to_string(MessageKind kind) noexcept;
 constexpr std::uint64_t wire_max(MessageKind) {
-  return static_cast<std::uint64_t>(MessageKind::kKeptSums);
+  return static_cast<std::uint64_t>(MessageKind::kUnpinBlocks);
 }
 
 struct Envelope {
@@ -430,6 +433,20 @@ struct PinRequest {  ///< kPin and kUnpin. Pins end with their engine.
 struct PinReply {
   std::uint32_t pinned = 0;
   template <typename V> void visit(V& v) { v(pinned); }
+};
+struct PinnedBlock {
+  GroupId group;
+  Digest key;
+  template <typename V> void visit(V& v) { v(group, key); }
+};
+/// kPinBlocks and kUnpinBlocks: the same of single groups' blocks.
+struct PinBlocks {
+  std::vector<PinnedBlock> blocks;
+  template <typename V> void visit(V& v) { v(blocks); }
+};
+struct PinBlocksReply {
+  std::vector<std::uint8_t> done;  ///< Of each 1, or 0: it is not there (unpin: not pinned).
+  template <typename V> void visit(V& v) { v(done); }
 };
 
 struct LoadItem {
