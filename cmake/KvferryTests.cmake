@@ -42,15 +42,16 @@ function(kvferry_add_test_library)
   kvferry_compile_as_test(${arg_NAME})
 endfunction()
 
-# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL pure|unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p])
+# kvferry_add_test(NAME ipc_size_test SOURCES ... LINK kvferry::ipc LABEL pure|unit|multiproc|gpu|cli [TIMEOUT s] [PREFIX p] [LOCK l])
 # ALONE: sources, too; see kvferry_use_unity.
 # PREFIX goes before the names of the cases: two binaries of one source need it, since CTest would take
 # equal names for one test.
+# LOCK: no two cases of it run at once (nor others of that lock): each may need what the machine has once.
 # pure: one thread, no other process: nothing for the thread sanitizer.
 # One label per binary: lists in gtest_discover_tests drop the properties after them on CMake 3.25.
 # NO_PRETTY_VALUES: a parameter without a printer would put addresses into the names.
 function(kvferry_add_test)
-  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT;PREFIX" "SOURCES;ALONE;LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;LABEL;TIMEOUT;PREFIX;LOCK" "SOURCES;ALONE;LINK" ${ARGN})
   if(NOT arg_LABEL)
     message(FATAL_ERROR "test ${arg_NAME} has no LABEL")
   endif()
@@ -73,8 +74,11 @@ function(kvferry_add_test)
     kvferry_use_unity(${arg_NAME} ${arg_ALONE})
   endif()
   if(arg_LABEL STREQUAL "gpu")
-    gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} RESOURCE_LOCK gpu0)
-  else()
-    gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL})
+    set(arg_LOCK gpu0)
   endif()
+  set(lock)
+  if(arg_LOCK)
+    set(lock RESOURCE_LOCK ${arg_LOCK})
+  endif()
+  gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_PREFIX}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABEL} ${lock})
 endfunction()
