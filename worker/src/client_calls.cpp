@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
 #include "client_impl.hpp"
+#include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/wire/component_messages.hpp"
 #include "kvferry/ipc/wire/lifecycle_messages.hpp"
 #include "kvferry/ipc/wire/store_messages.hpp"

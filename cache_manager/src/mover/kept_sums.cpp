@@ -24,8 +24,8 @@ void KeptSums::add(const std::vector<ipc::KeptSum>& sums) {
 void KeptSums::drop_replaced() {
   std::unordered_set<std::uint64_t> places;
   std::deque<ipc::KeptSum> last;
-  for (auto sum = sums_.rbegin(); sum != sums_.rend(); ++sum) {
-    if (places.insert(sum->offset).second) last.push_front(*sum);
+  for (std::size_t i = sums_.size(); i-- > 0;) {
+    if (places.insert(sums_[i].offset).second) last.push_front(sums_[i]);
   }
   sums_ = std::move(last);
   many_ = std::max(kFew, 2 * sums_.size());
