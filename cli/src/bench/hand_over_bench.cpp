@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/hand_over_bench.hpp"
 
+#include "bench/bench_steps.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
-#include "kvferry/worker/step_channel.hpp"
 #include "must.hpp"
 
 #include <fmt/format.h>
@@ -12,7 +12,6 @@
 #include <array>
 #include <chrono>
 #include <functional>
-#include <list>
 #include <memory>
 #include <optional>
 #include <set>
@@ -39,16 +38,7 @@ class HandOverEngine {
                  const ipc::RuntimeDir& dir,
                  const std::string& name,
                  const ipc::Geometry& geometry)
-      : instance_(instance), client_(client) {
-    for (std::uint32_t rank = 0; rank < geometry.ranks; ++rank) {
-      channels_.emplace_back(instance.loop(), dir, name, ipc::Rank{rank}, "bench",
-                             worker::StepChannel::Hooks{[] {}, [] {}});
-    }
-    await("the workers' step channels", [this] {
-      return std::all_of(channels_.begin(), channels_.end(),
-                         [](const worker::StepChannel& channel) { return channel.is_up(); });
-    });
-  }
+      : instance_(instance), client_(client), steps_(instance, client, dir, name, geometry.ranks) {}
 
   [[nodiscard]] worker::Client& client() noexcept { return client_; }
   void begin(worker::JobId job) { running_.insert(job); }
@@ -64,39 +54,17 @@ class HandOverEngine {
     return running_.empty();
   }
   /// On all ranks; what a step verifies has to be there.
-  void run(ipc::Step step) {
-    const worker::CacheState& state = client_.state();
-    std::uint32_t rank = 0;
-    for (worker::StepChannel& channel : channels_) {
-      step.session = state.ranks.at(rank).session;
-      step.epoch = state.ranks.at(rank).epoch;
-      ++rank;
-      ++steps_;
-      must(channel.send(step, [this](const ipc::Result<ipc::StepReply>& reply) {
-        --steps_;
-        instance_.note_progress();
-        if (!reply) {
-          failed_ = reply.error();
-        } else if (std::any_of(reply->mismatches.begin(), reply->mismatches.end(),
-                               [](std::uint64_t words) { return words != 0; })) {
-          failed_ = KVFERRY_ERROR(kSystem, "a block that was handed over holds other bytes");
-        }
-      }));
-    }
-    await("a step", [this] { return steps_ == 0; });
-    if (failed_) throw ipc::Exception(*failed_);
+  void run(const ipc::Step& step) {
+    steps_.send(step);
+    must(instance_.run_until([this] { return steps_.is_done(); }, "a step"));
+    if (steps_.failed()) throw ipc::Exception(*steps_.failed());
   }
 
  private:
-  void await(std::string_view what, const std::function<bool()>& done) {
-    must(instance_.run_until(done, what));
-  }
-
   BenchInstance& instance_;
   worker::Client& client_;
-  std::list<worker::StepChannel> channels_;
+  BenchSteps steps_;
   std::set<worker::JobId> running_;
-  std::size_t steps_ = 0;  ///< That run.
   std::optional<ipc::Error> failed_;
 };
 

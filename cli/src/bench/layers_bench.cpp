@@ -2,16 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/layers_bench.hpp"
 
+#include "bench/bench_steps.hpp"
 #include "kvferry/ipc/os/runtime_dir.hpp"
-#include "kvferry/worker/step_channel.hpp"
 #include "must.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <functional>
-#include <list>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -43,15 +41,9 @@ class LayersRun {
         instance_(instance),
         blocks_(blocks),
         groups_(static_cast<std::uint32_t>(shape.geometry.groups.size())) {
-    const auto dir = must(ipc::RuntimeDir::open(context.dir().path().string(), plan.instance));
-    for (std::uint32_t rank = 0; rank < shape.geometry.ranks; ++rank) {
-      channels_.emplace_back(instance.loop(), dir, plan.engine, ipc::Rank{rank}, "bench",
-                             worker::StepChannel::Hooks{[] {}, [] {}});
-    }
-    await("the workers' step channels", [this] {
-      return std::all_of(channels_.begin(), channels_.end(),
-                         [](const worker::StepChannel& channel) { return channel.is_up(); });
-    });
+    steps_.emplace(instance, instance.client(),
+                   must(ipc::RuntimeDir::open(context.dir().path().string(), plan.instance)),
+                   plan.engine, shape.geometry.ranks);
   }
 
   void fill() {
@@ -137,6 +129,7 @@ class LayersRun {
 
   void await(std::string_view what, const std::function<bool()>& done) {
     must(instance_.run_until(done, what));
+    if (steps_->failed()) throw ipc::Exception(*steps_->failed());
     if (failed_) throw ipc::Exception(*failed_);
     context_.check_interrupted();
   }
@@ -156,27 +149,9 @@ class LayersRun {
     return items;
   }
 
-  void send(ipc::Step step) {
-    const worker::CacheState& state = instance_.client().state();
-    for (std::uint32_t rank = 0; rank < channels_.size(); ++rank) {
-      step.session = state.ranks.at(rank).session;
-      step.epoch = state.ranks.at(rank).epoch;
-      ++steps_;
-      auto channel = std::next(channels_.begin(), rank);
-      must(channel->send(step, [this](const ipc::Result<ipc::StepReply>& reply) {
-        --steps_;
-        instance_.note_progress();
-        if (!reply) {
-          failed_ = reply.error();
-        } else if (std::any_of(reply->mismatches.begin(), reply->mismatches.end(),
-                               [](std::uint64_t words) { return words != 0; })) {
-          failed_ = KVFERRY_ERROR(kSystem, "a block held other bytes than it should");
-        }
-      }));
-    }
-  }
+  void send(const ipc::Step& step) { steps_->send(step); }
   void await_steps() {
-    await("a step", [this] { return steps_ == 0 || failed_.has_value(); });
+    await("a step", [this] { return steps_->is_done(); });
   }
   void run(const ipc::Step& step) {
     send(step);
@@ -236,10 +211,9 @@ class LayersRun {
   BenchInstance& instance_;
   const std::uint32_t blocks_;
   const std::uint32_t groups_;
-  std::list<worker::StepChannel> channels_;
+  std::optional<BenchSteps> steps_;
   std::uint64_t use_ = 0;
   std::uint64_t prompt_ = 0;
-  std::size_t steps_ = 0;  ///< That run.
   std::optional<ipc::Error> failed_;
 };
 
