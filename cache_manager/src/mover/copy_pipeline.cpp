@@ -85,15 +85,28 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
     memory = std::move(spare_.back());
     spare_.pop_back();
   }
-  return *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job), std::move(memory)));
+  RunningJob& begun =
+      *jobs_.emplace_back(std::make_unique<RunningJob>(std::move(job), std::move(memory)));
+  note_loads();
+  return begun;
+}
+
+void CopyPipeline::note_loads() {
+  if (stores()) return;
+  const bool loading = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
+    return job->urgency().priority > ipc::Urgency::kAhead;
+  });
+  load_waits_.note(ipc::MonotonicClock::now(), loading, context_.staging.is_mostly_computing());
 }
 
 CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
   const MappedArena& arena = *job.arena;
   // A job that goes layer by layer is no case that was measured.
   if (arena.chooser == nullptr || job.job.layers) return arena.strategy;
+  const StrategyChooser::Compute compute{context_.staging.is_mostly_computing(),
+                                         load_waits_.are_waited_for()};
   return arena.chooser->choose(job.job, alone, hand_overs_.cost(ipc::MonotonicClock::now()),
-                               context_.staging.is_mostly_computing(), agent);
+                               compute, agent);
 }
 
 RunningJob* CopyPipeline::best() noexcept {
@@ -522,6 +535,7 @@ std::unique_ptr<RunningJob> CopyPipeline::take_over() {
   if (over == jobs_.end()) return nullptr;
   std::unique_ptr<RunningJob> job = std::move(*over);
   jobs_.erase(over);
+  note_loads();
   if (spare_.size() < kSparePlans) spare_.push_back(job->take_memory());
   if (jobs_.empty()) arena_.reset();  // a detach may unmap it as soon as the lane is idle
   return job;

@@ -7,6 +7,7 @@
 #include "kvferry/ipc/transitions/transition_log.hpp"
 #include "mover/copy_depth.hpp"
 #include "mover/hand_over_meter.hpp"
+#include "mover/load_waits.hpp"
 #include "mover/running_job.hpp"
 #include "mover/staging_client.hpp"
 #include "mover/stream_wait.hpp"
@@ -97,6 +98,8 @@ class CopyPipeline {
   [[nodiscard]] bool connect(RunningJob& job);
   void ask_worker(Chunk& chunk);
   [[nodiscard]] CopyStrategy choose(const LaneJob& job, bool alone, bool agent);
+  /// Of the jobs that have begun or ended by now.
+  void note_loads();
   /// The agent did not copy it: whether another strategy is to, from the beginning. Not for what an
   /// agent says of the epoch, nor where the agent is all that there is.
   [[nodiscard]] static bool goes_otherwise(const RunningJob& job, ipc::ErrorCode code) noexcept;
@@ -154,6 +157,7 @@ class CopyPipeline {
   std::shared_ptr<const MappedArena> arena_;
   std::vector<std::uint32_t> free_slots_;
   HandOverMeter hand_overs_;
+  LoadWaits load_waits_;
   std::map<std::uint64_t, Chunk*> asked_;  ///< By request id: the worker has it.
   std::deque<Chunk*> copying_;             ///< In stream order: our stream has it.
   std::deque<Chunk*> unchecked_;           ///< Copied; what the worker may be told is not known.

@@ -80,7 +80,7 @@ void StrategyChooser::adopt(std::shared_ptr<const Calibration> calibration) {
 CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
                                      bool alone,
                                      const HandOverCost& hand_over,
-                                     std::optional<bool> computing,
+                                     Compute compute,
                                      bool agent) const {
   // What is fetched ahead is enqueued by single slots (CopyDepth), in which rows reach 90 % of the
   // link where a ring reaches 74 (H100, slices of 32 KiB); and it is not worth a multiprocessor.
@@ -95,7 +95,9 @@ CopyStrategy StrategyChooser::choose(const ipc::MoverJob& job,
     const std::lock_guard lock(mutex_);
     calibration = calibration_;
   }
-  const bool spares_compute = ahead || computing.value_or(false);
+  const bool beside = compute.now.value_or(false);
+  const bool waited_for = compute.waits_for_loads && keeps_up(hand_over, slots_);
+  const bool spares_compute = ahead || (beside && !waited_for);
   if (spares_compute && !ahead && !alone && keeps_up(hand_over, slots_) && is_to_be_gathered(job)) {
     return fallback_;
   }

@@ -18,8 +18,9 @@ namespace kvferry::cache_manager {
 /// to gather; but where the arena's slices make rows, loads that are fetched ahead go in rows, and
 /// so does what is copied while the worker computes, apart from a share of it: a gather costs
 /// compute that lives by device memory 4 to 5 % beyond what the rows cost it, which reach two
-/// thirds of the link with slices of 16 KiB and nine tenths with 32 KiB (docs/performance.md). No
-/// share while hand-overs to the worker take longer than the link.
+/// thirds of the link with slices of 16 KiB and nine tenths with 32 KiB (docs/performance.md). Of
+/// loads that compute waits for, more than a small part of the time, all are gathered. No share,
+/// and none of those, while hand-overs to the worker take longer than the link.
 /// Before either: small jobs that are alone, and waited for, go to the worker's agent, if they may.
 /// @threading any.
 class StrategyChooser {
@@ -30,18 +31,22 @@ class StrategyChooser {
     /// hundred are gathered, the rest goes in rows.
     std::uint32_t gathered_percent = 0;
   };
+  /// Of the worker.
+  struct Compute {
+    std::optional<bool> now = std::nullopt;  ///< Its device computes, if that is known.
+    bool waits_for_loads = false;            ///< LoadWaits.
+  };
   /// Without a calibration all jobs are copied by `fallback`.
   StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout, Options options);
   StrategyChooser(CopyStrategy fallback, const ipc::ArenaLayout& layout)
       : StrategyChooser(fallback, layout, Options{}) {}
 
   void adopt(std::shared_ptr<const Calibration> calibration);
-  /// alone: no other job of its direction is under way. computing: the worker's device, if that is
-  /// known. agent: it may be asked.
+  /// alone: no other job of its direction is under way. agent: it may be asked.
   [[nodiscard]] CopyStrategy choose(const ipc::MoverJob& job,
                                     bool alone,
                                     const HandOverCost& hand_over,
-                                    std::optional<bool> computing,
+                                    Compute compute,
                                     bool agent = true) const;
   [[nodiscard]] const std::vector<CopyStrategy>& possible() const noexcept { return possible_; }
   /// What jobs get without a calibration, while nothing computes.

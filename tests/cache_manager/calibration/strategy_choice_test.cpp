@@ -151,14 +151,14 @@ TEST(StrategyChooserTest, UsesItsRuleOfThumbUntilItHasACalibrationAndWhereThatKn
   const auto layout = ipc::plan_arena(*geometry, options);
   ASSERT_TRUE(layout.has_value());
   StrategyChooser chooser(CopyStrategy::kBatch, *layout);
-  EXPECT_EQ(chooser.choose(job_of(1), true, {}, std::nullopt), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}, {std::nullopt}), CopyStrategy::kBatch);
   chooser.adopt(std::make_shared<const Calibration>(samples::h200()));
-  EXPECT_EQ(chooser.choose(job_of(1), true, {}, std::nullopt), CopyStrategy::kStrided);
-  EXPECT_EQ(chooser.choose(job_of(64), true, {}, std::nullopt), CopyStrategy::kStaged);
-  EXPECT_EQ(chooser.choose(job_of(0), true, {}, std::nullopt), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(job_of(1), true, {}, {std::nullopt}), CopyStrategy::kStrided);
+  EXPECT_EQ(chooser.choose(job_of(64), true, {}, {std::nullopt}), CopyStrategy::kStaged);
+  EXPECT_EQ(chooser.choose(job_of(0), true, {}, {std::nullopt}), CopyStrategy::kBatch);
   ipc::MoverJob hostile = job_of(1);
   hostile.items[0].group = ipc::GroupId{1'000'000};  // fails later; until then nothing is known
-  EXPECT_EQ(chooser.choose(hostile, true, {}, std::nullopt), CopyStrategy::kBatch);
+  EXPECT_EQ(chooser.choose(hostile, true, {}, {std::nullopt}), CopyStrategy::kBatch);
 }
 
 TEST(StrategyChooserTest, RowsTakeThePlaceOfGathersWhileTheWorkerComputesWhereTheyAreWorthIt) {
@@ -170,7 +170,7 @@ TEST(StrategyChooserTest, RowsTakeThePlaceOfGathersWhileTheWorkerComputesWhereTh
     options.staging_slots = 4;
     options.staging_slot_bytes = kSlotBytes;
     const auto layout = ipc::plan_arena(ipc::load_geometry(name, ranks).value(), options).value();
-    return StrategyChooser(rule, layout).choose(job_of(4), true, {}, computing);
+    return StrategyChooser(rule, layout).choose(job_of(4), true, {}, {computing});
   };
   using Order = ipc::ArenaOrder;
   constexpr auto kStaged = CopyStrategy::kStaged;
@@ -199,10 +199,10 @@ TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
   ipc::MoverJob load = job_of(64);
   load.direction = CopyDirection::kHostToDevice;
   load.urgency.priority = ipc::Urgency::kAhead;
-  EXPECT_EQ(chooser.choose(load, true, {}, false), CopyStrategy::kStrided);
+  EXPECT_EQ(chooser.choose(load, true, {}, {false}), CopyStrategy::kStrided);
   load.urgency.priority = ipc::Urgency::kOrdinary;
-  EXPECT_EQ(chooser.choose(load, true, {}, false), CopyStrategy::kStaged);
-  EXPECT_EQ(chooser.choose(job_of(64), true, {}, false), CopyStrategy::kStaged) << "a store";
+  EXPECT_EQ(chooser.choose(load, true, {}, {false}), CopyStrategy::kStaged);
+  EXPECT_EQ(chooser.choose(job_of(64), true, {}, {false}), CopyStrategy::kStaged) << "a store";
 }
 
 TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
@@ -212,16 +212,32 @@ TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
     constexpr int kJobs = 2000;
     int gathered = 0;
     for (int i = 0; i < kJobs; ++i) {
-      if (chooser.choose(job_of(4), false, {}, true) == CopyStrategy::kStaged) ++gathered;
-      EXPECT_EQ(chooser.choose(job_of(4), true, {}, true), CopyStrategy::kStrided)
+      if (chooser.choose(job_of(4), false, {}, {true}) == CopyStrategy::kStaged) ++gathered;
+      EXPECT_EQ(chooser.choose(job_of(4), true, {}, {true}), CopyStrategy::kStrided)
           << "alone: the link is not what it waits for";
     }
     EXPECT_NEAR(gathered, kJobs * percent / 100, 1) << percent;
     const HandOverCost beside_gemm{400, 60};
-    EXPECT_EQ(chooser.choose(job_of(4), false, beside_gemm, true), CopyStrategy::kStrided)
+    EXPECT_EQ(chooser.choose(job_of(4), false, beside_gemm, {true}), CopyStrategy::kStrided)
         << "kernels that wait for their turn do not keep a link busy";
-    EXPECT_EQ(chooser.choose(job_of(4), false, {}, false), CopyStrategy::kStaged);
+    EXPECT_EQ(chooser.choose(job_of(4), false, {}, {false}), CopyStrategy::kStaged);
   }
+}
+
+TEST(StrategyChooserTest, LoadsThatComputeWaitsForAreGatheredBesideIt) {
+  const ipc::ArenaLayout layout = ringed_layout(16);
+  const StrategyChooser chooser(CopyStrategy::kStaged, layout);
+  ipc::MoverJob load = job_of(64);
+  load.direction = CopyDirection::kHostToDevice;
+  load.urgency.priority = ipc::Urgency::kOrdinary;
+  const StrategyChooser::Compute waits{true, true};
+  EXPECT_EQ(chooser.choose(load, false, {}, {true}), CopyStrategy::kStrided);
+  EXPECT_EQ(chooser.choose(load, false, {}, waits), CopyStrategy::kStaged);
+  const HandOverCost beside_gemm{400, 60};
+  EXPECT_EQ(chooser.choose(load, false, beside_gemm, waits), CopyStrategy::kStrided)
+      << "kernels that wait for their turn do not keep a link busy";
+  load.urgency.priority = ipc::Urgency::kAhead;
+  EXPECT_EQ(chooser.choose(load, false, {}, waits), CopyStrategy::kStrided);
 }
 
 TEST(StrategyChooserTest, GathersBesideComputeHaveToBeFasterByMore) {

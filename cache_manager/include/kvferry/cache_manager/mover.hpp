@@ -17,10 +17,11 @@ namespace kvferry::cache_manager {
 
 /// How blocks are moved. kAuto: direct for block-first arenas; else staged where the arena has a
 /// ring and slices are small, strided rows in its place while the worker computes (but for a share,
-/// gathered_percent) and for what is fetched ahead, else batch; once copies are calibrated, what is
-/// faster than that for the job by a tenth. kKernel: by kernels of the mover between blocks and the
-/// pool, which without MPS stop whatever else computes on the device. kAgent: by the worker's
-/// agent, whose kernels copy straight between blocks and the pool, which the mover lends to it.
+/// gathered_percent, and loads that its compute has waited for, more than a tenth of their time)
+/// and for what is fetched ahead, else batch; once copies are calibrated, what is faster than that
+/// for the job by a tenth. kKernel: by kernels of the mover between blocks and the pool, which
+/// without MPS stop whatever else computes on the device. kAgent: by the worker's agent, whose
+/// kernels copy straight between blocks and the pool, which the mover lends to it.
 enum class CopyStrategy : std::uint8_t {
   kAuto = 1,
   kDirect,
