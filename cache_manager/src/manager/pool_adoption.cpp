@@ -54,6 +54,10 @@ PoolAdoption::PoolAdoption(ManagerContext& context, PoolCatalogue& catalogue)
       "pool {} is an earlier manager's: {} blocks, {} slots that somebody may be writing, "
       "{} processes that may copy",
       catalogue_.id().hex(), stats_.found, stats_.doubtful, users_.size());
+  if (const std::uint64_t damaged = catalogue_.damaged(); damaged > 0) {
+    ipc::log_error("pool {}: {} records of its catalogue are damaged: what they named is dropped",
+                   catalogue_.id().hex(), damaged);
+  }
   patience_ = context_.loop.after(kPatience, [this] {
     patience_ = 0;
     if (!evicts_) {

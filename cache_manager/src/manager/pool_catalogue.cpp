@@ -37,10 +37,6 @@ template <typename T> std::uint64_t check_value(const T& record, std::uint64_t s
                  sizeof(T) - sizeof(std::uint64_t), seed);
 }
 
-void store_check(std::uint64_t& check, std::uint64_t value) noexcept {
-  std::atomic_ref(check).store(value, std::memory_order_release);
-}
-
 std::uint64_t* sums_of(Block& record) noexcept {
   return reinterpret_cast<std::uint64_t*>(&record + 1);
 }
@@ -132,10 +128,21 @@ ipc::Result<std::unique_ptr<PoolCatalogue>> PoolCatalogue::open(const ipc::PoolM
   }
   for (std::uint32_t i = 0; i < catalogue::kRoots; ++i) {
     if (!opened->is_whole(*opened->root(i))) {
+      opened->damaged_ += opened->root(i)->check != 0 ? 1U : 0U;
       store_check(opened->root(i)->check, 0);
     } else {
       opened->root_ids_.emplace(opened->root(i)->root, static_cast<std::uint16_t>(i));
       opened->know_root(i);
+    }
+  }
+  for (std::uint32_t page = 0; page < pool.pages; ++page) {
+    const Slab& record = *opened->slab(page);
+    if (record.check != 0 && !opened->is_whole(record)) {
+      return KVFERRY_ERROR(
+          kProtocol,
+          "the catalogue of pool {} has a damaged slab at page {}: where somebody may still write "
+          "is not known",
+          memory.id.hex(), page);
     }
   }
   for (std::uint32_t i = 0; i < catalogue::kUsers; ++i) {
@@ -151,6 +158,10 @@ ipc::Result<std::unique_ptr<PoolCatalogue>> PoolCatalogue::open(const ipc::PoolM
     }
   }
   return opened;
+}
+
+void PoolCatalogue::store_check(std::uint64_t& check, std::uint64_t value) noexcept {
+  std::atomic_ref(check).store(value, std::memory_order_release);
 }
 
 // A record is right in its own place alone.
@@ -470,6 +481,8 @@ void PoolCatalogue::on_summed(const HostSlot& slot, std::span<const std::uint64_
       (record->state != BlockState::kVisible && record->state != BlockState::kSequence)) {
     return;
   }
+  // Sealed anew, what is damaged would be whole again.
+  if (!is_whole_at(slot)) return;
   const bool lacked = lacks_sums(*record);
   store_check(record->check, 0);
   record->sums = SumsState::kKnown;
@@ -482,7 +495,7 @@ void PoolCatalogue::on_awaited(const HostSlot& slot, ipc::JobId job, std::uint64
   Block* record = block(slot);
   // There are two checksums at least.
   if (record == nullptr || record->state != BlockState::kVisible ||
-      record->sums == SumsState::kKnown) {
+      record->sums == SumsState::kKnown || !is_whole_at(slot)) {
     return;
   }
   store_check(record->check, 0);

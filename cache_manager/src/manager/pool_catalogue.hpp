@@ -111,7 +111,7 @@ class PoolCatalogue final : public PoolObserver {
   /// A slab that was found, and is not as the pool would have it.
   void forget_slab(std::uint32_t first_page);
   /// As state(), once for each slot that was found: a record whose root is not whole, or not of the
-  /// slab's geometry, is emptied.
+  /// slab's geometry, is emptied; of a damaged one somebody may be writing what it named.
   [[nodiscard]] FoundSlot adopt(std::uint32_t slab_id, std::uint32_t index);
 
   // PoolObserver
@@ -132,6 +132,8 @@ class PoolCatalogue final : public PoolObserver {
   void on_summed(const HostSlot& slot, std::span<const std::uint64_t> sums);
   /// Empty: not known.
   [[nodiscard]] std::span<const std::uint64_t> sums(const HostSlot& slot) const;
+  /// Records of roots and blocks that were not what they had been, as far as they were looked at.
+  [[nodiscard]] std::uint64_t damaged() const noexcept { return damaged_; }
   /// Visible blocks without them.
   [[nodiscard]] std::uint64_t unsummed() const noexcept { return unsummed_; }
 
@@ -188,11 +190,13 @@ class PoolCatalogue final : public PoolObserver {
                                        const catalogue::Block& record) const noexcept;
   /// False: there is none, or it is not whole.
   [[nodiscard]] bool read_record(const HostSlot& slot, RecordCopy& copy) const;
+  [[nodiscard]] bool is_whole_at(const HostSlot& slot) const;
   [[nodiscard]] bool names_root(const catalogue::Block& record) const {
     return record.root < catalogue::kRoots && !known_roots_[record.root].root.is_zero();
   }
   [[nodiscard]] std::optional<std::uint16_t> root_id(const ipc::Digest& digest);
   [[nodiscard]] const catalogue::Root* root_of(const catalogue::Block& record) const;
+  static void store_check(std::uint64_t& check, std::uint64_t value) noexcept;
   /// @pre its check is stored as 0
   void seal_block(const HostSlot& slot, catalogue::Block& record);
   void let_root_go(const catalogue::Block& record);
@@ -223,6 +227,7 @@ class PoolCatalogue final : public PoolObserver {
   std::map<ipc::IncarnationId, std::uint32_t> user_places_;
   bool is_full_told_ = false;
   std::uint64_t unsummed_ = 0;
+  std::uint64_t damaged_ = 0;
 };
 
 }  // namespace kvferry::cache_manager

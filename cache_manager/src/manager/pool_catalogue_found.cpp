@@ -24,6 +24,11 @@ bool PoolCatalogue::read_record(const HostSlot& slot, RecordCopy& copy) const {
          copy.record.state <= BlockState::kSequence;
 }
 
+bool PoolCatalogue::is_whole_at(const HostSlot& slot) const {
+  RecordCopy copy;
+  return read_record(slot, copy);
+}
+
 BlockState PoolCatalogue::state(std::uint32_t slab, std::uint32_t index) const {
   RecordCopy copy;
   return read_record({slab, index, 0}, copy) ? copy.record.state : BlockState::kNone;
@@ -69,15 +74,26 @@ std::optional<PoolCatalogue::FoundSequence> PoolCatalogue::find_sequence(
 }
 
 PoolCatalogue::FoundSlot PoolCatalogue::adopt(std::uint32_t slab_id, std::uint32_t index) {
+  const HostSlot slot{slab_id, index, 0};
   RecordCopy copy;
-  if (!read_record({slab_id, index, 0}, copy)) return {};
+  if (!read_record(slot, copy)) {
+    Block* const damaged = block(slot);
+    if (damaged == nullptr || damaged->check == 0) return {};
+    // It may have said that somebody writes there.
+    ++damaged_;
+    store_check(damaged->check, 0);
+    *damaged = Block{};
+    damaged->state = BlockState::kTaken;
+    seal_block(slot, *damaged);
+    return {BlockState::kTaken};
+  }
   const Block& found = copy.record;
   if (found.state != BlockState::kVisible && found.state != BlockState::kSequence) {
     return {found.state};
   }
   if (!names_root(found) || known_roots_[found.root].fingerprint != areas_[slab_id].fingerprint) {
-    Block& record = *block({slab_id, index, 0});
-    std::atomic_ref(record.check).store(0, std::memory_order_release);
+    Block& record = *block(slot);
+    store_check(record.check, 0);
     record.state = BlockState::kNone;
     return {};
   }

@@ -130,6 +130,30 @@ class PoolCatalogueTest : public testing::Test {
     return mapping.data();
   }
 
+  /// Of the only slab's first block.
+  [[nodiscard]] catalogue::Block* first_record() const {
+    const catalogue::Layout layout(pool_.stats().pages, pool_.stats().page_bytes);
+    return reinterpret_cast<catalogue::Block*>(bytes() + layout.areas);
+  }
+  /// What the next manager takes slots for, of those that it does not take for free ones.
+  [[nodiscard]] std::vector<BlockState> adopted() {
+    std::vector<BlockState> states;
+    auto opened = open(memory()).value();
+    HostPool successor(kPool);
+    successor.observe(opened.get());
+    for (const SlabPlace& place : opened->slabs()) {
+      const std::uint32_t slab = successor.adopt(place).value();
+      for (std::uint32_t i = 0; i < place.capacity; ++i) {
+        const BlockState state = opened->adopt(slab, i).state;
+        if (state != BlockState::kNone) states.push_back(state);
+      }
+    }
+    successor.observe(nullptr);
+    damaged_ = opened->damaged();
+    return states;
+  }
+
+  std::uint64_t damaged_ = 0;  ///< As adopted() found them.
   const Digest root_ = digest(1000);
   const ipc::IncarnationId client_ = digest(2000);
   ipc::UniqueFd pool_fd_;
@@ -356,6 +380,36 @@ TEST_F(PoolCatalogueTest, ADamagedUserMakesThePoolOneThatIsNotServed) {
   auto* user = reinterpret_cast<catalogue::User*>(bytes() + catalogue::kPage);
   user->pid += 1;
   EXPECT_EQ(open(memory()).error().code, ErrorCode::kProtocol);
+}
+
+TEST_F(PoolCatalogueTest, ADamagedSlabMakesThePoolOneThatIsNotServed) {
+  store(1);
+  const catalogue::Layout layout(pool_.stats().pages, pool_.stats().page_bytes);
+  auto* slab = reinterpret_cast<catalogue::Slab*>(bytes() + layout.slabs);
+  slab->shard_stride += 1;
+  EXPECT_EQ(open(memory()).error().code, ErrorCode::kProtocol);
+}
+
+TEST_F(PoolCatalogueTest, ASlotWhoseRecordIsDamagedIsNobodysUntilNobodyWrites) {
+  const PrefixIndex::Token token = reserve(1);
+  ASSERT_NE(index_.begin_fill(client_, token), nullptr);
+  first_record()->before = digest(3);
+  EXPECT_EQ(adopted(), (std::vector{BlockState::kTaken}));
+  EXPECT_EQ(damaged_, 1U);
+  EXPECT_EQ(adopted(), (std::vector{BlockState::kTaken})) << "by the one after that";
+}
+
+TEST_F(PoolCatalogueTest, WhatIsDamagedIsNotMadeWholeByItsChecksums) {
+  store(1);
+  const HostSlot slot = index_.acquire({root_, digest(1), ipc::GroupId{0}})->slot();
+  const std::vector<std::uint64_t> sums(shape_of().sums(), 5);
+  first_record()->block = digest(2);
+  catalogue_->on_awaited(slot, ipc::JobId{7}, 1);
+  catalogue_->on_summed(slot, sums);
+  EXPECT_TRUE(read().visible.empty());
+  first_record()->block = digest(1);
+  catalogue_->on_summed(slot, sums);
+  EXPECT_EQ(read().visible.size(), 1U);
 }
 
 // Each byte of what was written: a block is then as it was, or it is not there.
