@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -124,8 +125,11 @@ Candidate examine(ipc::KeptPool kept, const HostPool::Stats& pool) {
 }
 
 /// What an earlier manager of the instance left with those that copied for it. Of several the one
-/// that was served from last; the others are of no use to anybody.
-KeptMemory take_kept_pool(const ipc::RuntimeDir& dir, const HostPool::Stats& pool) {
+/// that was served from last; the others are of no use to anybody. Before they are let go for a new
+/// one: may_make says whether that can be, once so many bytes are given back.
+KeptMemory take_kept_pool(const ipc::RuntimeDir& dir,
+                          const HostPool::Stats& pool,
+                          const std::function<ipc::Status(std::uint64_t given_back)>& may_make) {
   const ipc::Deadline deadline = ipc::Deadline::after(kAskKeepers);
   std::vector<Candidate> found;
   ipc::KeptPools asked = ipc::find_kept_pools(dir, /*succeeds=*/true, deadline);
@@ -155,6 +159,12 @@ KeptMemory take_kept_pool(const ipc::RuntimeDir& dir, const HostPool::Stats& poo
     chosen = best->kept.memory.id;
     ipc::log_info("{} (pid {}) has kept pool {}", best->kept.holder, best->kept.pid, chosen.hex());
     taken = {std::move(best->kept.memory.pool), std::move(best->catalogue)};
+  }
+  if (taken.catalogue == nullptr && !found.empty()) {
+    std::uint64_t kept_bytes = 0;
+    for (const Candidate& other : found) kept_bytes += other.kept.memory.pool_bytes;
+    // A slip in an option is not to cost what is kept.
+    if (ipc::Status good = may_make(kept_bytes); !good) throw ipc::Exception(good.error());
   }
   for (const Candidate& other : found) {
     if (other.kept.memory.id == chosen) continue;
@@ -188,7 +198,9 @@ void run_manager(const ManagerConfig& config) {
   if (ipc::Status good = config.quotas.check(pool_bytes); !good) {
     throw ipc::Exception(good.error());
   }
-  KeptMemory kept = take_kept_pool(dir, pool.stats());
+  KeptMemory kept = take_kept_pool(dir, pool.stats(), [&](std::uint64_t given_back) {
+    return ipc::SharedMemory::check_room(pool_name, pool_bytes, config.huge_pages, given_back);
+  });
   const bool adopts = kept.catalogue != nullptr;
   const ipc::UniqueFd pool_fd = adopts
                                     ? std::move(kept.pool)

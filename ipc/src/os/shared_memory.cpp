@@ -218,6 +218,17 @@ Result<UniqueFd> SharedMemory::create_large_pool(const std::string& name,
   return fd;
 }
 
+Status SharedMemory::check_room(const std::string& name,
+                                std::uint64_t size_bytes,
+                                bool wants_huge_pages,
+                                std::uint64_t given_back) {
+  const std::uint64_t huge = wants_huge_pages ? free_huge_page_bytes() : 0;
+  // Where it cannot be told what is available, it is the largest value.
+  const std::uint64_t available = std::max(huge, available_host_bytes());
+  if (size_bytes <= given_back || size_bytes - given_back <= available) return ok();
+  return no_room(name, size_bytes, available);
+}
+
 Result<SharedMapping> SharedMemory::map_pool(const UniqueFd& fd, std::uint64_t size_bytes) {
   KVFERRY_TRY(check_segment(fd, size_bytes, kSizeSeals));
   KVFERRY_ASSIGN(auto region, map(fd.get(), boost::interprocess::read_write, size_bytes));

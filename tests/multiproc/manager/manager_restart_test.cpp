@@ -362,6 +362,21 @@ TEST_F(ManagerRestartTest, APoolOfAnotherFormatIsLetGo) {
   (void)place_of_store(1, 3);
 }
 
+TEST_F(ManagerRestartTest, AManagerThatCannotHaveItsMemoryLeavesThePoolToTheNext) {
+  (void)place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  ChildProcess greedy({.program = sibling_program("kvferry_manager_child"),
+                       .arguments = {dir_.string(), "30000", std::to_string(max_jobs_),
+                                     std::to_string(1ULL << 44U), verify_loads_, "60000"}});
+  const auto exit = greedy.wait(soon());
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_NE(*exit, ChildExit::exited(0));
+  EXPECT_THAT(greedy.stderr_text(), testing::HasSubstr("was asked"));
+  EXPECT_FALSE(keeper_->has_dropped());
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  EXPECT_EQ(kept()["adopted"], 1);
+}
+
 TEST_F(ManagerRestartTest, WithoutAKeeperTheNextManagerBeginsAnew) {
   (void)place_of_store(1, 3);
   keeper_.reset();

@@ -62,6 +62,11 @@ class SharedMemory {
                                                           std::uint64_t size_bytes,
                                                           bool wants_huge_pages,
                                                           bool& of_huge_pages);
+  /// Whether that would have its memory once so much is given back: kNoHostMemory otherwise.
+  [[nodiscard]] static Status check_room(const std::string& name,
+                                         std::uint64_t size_bytes,
+                                         bool wants_huge_pages,
+                                         std::uint64_t given_back);
   [[nodiscard]] static Result<SharedMapping> map_pool(const UniqueFd& fd, std::uint64_t size_bytes);
 };
 
