@@ -5,8 +5,12 @@
 #include "eviction/ranked_blocks.hpp"
 #include "split_map.hpp"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
+#include <limits>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -16,20 +20,24 @@ namespace {
 /// Larger caches are hedged by LRU alone: what shadows take of memory grows with the blocks, and
 /// before so many are full the model has seen enough.
 constexpr std::size_t kLargestOfAll = std::size_t{1} << 14U;
-/// Blocks that one choice looks at for some that a new leader has not.
-constexpr std::size_t kMostLookedAt = 256;
 
 bool any_block(EntryId /*id*/) { return true; }
 
-/// Does as the one of several policies that does best. Each of them plays a cache of its own in
-/// shadow, of the same size and without data; of blocks that the leader's has not, the cache evicts
-/// the one used longest ago, so that it comes to hold what the leader's does.
+/// Does what several policies say. Each of them plays a cache of its own in shadow, of the same
+/// size and without data. First goes what is in the caches of those that have least to say (Race)
+/// together, in none at best, and of such blocks the one used longest ago, so that the cache comes
+/// to hold what is in the shadows of those that do well, and most of all what many of them have.
 class HedgedPolicy final : public EvictionPolicy {
  public:
   explicit HedgedPolicy(std::size_t capacity)
       : count_(capacity > kLargestOfAll ? 2 : Race::kMost), race_(capacity, count_) {
     shadows_[0] = make_learned_policy(capacity);
     shadows_[1] = make_lru_policy();
+    sets_.resize(std::size_t{1} << count_);
+    by_say_.resize(sets_.size());
+    std::iota(by_say_.begin(), by_say_.end(), Shadows{0});
+    say_.resize(sets_.size());
+    order_sets();
     if (count_ == 2) return;
     shadows_[2] = make_arc_policy(capacity);
     shadows_[3] = make_s3fifo_policy(capacity);
@@ -38,13 +46,14 @@ class HedgedPolicy final : public EvictionPolicy {
   }
 
  private:
+  using Shadows = std::uint8_t;  ///< A bit for each.
+  static_assert(Race::kMost <= std::numeric_limits<Shadows>::digits);
   /// A block that the cache has, or a shadow. It is known to shadows by its number.
   struct Block {
     std::uint64_t key = 0;
-    std::uint64_t used = 0;     ///< When, of the cache's order.
-    EntryId id = kNoEntry;      ///< In the cache.
-    std::uint32_t shadows = 0;  ///< That have it.
-    bool wanted = false;        ///< While it is free: which order it is in.
+    std::uint64_t used = 0;  ///< When, of the cache's order.
+    EntryId id = kNoEntry;   ///< In the cache.
+    Shadows shadows = 0;     ///< That have it. While it is free it is in their set.
   };
   using Order = std::set<std::pair<std::uint64_t, EntryId>>;  ///< By Block::used.
 
@@ -63,18 +72,16 @@ class HedgedPolicy final : public EvictionPolicy {
     const EntryId parent = parent_of(path[0].id);
     const EntryId above = parent == kNoEntry ? kNoEntry : number_of_.at(parent);
     for (std::size_t one = 0; one < count_; ++one) hits_[one] = use_in(one, above);
-    const std::size_t led = race_.leader();
     race_.add({hits_.data(), count_}, found, path.size());
-    if (race_.leader() != led) looked_at_ = {};
+    order_sets();
   }
   void on_free(EntryId id) override {
-    Block& block = blocks_[number_of_.at(id)];
-    block.wanted = leader_has(id);
-    order_of(block).emplace(block.used, id);
+    const Block& block = blocks_[number_of_.at(id)];
+    sets_[block.shadows].emplace(block.used, id);
   }
   void on_blocked(EntryId id) override {
     const Block& block = blocks_[number_of_.at(id)];
-    order_of(block).erase({block.used, id});
+    sets_[block.shadows].erase({block.used, id});
   }
   void on_gone(EntryId id, bool evicted) override {
     const EntryId number = number_of_.at(id);
@@ -88,26 +95,23 @@ class HedgedPolicy final : public EvictionPolicy {
   }
   [[nodiscard]] std::optional<EntryId> choose(const MayEvict& may_evict) override {
     for (std::size_t one = 0; one < count_; ++one) shrink(one);
-    while (!unwanted_.empty() && leader_has(unwanted_.begin()->second)) {
-      move(unwanted_.begin()->second);  // by a leader that is new
-    }
-    if (const auto chosen = first_of(unwanted_, may_evict)) return chosen;
-    auto at = wanted_.lower_bound(looked_at_);
-    for (std::size_t left = kMostLookedAt; left > 0 && at != wanted_.end(); --left) {
-      looked_at_ = *at++;
-      const EntryId id = looked_at_.second;
-      if (leader_has(id)) continue;
-      move(id);
-      if (may_evict(id)) return id;
-    }
-    return first_of(wanted_, may_evict);
-  }
-
-  static std::optional<EntryId> first_of(const Order& order, const MayEvict& may_evict) {
-    for (const auto& [used, id] : order) {
-      if (may_evict(id)) return id;
+    for (const Shadows shadows : by_say_) {
+      for (const auto& [used, id] : sets_[shadows]) {
+        if (may_evict(id)) return id;
+      }
     }
     return std::nullopt;
+  }
+
+  /// By what the shadows of each have to say together, least first.
+  void order_sets() {
+    const Race::Says says = race_.says();
+    for (std::size_t set = 1; set < sets_.size(); ++set) {
+      const auto last = static_cast<std::size_t>(std::countr_zero(set));
+      say_[set] = say_[set & (set - 1)] + says.at(last);
+    }
+    std::sort(by_say_.begin(), by_say_.end(),
+              [this](Shadows one, Shadows other) { return say_[one] < say_[other]; });
   }
 
   /// @return the blocks of path_ that it would have found
@@ -117,7 +121,10 @@ class HedgedPolicy final : public EvictionPolicy {
     std::size_t hits = 0;
     while (has_above && hits < path_.size() && shadow.has(path_[hits].id)) ++hits;
     shadow.use(path_, has_above ? above : kNoEntry);
-    for (const BlockUse& use : path_) blocks_[use.id].shadows |= 1U << one;
+    for (const BlockUse& use : path_) {
+      Block& block = blocks_[use.id];  // not free, so in no set
+      block.shadows = static_cast<Shadows>(block.shadows | bit_of(one));
+    }
     return hits;
   }
 
@@ -127,26 +134,16 @@ class HedgedPolicy final : public EvictionPolicy {
       const auto evicted = shadows_[one]->evict(any_block);
       if (!evicted) return;
       Block& block = blocks_[*evicted];
-      block.shadows &= ~(1U << one);
-      if (block.id == kNoEntry) {
-        forget_unless_used(*evicted);
-      } else if (one == race_.leader() && is_free(block.id) && block.wanted) {
-        move(block.id);
+      const auto left = static_cast<Shadows>(block.shadows & ~bit_of(one));
+      if (block.id != kNoEntry && is_free(block.id)) {
+        sets_[left].insert(sets_[block.shadows].extract({block.used, block.id}));
       }
+      block.shadows = left;
+      forget_unless_used(*evicted);
     }
   }
 
-  [[nodiscard]] bool leader_has(EntryId id) const {
-    return ((blocks_[number_of_.at(id)].shadows >> race_.leader()) & 1U) != 0;
-  }
-  Order& order_of(const Block& block) { return block.wanted ? wanted_ : unwanted_; }
-  /// To the other order.
-  void move(EntryId id) {
-    Block& block = blocks_[number_of_.at(id)];
-    auto moved = order_of(block).extract({block.used, id});
-    block.wanted = !block.wanted;
-    order_of(block).insert(std::move(moved));
-  }
+  static Shadows bit_of(std::size_t shadow) { return static_cast<Shadows>(1U << shadow); }
 
   EntryId enter(const BlockUse& use) {
     const EntryId* const known = numbers_.find(use.key);
@@ -185,10 +182,10 @@ class HedgedPolicy final : public EvictionPolicy {
   std::vector<EntryId> unused_;               ///< Numbers.
   SplitMap<std::uint64_t, EntryId> numbers_;  ///< By key.
   PerBlock<EntryId> number_of_;               ///< By place in the cache.
-  Order wanted_;                              ///< Free blocks that the leader's cache has, too,
-  Order unwanted_;                            ///< and those that it has not.
-  Order::value_type looked_at_;  ///< What is before it in wanted_ the present leader has.
-  std::vector<BlockUse> path_;   ///< Of the present request, by number.
+  std::vector<Order> sets_;                   ///< Free blocks, by the shadows that have them.
+  std::vector<Shadows> by_say_;               ///< All sets, those first that go first.
+  std::vector<double> say_;                   ///< Of each set.
+  std::vector<BlockUse> path_;                ///< Of the present request, by number.
 };
 
 }  // namespace

@@ -22,6 +22,15 @@ constexpr double kMostMissed = 0.0015;
 constexpr double kMostMissedOfLru = 0.001;
 constexpr double kMostMissedOfCapacity = 0.015;
 constexpr double kLuckDeviations = 0.5;
+/// By so many deviations more than LRU another policy, and number 0, has half of its say; and how
+/// steeply that grows.
+constexpr double kHalfASay = 1;
+constexpr double kHalfASayOfFirst = 0.5;
+constexpr double kSteepness = 4;
+/// What the leader has to say more. Of two it has the last word: there is nothing in between, and a
+/// cache that goes from one to the other pays for it.
+constexpr double kSayOfLeader = 0.3;
+constexpr double kSayOfLeaderOfTwo = 2;
 
 }  // namespace
 
@@ -55,9 +64,7 @@ void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t
     if (missed_[one] > missed_[most_missed]) most_missed = one;
   }
   const double sure = best == 0 ? kSureDeviationsOfFirst : kSureDeviations;
-  if (lately_[best] - lately_[leader_] > sure * std::sqrt(lately_squares_[best][leader_])) {
-    leader_ = best;
-  }
+  if (more(best, leader_) > sure) leader_ = best;
   // The cache takes a while to become like another one: it stays with one that is hardly worse.
   const auto is_more = [this](std::size_t one, double part) {
     return missed_[one] > kMostMissedOfCapacity * capacity_ + part * blocks_ +
@@ -66,6 +73,23 @@ void Race::add(std::span<const std::size_t> hits, std::size_t found, std::size_t
   const bool is_behind = is_more(most_missed, kMostMissed) || is_more(kLru, kMostMissedOfLru);
   const double hardly = (kMostMissedOfCapacity * capacity_ + kMostMissed * blocks_) / 2;
   if (is_behind && missed_[most_missed] - missed_[leader_] > hardly) leader_ = most_missed;
+}
+
+double Race::more(std::size_t one, std::size_t other) const {
+  const double squares = lately_squares_[one][other];
+  return squares > 0 ? (lately_[one] - lately_[other]) / std::sqrt(squares) : 0;
+}
+
+Race::Says Race::says() const {
+  Says says{};
+  for (std::size_t one = 0; one < count_; ++one) {
+    says[one] = std::exp(more(one, leader_));
+    if (one == kLru) continue;
+    const double half = one == 0 ? kHalfASayOfFirst : kHalfASay;
+    says[one] /= 1 + std::exp(-kSteepness * (more(one, kLru) - half));
+  }
+  says[leader_] += count_ == 2 ? kSayOfLeaderOfTwo : kSayOfLeader;
+  return says;
 }
 
 }  // namespace kvferry::cache_manager

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <random>
 
 namespace kvferry::cache_manager {
@@ -96,6 +97,45 @@ TEST(RaceTest, WhatWasBetterLongAgoCountsLittle) {
   hits = {5, 7, 5, 5, 5, 5};
   EXPECT_LT(requests_until_led_by_another(race, hits, 10'000), 2000U);
   EXPECT_EQ(race.leader(), Race::kLru);
+}
+
+/// Of all others together.
+double said_by_others(const Race& race, std::size_t one) {
+  const Race::Says says = race.says();
+  return std::accumulate(says.begin(), says.end(), -says.at(one));
+}
+
+TEST(RaceTest, LruHasMoreToSayThanAllOthersWhileNoneFindsMore) {
+  Race race(kCapacity, Race::kMost);
+  EXPECT_GT(race.says()[Race::kLru], said_by_others(race, Race::kLru));
+  for (int i = 0; i < 100; ++i) race.add(Hits{9, 9, 9, 9, 9, 9}, 9, kBlocks);
+  EXPECT_GT(race.says()[Race::kLru], said_by_others(race, Race::kLru));
+}
+
+TEST(RaceTest, OneThatFindsMuchMoreHasMoreToSayThanAllOthers) {
+  Race race(kCapacity, Race::kMost);
+  for (int i = 0; i < 500; ++i) race.add(Hits{5, 5, 5, 12, 5, 5}, 5, kBlocks);
+  EXPECT_GT(race.says()[3], said_by_others(race, 3));
+}
+
+TEST(RaceTest, ManyThatFindALittleLessThanTheBestCountForMoreThanIt) {
+  std::mt19937_64 random(2);
+  Race race(kCapacity, Race::kMost);
+  for (int i = 0; i < 2000; ++i) {
+    Hits hits{};
+    for (std::size_t& one : hits) one = 10 + random() % 3;
+    hits[Race::kLru] = 5;
+    if (random() % 100 == 0) ++hits[kLfu];
+    race.add(hits, hits.at(race.leader()), kBlocks);
+  }
+  const Race::Says says = race.says();
+  EXPECT_GT(says[2] + says[3] + says[4], says[kLfu]);
+  EXPECT_LT(says[Race::kLru], 0.01);
+}
+
+TEST(RaceTest, WhoIsNotThereHasNothingToSay) {
+  Race race(kCapacity, 2);
+  for (std::size_t one = 2; one < Race::kMost; ++one) EXPECT_EQ(race.says().at(one), 0);
 }
 
 TEST(RaceTest, OfTwoOnlyLruIsTheOther) {
