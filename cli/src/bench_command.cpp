@@ -49,7 +49,8 @@ constexpr const char* kBenchDescription =
     "worker that does its own copies, and what the death of what copies takes along; beside "
     "interference, also what such copies cost that worker's compute. idle: processor time of each "
     "process that has moved blocks and has nothing to do. restart: how soon the successor of a "
-    "manager that was killed answers, and finds its blocks. handover: two engines on one manager; "
+    "manager that was killed answers, and finds its blocks, of 1 KiB or those of --geometry. "
+    "handover: two engines on one manager; "
     "what the first one stores, the second one loads, block by block meanwhile, or when all of it "
     "is "
     "stored: from the first block's store until the second engine has all.";

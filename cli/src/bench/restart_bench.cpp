@@ -142,12 +142,8 @@ void Restarts::measure(std::array<BenchFigure, kRestartSteps>& figures) {
   }
 }
 
-}  // namespace
-
-void bench_restart(BenchContext& context) {
+void bench_shape(BenchContext& context, const BenchShape& shape) {
   const BenchConfig& config = context.config();
-  const BenchShape shape =
-      must(make_even_shape(kRecordedChunk, 1, config.ranks, context.dir().path()));
   const std::uint64_t prefixes =
       std::max<std::uint64_t>(1, config.entries / IndexFill::kPrefixBlocks);
   const std::uint64_t entries = prefixes * IndexFill::kPrefixBlocks;
@@ -175,6 +171,19 @@ void bench_restart(BenchContext& context) {
       }
       for (BenchFigure& figure : figures) context.report.figures.push_back(std::move(figure));
     });
+  }
+}
+
+}  // namespace
+
+void bench_restart(BenchContext& context) {
+  const BenchConfig& config = context.config();
+  if (config.geometries.empty()) {
+    bench_shape(context,
+                must(make_even_shape(kRecordedChunk, 1, config.ranks, context.dir().path())));
+  }
+  for (const std::string& name : config.geometries) {
+    bench_shape(context, must(make_model_shape(name, config.ranks)));
   }
 }
 
