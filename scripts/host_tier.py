@@ -211,9 +211,10 @@ class Check:
         at = [one["requests"] for one in samples]
         for name in samples[0]["anonymous_kib"]:
             kib = [one["anonymous_kib"][name] for one in samples]
-            slope = 1024 * statistics.linear_regression(at, kib).slope
-            self.tell("churn", "%-9s %8d to %d KiB of anonymous memory from request %d on, %.3f bytes a request" % (
-                name, kib[0], kib[-1], at[0], slope))
+            # A moment of want leaves a step, and no slope.
+            slopes = [1024 * (kib[i + 1] - kib[i]) / (at[i + 1] - at[i]) for i in range(len(at) - 1)]
+            self.tell("churn", "%-9s %8d to %d KiB of anonymous memory from request %d on; median of slopes %.3f bytes a request" % (
+                name, kib[0], kib[-1], at[0], statistics.median(slopes)))
         last = samples[-1]["pool"]
         self.tell("churn", "pool: %d slabs, then %d; %d bytes free, %d of them in slabs that are in use; %.2f blocks in a row" % (
             samples[0]["pool"]["slabs"], last["slabs"], last["free"], last["free_in_slabs"],

@@ -233,7 +233,7 @@ class CalibratorTest : public testing::Test {
     job.items.push_back({ipc::GroupId{0}, ipc::BlockId{0}, 0, 0, true});
     const ipc::Deadline deadline = test::soon();
     while (!deadline.expired()) {
-      const CopyStrategy chosen = chooser.choose(job, true, {}, std::nullopt);
+      const CopyStrategy chosen = chooser.choose(job, true, {}, {});
       if (chosen != CopyStrategy::kDirect) return chosen;
       std::unique_lock lock(mutex_);
       looked_.wait_for(lock, std::chrono::milliseconds(5));
@@ -442,7 +442,7 @@ TEST_F(CalibratorStopTest, StopWaitsWhileTheDeviceIsHeldAndNextOneIsServed) {
   EXPECT_EQ(device_->memory_info()->free_bytes, kDeviceBytes);
   ipc::MoverJob job;
   job.items.push_back({ipc::GroupId{0}, ipc::BlockId{0}, 0, 0, true});
-  EXPECT_EQ(stopped->choose(job, true, {}, std::nullopt), CopyStrategy::kDirect);
+  EXPECT_EQ(stopped->choose(job, true, {}, {}), CopyStrategy::kDirect);
 }
 
 TEST_F(CalibratorStopTest, StopEndsWithTheStepAndTheDeviceIsFree) {
