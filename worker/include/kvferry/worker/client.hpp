@@ -476,8 +476,9 @@ class Client {
                                                       ipc::TimePoint until);
   /// A running sequence by its owner's handle: survives a weights update, is never indexed.
   /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
-  /// or none: kNoHostMemory when eviction cannot make room for them, kBusy while the host pool is
-  /// still being filled and has no room for them yet.
+  /// or none, and nothing is evicted for those that could not fit: kNoHostMemory when eviction
+  /// cannot make room for them, kBusy while the host pool is still being filled and has no room for
+  /// them yet. The blocks that they replace stay until then, and are no room for them.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
   /// geometry. The sequence stays on the host. Goes as a load of priority Urgency::kOrdinary.
