@@ -105,7 +105,8 @@ template ipc::Status JobService::check(const ClientRecord& client,
                                        const std::vector<ipc::StoreItem>& items) const;
 
 ipc::Status JobService::admit(const ClientRecord& client) const {
-  KVFERRY_TRY(context_.jobs.check_room(client.engine->id()));
+  const std::uint32_t engine = client.engine->id();
+  KVFERRY_TRY(context_.jobs.check_room(engine, waiting_.count(engine)));
   if (has_backlog(client)) {
     return KVFERRY_ERROR(kBusy,
                          "{} completions wait until {} reads them: read, then submit it as a "
@@ -118,7 +119,8 @@ ipc::Status JobService::admit(const ClientRecord& client) const {
 // What a client does not read must not grow for as long as it submits.
 bool JobService::has_backlog(const ClientRecord& client) const {
   const std::uint32_t engine = client.engine->id();
-  return unsent(client.peer.id) + context_.jobs.unfinished(engine) + waiting_.count(engine) >=
+  return unsent(client.peer.id) + context_.jobs.unfinished_of_clients(engine) +
+             waiting_.count(engine) >=
          context_.config.max_jobs_per_engine;
 }
 

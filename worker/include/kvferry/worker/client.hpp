@@ -470,7 +470,8 @@ class Client {
   /// The same for blocks that another engine of the same model and weights is storing, or is about
   /// to, on this host: a prefill's, for the decode that goes on with them. Each block is copied
   /// when every rank has stored it; the completion comes when all have, or at `until`, when those
-  /// that were not stored end with kTimeout. What is there goes at once.
+  /// that were not stored, or not begun to be copied, end with kTimeout. What is there goes at
+  /// once.
   [[nodiscard]] Result<JobId> submit_load_when_stored(std::span<const LoadItem> items,
                                                       std::uint8_t priority,
                                                       ipc::TimePoint until);
