@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <unordered_map>
 
 namespace kvferry::cache_manager {
 
@@ -131,6 +132,22 @@ void EvictionPolicy::hold(EntryId id) {
 void EvictionPolicy::let_go(EntryId id) {
   KVFERRY_CHECK(has(id), "a block is let go that is not cached");
   unblock(id);
+}
+
+void EvictionPolicy::visit_evictable(const MayEvict& may_evict, const Visit& visit) const {
+  std::unordered_map<EntryId, std::uint32_t> blockers;  // Left, of blocks that have several.
+  for (std::size_t place = 0; place < blocks_.size(); ++place) {
+    if (!blocks_[place].cached || blocks_[place].blockers > 0) continue;
+    for (auto id = static_cast<EntryId>(place); id != kNoEntry && may_evict(id);) {
+      if (!visit(id)) return;
+      const EntryId parent = parent_of(id);
+      if (parent != kNoEntry && blocks_[parent].blockers > 1 &&
+          --blockers.try_emplace(parent, blocks_[parent].blockers).first->second > 0) {
+        break;
+      }
+      id = parent;
+    }
+  }
 }
 
 void EvictionPolicy::erase(EntryId id) {

@@ -98,6 +98,16 @@ std::optional<EntryId> EvictionOrder::evict(std::uint32_t partition,
   return part.entries[*chosen];
 }
 
+void EvictionOrder::visit_evictable(std::uint32_t partition,
+                                    const EvictionPolicy::MayEvict& may_evict,
+                                    const EvictionPolicy::Visit& visit) const {
+  const auto known = parts_.find(partition);
+  if (known == parts_.end()) return;
+  const Part& part = known->second;
+  part.policy->visit_evictable([&](EntryId place) { return may_evict(part.entries[place]); },
+                               [&](EntryId place) { return visit(part.entries[place]); });
+}
+
 void EvictionOrder::retain(EntryId id, const Kept& kept) {
   Place& place = at(id);
   stop_retaining(id, place);

@@ -56,6 +56,10 @@ class EvictionOrder {
   /// The block's next one, in that partition; it has still to leave.
   [[nodiscard]] std::optional<EntryId> evict(std::uint32_t partition,
                                              const EvictionPolicy::MayEvict& may_evict);
+  /// As the policy's, of that partition.
+  void visit_evictable(std::uint32_t partition,
+                       const EvictionPolicy::MayEvict& may_evict,
+                       const EvictionPolicy::Visit& visit) const;
 
   /// @pre it has been used
   void retain(EntryId id, const Kept& kept);

@@ -114,7 +114,7 @@ std::optional<std::uint32_t> HostPool::find_pages(std::uint32_t count) const {
   return std::nullopt;
 }
 
-std::optional<SlabPlace> HostPool::find_spread_place(const SlabShape& shape) const {
+std::optional<SlabPlace> HostPool::spread_layout(const SlabShape& shape) const {
   if (shape.ranks < 2 || shape.bytes.shard_bytes == 0) return std::nullopt;
   const std::uint64_t capacity = page_bytes_ / shape.bytes.shard_bytes;
   const std::uint64_t replicated = capacity * shape.bytes.replicated_bytes;
@@ -125,14 +125,21 @@ std::optional<SlabPlace> HostPool::find_spread_place(const SlabShape& shape) con
       lost > pages * page_bytes_ / kTolerableLossShare) {
     return std::nullopt;
   }
-  const auto first = find_pages(static_cast<std::uint32_t>(pages));
-  if (!first) return std::nullopt;
-  return SlabPlace{*first,
+  return SlabPlace{0,
                    static_cast<std::uint32_t>(pages),
                    static_cast<std::uint32_t>(capacity),
                    replicated_pages * page_bytes_,
                    page_bytes_,
                    shape};
+}
+
+std::optional<SlabPlace> HostPool::find_spread_place(const SlabShape& shape) const {
+  std::optional<SlabPlace> place = spread_layout(shape);
+  if (!place) return std::nullopt;
+  const auto first = find_pages(place->pages);
+  if (!first) return std::nullopt;
+  place->first_page = *first;
+  return place;
 }
 
 std::optional<SlabPlace> HostPool::find_place(const SlabShape& shape) const {
@@ -411,10 +418,27 @@ ipc::Status HostPool::can_hold(const SlabShape& shape) const {
   return ipc::ok();
 }
 
-std::uint64_t HostPool::free_bytes_for(const SlabShape& shape) const {
+std::uint64_t HostPool::free_slots(const SlabShape& shape) const {
   const auto slots = free_slots_.find(shape);
-  return free_pages_ * page_bytes_ +
-         (slots == free_slots_.end() ? 0 : slots->second * shape.block_bytes());
+  return slots == free_slots_.end() ? 0 : slots->second;
+}
+
+std::uint64_t HostPool::free_ready_pages() const {
+  return static_cast<std::uint64_t>(
+      std::count(page_taken_.begin(), page_taken_.begin() + ready_pages_, false));
+}
+
+// Slabs of fewer pages than are wanted lose more.
+double HostPool::blocks_a_page(const SlabShape& shape) const {
+  const std::uint32_t pages = shape.block_bytes() == 0 ? 0 : pages_wanted(shape);
+  if (pages == 0) return 0;
+  const double packed = static_cast<double>(capacity_of(shape, pages * page_bytes_)) / pages;
+  const std::optional<SlabPlace> spread = spread_layout(shape);
+  return spread ? std::max(packed, static_cast<double>(spread->capacity) / spread->pages) : packed;
+}
+
+std::uint64_t HostPool::free_bytes_for(const SlabShape& shape) const {
+  return free_pages_ * page_bytes_ + free_slots(shape) * shape.block_bytes();
 }
 
 HostPool::Stats HostPool::stats() const {

@@ -170,6 +170,15 @@ class HostPool {
   [[nodiscard]] bool can_open(const SlabShape& shape) const {
     return find_place(shape).has_value();
   }
+  /// Of its slabs.
+  [[nodiscard]] std::uint64_t free_slots(const SlabShape& shape) const;
+  /// That are no slab's, and there already.
+  [[nodiscard]] std::uint64_t free_ready_pages() const;
+  [[nodiscard]] std::uint32_t pages_of_slab(std::uint32_t slab) const {
+    return slab < slabs_.size() && slabs_[slab] ? slabs_[slab]->pages : 0;
+  }
+  /// Blocks of the shape that a page holds in a slab, at best; 0: the pool holds none at all.
+  [[nodiscard]] double blocks_a_page(const SlabShape& shape) const;
   /// That blocks of the shape could have: of its slabs, and of pages that are no slab's.
   [[nodiscard]] std::uint64_t free_bytes_for(const SlabShape& shape) const;
   /// kNoHostMemory when not even an empty pool could hold one block of the shape.
@@ -196,8 +205,10 @@ class HostPool {
 
   [[nodiscard]] std::uint32_t pages_wanted(const SlabShape& shape) const;
   [[nodiscard]] std::optional<std::uint32_t> find_pages(std::uint32_t count) const;
-  /// Where each rank has a page of its own; nothing for shapes that this does not suit, in a pool
-  /// that is small for it, or when no such place is free.
+  /// Where each rank has a page of its own, from the pool's start; nothing for shapes that this
+  /// does not suit, or in a pool that is small for it.
+  [[nodiscard]] std::optional<SlabPlace> spread_layout(const SlabShape& shape) const;
+  /// The same where there is room; nothing when no such place is free, too.
   [[nodiscard]] std::optional<SlabPlace> find_spread_place(const SlabShape& shape) const;
   /// Where a slab of the shape could be.
   [[nodiscard]] std::optional<SlabPlace> find_place(const SlabShape& shape) const;

@@ -105,7 +105,8 @@ template ipc::Status JobService::check(const ClientRecord& client,
                                        const std::vector<ipc::StoreItem>& items) const;
 
 ipc::Status JobService::admit(const ClientRecord& client) const {
-  KVFERRY_TRY(context_.jobs.check_room(client.engine->id()));
+  const std::uint32_t engine = client.engine->id();
+  KVFERRY_TRY(context_.jobs.check_room(engine, waiting_.count(engine)));
   if (has_backlog(client)) {
     return KVFERRY_ERROR(kBusy,
                          "{} completions wait until {} reads them: read, then submit it as a "
@@ -118,7 +119,8 @@ ipc::Status JobService::admit(const ClientRecord& client) const {
 // What a client does not read must not grow for as long as it submits.
 bool JobService::has_backlog(const ClientRecord& client) const {
   const std::uint32_t engine = client.engine->id();
-  return unsent(client.peer.id) + context_.jobs.unfinished(engine) + waiting_.count(engine) >=
+  return unsent(client.peer.id) + context_.jobs.unfinished_of_clients(engine) +
+             waiting_.count(engine) >=
          context_.config.max_jobs_per_engine;
 }
 
@@ -307,6 +309,74 @@ void JobService::wait_for(const ClientRecord& client,
   waiting_.add(std::move(job), std::move(keys), load.items, *load.urgency.due());
 }
 
+// A sequence that is half on the host is of no use: all or nothing, and nothing is evicted for what
+// does not fit.
+ipc::Status JobService::take_slots(const ClientRecord& client,
+                                   const ipc::SwapSequence& swap,
+                                   Job& job) {
+  const std::vector<SlabShape>& shapes = client.engine->config()->shapes;
+  std::map<std::uint32_t, Extent> extents;  // by group
+  for (const ipc::SequenceBlock& item : swap.items) {
+    const auto [extent, is_first] = extents.try_emplace(item.group.value);
+    if (!is_first) ++extent->second.left;
+  }
+  std::vector<PrefixIndex::Wanted> wanted;
+  wanted.reserve(extents.size());
+  for (const auto& [group, extent] : extents) wanted.push_back({shapes[group], extent.left});
+  if (const auto fit = context_.index.fit(wanted, client.account); fit != PrefixIndex::Fit::kFits) {
+    NamespaceAccount::Counters& counters = client.account->counters;
+    ++(fit == PrefixIndex::Fit::kOverLimit ? counters.refused_quota : counters.refused_room);
+    return does_not_fit(client, swap, fit);
+  }
+  for (const ipc::SequenceBlock& item : swap.items) {
+    JobItem taken;
+    taken.group = item.group;
+    taken.block = item.block;
+    taken.sequence_index = item.index;
+    const SlabShape& shape = shapes[item.group.value];
+    taken.host = context_.index.allocate(shape, extents[item.group.value], client.account);
+    if (taken.host == nullptr) {
+      const bool is_over = !client.account->has_room_for(shape.block_bytes());
+      return does_not_fit(client, swap,
+                          is_over ? PrefixIndex::Fit::kOverLimit : PrefixIndex::Fit::kNoRoom);
+    }
+    job.items.push_back(std::move(taken));
+  }
+  return ipc::ok();
+}
+
+ipc::Error JobService::does_not_fit(const ClientRecord& client,
+                                    const ipc::SwapSequence& swap,
+                                    PrefixIndex::Fit why) const {
+  const std::size_t blocks = swap.items.size();
+  if (!context_.index.evicts()) {
+    return KVFERRY_ERROR(kBusy,
+                         "sequence {}: nothing is evicted until the movers of an earlier manager "
+                         "have come: submit it later, as a job of another id",
+                         swap.sequence);
+  }
+  if (why == PrefixIndex::Fit::kOverLimit) {
+    return KVFERRY_ERROR(kNoHostMemory,
+                         "sequence {}: {} blocks do not fit beside what namespace {} has in host "
+                         "memory that cannot be evicted, {} with what can, of a hard limit of {}: "
+                         "drop sequences, or raise its --namespace-quota",
+                         swap.sequence, blocks, client.account->name(),
+                         ipc::format_size(client.account->bytes()),
+                         ipc::format_size(client.account->limits().hard));
+  }
+  if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {
+    return KVFERRY_ERROR(kBusy,
+                         "sequence {}: {} of the host pool's {} are there so far and have no room "
+                         "for {} blocks: submit it later, as a job of another id",
+                         swap.sequence, ipc::format_size(pool.ready_bytes),
+                         ipc::format_size(pool.bytes), blocks);
+  }
+  return KVFERRY_ERROR(kNoHostMemory,
+                       "sequence {}: the host pool has no room for {} blocks beside what is pinned "
+                       "or in use: drop sequences or start a larger pool",
+                       swap.sequence, blocks);
+}
+
 void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& request) {
   const auto swap = ipc::decode<ipc::SwapSequence>(request.body, "SwapSequence");
   if (!swap) {
@@ -326,54 +396,8 @@ void JobService::swap_out(const ClientRecord& client, const ipc::Envelope& reque
     status = admit(client);
   }
   Job job = begin(client, swap->job, swap->generation, JobKind::kSwapOut);
-  std::map<std::uint32_t, Extent> extents;  // by group
-  for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
-    const auto [extent, is_first] = extents.try_emplace(swap->items[i].group.value);
-    if (!is_first) ++extent->second.left;
-  }
-  for (std::size_t i = 0; status && i < swap->items.size(); ++i) {
-    const ipc::SequenceBlock& item = swap->items[i];
-    JobItem taken;
-    taken.group = item.group;
-    taken.block = item.block;
-    taken.sequence_index = item.index;
-    const SlabShape& shape = client.engine->config()->shapes[item.group.value];
-    taken.host = context_.index.allocate(shape, extents[item.group.value], client.account);
-    if (taken.host == nullptr) {
-      // A sequence that is half on the host is of no use: all or nothing.
-      if (!context_.index.evicts()) {
-        status =
-            KVFERRY_ERROR(kBusy,
-                          "sequence {}: nothing is evicted until the movers of an earlier manager "
-                          "have come: submit it later, as a job of another id",
-                          swap->sequence);
-        break;
-      }
-      if (!client.account->has_room_for(shape.block_bytes())) {
-        status = KVFERRY_ERROR(
-            kNoHostMemory,
-            "sequence {}: {} blocks do not fit: namespace {} has {} in host memory that cannot be "
-            "evicted, of a hard limit of {}: drop sequences, or raise its --namespace-quota",
-            swap->sequence, swap->items.size(), client.account->name(),
-            ipc::format_size(client.account->bytes()),
-            ipc::format_size(client.account->limits().hard));
-        break;
-      }
-      if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {
-        status = KVFERRY_ERROR(kBusy,
-                               "sequence {}: {} of the host pool's {} are there so far and have no "
-                               "room for {} blocks: submit it later, as a job of another id",
-                               swap->sequence, ipc::format_size(pool.ready_bytes),
-                               ipc::format_size(pool.bytes), swap->items.size());
-        break;
-      }
-      status = KVFERRY_ERROR(kNoHostMemory,
-                             "sequence {}: the host pool has no room for {} blocks beside what is "
-                             "pinned or in use: drop sequences or start a larger pool",
-                             swap->sequence, swap->items.size());
-      break;
-    }
-    job.items.push_back(std::move(taken));
+  if (status) {
+    status = take_slots(client, *swap, job);
   }
   if (!status) {
     refuse(client, request, swap->job, swap->items.size(), status.error());

@@ -87,6 +87,13 @@ class JobService {
   [[nodiscard]] Job take_offer(const ClientRecord& client,
                                const ipc::OfferStore& offer,
                                const Fills& fills);
+  /// Host blocks for all items of a swap to the host, or an error.
+  [[nodiscard]] ipc::Status take_slots(const ClientRecord& client,
+                                       const ipc::SwapSequence& swap,
+                                       Job& job);
+  [[nodiscard]] ipc::Error does_not_fit(const ClientRecord& client,
+                                        const ipc::SwapSequence& swap,
+                                        PrefixIndex::Fit why) const;
   /// The block that a load names, with that part of it; null: it is not there.
   [[nodiscard]] HostBlockRef acquire(const ipc::BlockKey& key, std::uint32_t part) const;
   [[nodiscard]] static ipc::Status check_parts(const ClientRecord& client,

@@ -25,6 +25,8 @@ std::uint64_t count_failed(const Job& job) {
       job.items.begin(), job.items.end(), [](const JobItem& item) { return item.result != 0; }));
 }
 
+bool is_part(const Job& job) { return job.client_job.value >= kFirstPartId; }
+
 // The answer of a mover that took a job out of its queue because it was told to.
 bool was_never_started(const ipc::MoverJobDone& done) {
   return done.copied.count() == 0 &&
@@ -83,12 +85,13 @@ ipc::Status JobTable::check_id(const ipc::IncarnationId& client, ipc::JobId clie
   return ipc::ok();
 }
 
-ipc::Status JobTable::check_room(std::uint32_t engine) const {
-  if (unfinished(engine) >= limits_.max_jobs_per_engine) {
+ipc::Status JobTable::check_room(std::uint32_t engine, std::size_t waiting) const {
+  const std::size_t jobs = unfinished_of_clients(engine) + waiting;
+  if (jobs >= limits_.max_jobs_per_engine) {
     return KVFERRY_ERROR(kBusy,
                          "{} jobs of this engine are unfinished, the most are {}: submit it "
                          "later, as a job of another id",
-                         unfinished(engine), limits_.max_jobs_per_engine);
+                         jobs, limits_.max_jobs_per_engine);
   }
   return ipc::ok();
 }
@@ -102,7 +105,7 @@ void JobTable::submit(Job job) {
       Transition::kManagerTake,
       {.job = id, .peer = entry.job.client, .detail = entry.job.client_job.value});
   by_client_.emplace(ClientKey{entry.job.client, entry.job.client_job}, id);
-  ++unfinished_[entry.job.engine];
+  unfinished_.add(entry.job.engine, is_part(entry.job));
   ++counters_[entry.job.engine].queued;
   entry.submitted = ports_.now();
   const ipc::TimePoint patience = entry.submitted + limits_.queue_deadline;
@@ -556,10 +559,8 @@ void JobTable::settle() {
     }
     by_client_.erase({job.client, job.client_job});
     // No client ever names a part's id; and theirs are not next to each other.
-    if (job.client_job.value < kFirstPartId) over_before_[job.client].add(job.client_job);
-    if (--unfinished_[engine] == 0) {
-      unfinished_.erase(engine);
-    }
+    if (!is_part(job)) over_before_[job.client].add(job.client_job);
+    unfinished_.remove(engine, is_part(job));
     ports_.finished(job);
     ports_.transitions.record(Transition::kManagerEnd,
                               {.job = id, .peer = job.client, .detail = count_failed(job)});
@@ -578,11 +579,6 @@ void JobTable::settle() {
 JobCounters JobTable::counters(std::uint32_t engine) const {
   const auto at = counters_.find(engine);
   return at == counters_.end() ? JobCounters{} : at->second;
-}
-
-std::size_t JobTable::unfinished(std::uint32_t engine) const {
-  const auto at = unfinished_.find(engine);
-  return at == unfinished_.end() ? 0 : at->second;
 }
 
 void JobTable::cancel_all() {

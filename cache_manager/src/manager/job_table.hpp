@@ -15,6 +15,7 @@
 #include "manager/mover_watch.hpp"
 #include "manager/send_window.hpp"
 #include "manager/sequence_store.hpp"
+#include "manager/unfinished_jobs.hpp"
 
 #include <cstdint>
 #include <deque>
@@ -151,8 +152,9 @@ class JobTable {
 
   /// kAlreadyExists when the client has or had a job of that id.
   [[nodiscard]] ipc::Status check_id(const ipc::IncarnationId& client, ipc::JobId client_job) const;
-  /// kBusy when the engine has too many.
-  [[nodiscard]] ipc::Status check_room(std::uint32_t engine) const;
+  /// kBusy when the engine has too many of its clients' own, with the loads that wait for blocks:
+  /// each of those is one, and its parts are none.
+  [[nodiscard]] ipc::Status check_room(std::uint32_t engine, std::size_t waiting = 0) const;
   /// Takes the job; items without a host block end with the result that they came with.
   /// @pre check_id() and check_room() were ok.
   void submit(Job job);
@@ -210,7 +212,13 @@ class JobTable {
   /// The rank has no mover any more: its link is none of its engine's.
   void drop_share(std::uint32_t engine, ipc::Rank rank);
   [[nodiscard]] std::size_t unfinished() const noexcept { return entries_.size(); }
-  [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const;
+  [[nodiscard]] std::size_t unfinished(std::uint32_t engine) const {
+    return unfinished_.all(engine);
+  }
+  /// Of those, what clients have submitted: no parts.
+  [[nodiscard]] std::size_t unfinished_of_clients(std::uint32_t engine) const {
+    return unfinished_.of_clients(engine);
+  }
   [[nodiscard]] bool is_unfinished(ipc::JobId job) const { return entries_.contains(job); }
   void cancel_all();
 
@@ -281,7 +289,7 @@ class JobTable {
   LinkShares shares_;
   std::vector<LinkShares::Offer> offers_;  ///< Of send_over(), kept for its memory.
   std::set<LinkShares::Lane> held_back_;   ///< Something waits there for room, or for its turn.
-  std::map<std::uint32_t, std::uint32_t> unfinished_;
+  UnfinishedJobs unfinished_;
   std::set<std::pair<ipc::TimePoint, ipc::JobId>> deadlines_;
   std::map<std::uint32_t, JobCounters> counters_;
   std::deque<ipc::JobId> over_;  ///< Finished, to be settled.

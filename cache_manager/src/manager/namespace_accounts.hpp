@@ -24,6 +24,7 @@ struct Partition {
   std::uint64_t soft = 0;      ///< Share; 0: none.
   std::uint64_t expected = 0;  ///< Bytes that it may well have.
   std::uint64_t bytes = 0;     ///< That it has, of which others may take
+  std::uint64_t cached = 0;    ///< Of these, of visible blocks that nobody pins.
   [[nodiscard]] std::uint64_t above_share() const noexcept {
     return bytes > soft ? bytes - soft : 0;
   }
@@ -78,6 +79,8 @@ class NamespaceAccount {
     partition_.bytes -= bytes;
     --blocks_;
   }
+  void begin_cached(std::uint64_t bytes) noexcept { partition_.cached += bytes; }
+  void end_cached(std::uint64_t bytes) noexcept { partition_.cached -= bytes; }
 
   Counters counters;
 
@@ -112,7 +115,7 @@ class NamespaceAccounts {
   /// is_used: those that have nothing in the pool and still have to stay.
   [[nodiscard]] ipc::Result<NamespaceAccount*> open(const std::string& name, const IsUsed& is_used);
   /// Of what is of no namespace that is known.
-  [[nodiscard]] NamespaceAccount& nobody() noexcept { return *nobody_; }
+  [[nodiscard]] NamespaceAccount& nobody() const noexcept { return *nobody_; }
   /// The one of all without a quota comes first.
   [[nodiscard]] const std::vector<std::unique_ptr<Partition>>& partitions() const noexcept {
     return partitions_;

@@ -76,9 +76,17 @@ void PrefixIndex::unmake(Entry& entry) {
   entry = {};
 }
 
-NamespaceAccount& PrefixIndex::account_of(const Entry& entry) {
+NamespaceAccount& PrefixIndex::account_of(const Entry& entry) const {
   NamespaceAccount* account = entry.block->account();
   return account != nullptr ? *account : accounts_.nobody();
+}
+
+void PrefixIndex::begin_cached(const Entry& entry) {
+  account_of(entry).begin_cached(pool_.shape(entry.block->slot()).block_bytes());
+}
+
+void PrefixIndex::end_cached(const Entry& entry) {
+  account_of(entry).end_cached(pool_.shape(entry.block->slot()).block_bytes());
 }
 
 BlockUse PrefixIndex::use_of(const Entry& entry) {
@@ -94,6 +102,7 @@ void PrefixIndex::give_id(Entry& entry) {
     free_ids_.pop_back();
     entries_[entry.id] = &entry;
   }
+  begin_cached(entry);
   // Blocks of several shapes share the pool; by the first one it is known how many that holds.
   const Partition& partition = account_of(entry).partition();
   const std::uint64_t bytes = pool_.shape(entry.block->slot()).block_bytes();
@@ -237,6 +246,7 @@ bool PrefixIndex::pin(const ipc::IncarnationId& client, const ipc::BlockKey& key
   if (entry->pins == nullptr) {
     entry->pins = std::make_unique<Pins>();
     ++stats_.pinned;
+    end_cached(*entry);
     order_.hold(entry->id);
   }
   ++(*entry->pins)[client];
@@ -283,6 +293,7 @@ void PrefixIndex::unpin_entry(Entry& entry, const ipc::IncarnationId& client, bo
   if (entry.pins->empty()) {
     entry.pins.reset();
     --stats_.pinned;
+    begin_cached(entry);
     order_.let_go(entry.id);
   }
 }
@@ -485,6 +496,7 @@ void PrefixIndex::leave_slab(Entry& entry) {
 void PrefixIndex::erase(Entry& entry) {
   if (is_reserved(entry)) let_go_before(tokens_.at(entry.token));
   if (entry.id != kNoEntry) {
+    if (entry.pins == nullptr) end_cached(entry);
     order_.leave(entry.id);
     entries_[entry.id] = nullptr;
     free_ids_.push_back(entry.id);

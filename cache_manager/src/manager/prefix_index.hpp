@@ -151,6 +151,20 @@ class PrefixIndex {
   [[nodiscard]] HostBlockRef allocate(const SlabShape& shape,
                                       Extent& extent,
                                       NamespaceAccount* account = nullptr);
+  /// Blocks of one shape that are wanted together.
+  struct Wanted {
+    SlabShape shape;
+    std::uint64_t blocks = 0;
+  };
+  enum class Fit : std::uint8_t {
+    kFits,
+    kOverLimit,  ///< Of the namespace's hard limit, whatever it evicted.
+    kNoRoom      ///< In the pool, whatever went for the namespace's sake.
+  };
+  /// Whether allocate() could give all of these, each shape named once; nothing is evicted.
+  /// Whoever wants all or none asks first. What fits may still turn out not to, by less than slabs
+  /// lose at their ends and, of a namespace within its soft share, by what others have of theirs.
+  [[nodiscard]] Fit fit(std::span<const Wanted> wanted, NamespaceAccount* account = nullptr) const;
   /// Evicts for blocks of the shape that may come; false: nothing can go, or must not.
   [[nodiscard]] bool evict_ahead(const SlabShape& shape);
   /// For which blocks were allocated lately, the last one last; a few of them.
@@ -297,7 +311,10 @@ class PrefixIndex {
     return entry.id != kNoEntry && entry.pins == nullptr && entry.awaited_by == 0 &&
            entry.block.use_count() == 1;
   }
-  [[nodiscard]] NamespaceAccount& account_of(const Entry& entry);
+  [[nodiscard]] NamespaceAccount& account_of(const Entry& entry) const;
+  /// A visible block that nobody pins, from now on, and not any more.
+  void begin_cached(const Entry& entry);
+  void end_cached(const Entry& entry);
   void retain(Entry& entry, const ipc::Retention& retention);
   [[nodiscard]] static BlockUse use_of(const Entry& entry);
   void give_id(Entry& entry);
@@ -336,6 +353,7 @@ class PrefixIndex {
     /// Nobody is above its share: it may take of those that have a larger part of theirs.
     bool is_level = false;
   };
+  class Fitting;  ///< Of fit().
   void note_shape(const SlabShape& shape);
   [[nodiscard]] bool make_room_in(NamespaceAccount& account,
                                   const SlabShape& shape,
@@ -347,6 +365,10 @@ class PrefixIndex {
   [[nodiscard]] bool evict_of(const Partition& partition, const Need& need);
   /// Bytes that may go of it.
   [[nodiscard]] static std::uint64_t allowance(const Partition& partition, const Need& need);
+  /// What the partition has beyond the part of its share that `bytes` are of the other's.
+  [[nodiscard]] static std::uint64_t above_level(const Partition& partition,
+                                                 const Partition& other,
+                                                 std::uint64_t bytes);
   struct Ranked {
     double rank = 0;
     std::size_t place = 0;  ///< Decides among equals.

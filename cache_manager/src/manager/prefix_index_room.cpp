@@ -144,10 +144,16 @@ std::uint64_t PrefixIndex::allowance(const Partition& partition, const Need& nee
   const Partition* own = need.account == nullptr ? nullptr : &need.account->partition();
   if (&partition == own) return std::numeric_limits<std::uint64_t>::max();
   if (!need.is_level || partition.soft == 0) return partition.above_share();
-  // As much of its share as the other one then has of its own stays.
-  const auto bytes = static_cast<double>(own->bytes + need.bytes);
-  const double level = bytes / static_cast<double>(own->soft) * static_cast<double>(partition.soft);
-  const double spare = static_cast<double>(partition.bytes) - level;
+  return above_level(partition, *own, own->bytes + need.bytes);
+}
+
+// As much of its share as the other one then has of its own stays.
+std::uint64_t PrefixIndex::above_level(const Partition& partition,
+                                       const Partition& other,
+                                       std::uint64_t bytes) {
+  const double part = static_cast<double>(bytes) / static_cast<double>(other.soft);
+  const double spare =
+      static_cast<double>(partition.bytes) - part * static_cast<double>(partition.soft);
   return spare <= 0 ? 0 : static_cast<std::uint64_t>(spare);
 }
 

@@ -12,6 +12,7 @@
 #include "manager/manager_core.hpp"
 #include "manager/pool_catalogue.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -114,14 +116,40 @@ constexpr auto kAskKeepers = std::chrono::seconds(3);
 struct Candidate {
   ipc::KeptPool kept;
   std::unique_ptr<PoolCatalogue> catalogue;  ///< Null: it cannot be used.
+  std::string flaw;                          ///< Why not.
 };
 
+// Sizes that differ by little look alike when they are rounded.
+std::string exact(std::uint64_t bytes) {
+  return fmt::format("{} ({} bytes)", ipc::format_size(bytes), bytes);
+}
+
 Candidate examine(ipc::KeptPool kept, const HostPool::Stats& pool) {
-  auto catalogue = PoolCatalogue::open(kept.memory, pool);
-  if (catalogue) return {std::move(kept), std::move(catalogue).value()};
-  ipc::log_warn("a pool that {} keeps cannot be used: {}", kept.holder,
-                catalogue.error().to_string());
-  return {std::move(kept), nullptr};
+  std::string flaw;
+  if (kept.memory.pool_bytes == pool.bytes) {
+    auto catalogue = PoolCatalogue::open(kept.memory, pool);
+    if (catalogue) return {std::move(kept), std::move(catalogue).value(), {}};
+    flaw = catalogue.error().to_string();
+  } else {
+    flaw = fmt::format(
+        "it has {}, this manager's --host-memory makes {}, and only a manager with the same "
+        "--host-memory takes a pool over",
+        exact(kept.memory.pool_bytes), exact(pool.bytes));
+  }
+  ipc::log_warn("a pool that {} keeps cannot be used: {}", kept.holder, flaw);
+  return {std::move(kept), nullptr, std::move(flaw)};
+}
+
+void throw_away(const Candidate& one, const ipc::Deadline& deadline) {
+  if (const ipc::Status dropped = ipc::drop_kept_pool(one.kept, deadline); !dropped) {
+    ipc::log_warn("{} keeps a pool that nobody wants: {}", one.kept.holder,
+                  dropped.error().to_string());
+    return;
+  }
+  ipc::log_warn(
+      "the pool of {} that {} kept is thrown away, and with it all blocks that it had: {}",
+      exact(one.kept.memory.pool_bytes), one.kept.holder,
+      one.catalogue == nullptr ? one.flaw : "another one was served from after it");
 }
 
 /// What an earlier manager of the instance left with those that copied for it. Of several the one
@@ -167,11 +195,7 @@ KeptMemory take_kept_pool(const ipc::RuntimeDir& dir,
     if (ipc::Status good = may_make(kept_bytes); !good) throw ipc::Exception(good.error());
   }
   for (const Candidate& other : found) {
-    if (other.kept.memory.id == chosen) continue;
-    if (const ipc::Status dropped = ipc::drop_kept_pool(other.kept, deadline); !dropped) {
-      ipc::log_warn("{} keeps a pool that nobody wants: {}", other.kept.holder,
-                    dropped.error().to_string());
-    }
+    if (other.kept.memory.id != chosen) throw_away(other, deadline);
   }
   return taken;
 }

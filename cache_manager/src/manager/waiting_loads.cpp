@@ -37,21 +37,24 @@ void WaitingLoads::add(Job job,
     waits_.emplace(load.keys[i], Wait{id, i});
     all.push_back(i);
   }
-  submit_part(id, load, all);
+  take(id, load, all);
   end_if_over(id);  // of no items
   arm();
 }
 
-void WaitingLoads::stored(const ipc::BlockKey& key, const ipc::Digest& /*before*/) {
-  const auto [first, last] = waits_.equal_range(key);
-  if (first == last) return;
-  // Not from within the index: a part takes its slots there.
+// Not from within the index or the job table: a part takes its slots there, and goes there.
+std::vector<std::uint32_t>& WaitingLoads::ready(LoadId id) {
   if (ready_.empty()) {
     loop_.post([this, living = is_living_] {
       if (*living) flush();
     });
   }
-  for (auto at = first; at != last; ++at) ready_[at->second.first].push_back(at->second.second);
+  return ready_[id];
+}
+
+void WaitingLoads::stored(const ipc::BlockKey& key, const ipc::Digest& /*before*/) {
+  const auto [first, last] = waits_.equal_range(key);
+  for (auto at = first; at != last; ++at) ready(at->second.first).push_back(at->second.second);
 }
 
 void WaitingLoads::flush() {
@@ -60,17 +63,21 @@ void WaitingLoads::flush() {
     const auto at = loads_.find(node.key());
     if (at == loads_.end()) continue;
     const LoadId id = at->first;
-    submit_part(id, at->second, node.mapped());
+    take(id, at->second, node.mapped());
     end_if_over(id);
   }
 }
 
+void WaitingLoads::forget_wait(LoadId id, const Load& load, std::uint32_t item) {
+  const auto [first, last] = waits_.equal_range(load.keys[item]);
+  const auto wait = std::find_if(first, last, [&](const auto& entry) {
+    return entry.second == Wait{id, item};
+  });
+  if (wait != last) waits_.erase(wait);
+}
+
 // A block may have gone again since it was stored: then it is waited for once more.
-void WaitingLoads::submit_part(LoadId id, Load& load, const std::vector<std::uint32_t>& items) {
-  Job part = load.job;
-  part.items.clear();
-  part.client_job = ipc::JobId{next_part_++};
-  std::vector<std::uint32_t> taken;
+void WaitingLoads::take(LoadId id, Load& load, const std::vector<std::uint32_t>& items) {
   for (const std::uint32_t i : items) {
     if (!load.is_missing[i]) continue;
     JobItem item = load.job.items[i];
@@ -78,22 +85,25 @@ void WaitingLoads::submit_part(LoadId id, Load& load, const std::vector<std::uin
     if (item.host == nullptr && item.result == 0) continue;
     load.is_missing[i] = false;
     --load.missing;
-    const auto [first, last] = waits_.equal_range(load.keys[i]);
-    const auto wait = std::find_if(first, last, [&](const auto& entry) {
-      return entry.second == Wait{id, i};
-    });
-    if (wait != last) waits_.erase(wait);
+    forget_wait(id, load, i);
     if (item.host == nullptr) {
       load.job.items[i].result = item.result;
       if (load.job.message.empty()) load.job.message = "some units were stored without these parts";
       continue;
     }
-    part.items.push_back(std::move(item));
-    taken.push_back(i);
+    load.held.push_back(i);
+    load.held_items.push_back(std::move(item));
   }
-  if (taken.empty()) return;
+  submit_held(id, load);
+}
+
+void WaitingLoads::submit_held(LoadId id, Load& load) {
+  if (load.held.empty() || load.parts.size() >= kMostParts) return;
+  Job part = load.job;
+  part.items = std::exchange(load.held_items, {});
+  part.client_job = ipc::JobId{next_part_++};
   by_part_.emplace(std::pair{part.client, part.client_job}, id);
-  load.parts.emplace(part.client_job, std::move(taken));
+  load.parts.emplace(part.client_job, std::exchange(load.held, {}));
   ports_.submit(std::move(part));
 }
 
@@ -110,6 +120,7 @@ void WaitingLoads::part_ended(const Job& part) {
   }
   load.job.bytes += part.bytes;
   if (load.job.message.empty()) load.job.message = part.message;
+  if (!load.held.empty()) (void)ready(id);
   end_if_over(id);
 }
 
@@ -118,19 +129,18 @@ void WaitingLoads::stop_waiting(LoadId id, Load& load, const ipc::Error& error) 
     if (!load.is_missing[i]) continue;
     load.is_missing[i] = false;
     load.job.items[i].result = result_of(error.code);
-    const auto [first, last] = waits_.equal_range(load.keys[i]);
-    const auto wait = std::find_if(first, last, [&](const auto& entry) {
-      return entry.second == Wait{id, i};
-    });
-    if (wait != last) waits_.erase(wait);
+    forget_wait(id, load, i);
   }
-  if (load.missing > 0 && load.job.message.empty()) load.job.message = error.message;
+  for (const std::uint32_t i : load.held) load.job.items[i].result = result_of(error.code);
+  if (load.has_unsubmitted() && load.job.message.empty()) load.job.message = error.message;
   load.missing = 0;
+  load.held.clear();
+  load.held_items.clear();
 }
 
 void WaitingLoads::end_if_over(LoadId id) {
   const auto at = loads_.find(id);
-  if (at == loads_.end() || at->second.missing > 0 || !at->second.parts.empty()) return;
+  if (at == loads_.end() || at->second.has_unsubmitted() || !at->second.parts.empty()) return;
   const Load load = std::move(at->second);
   loads_.erase(at);
   by_client_.erase({load.job.client, load.job.client_job});
@@ -173,7 +183,7 @@ void WaitingLoads::drop_client(const ipc::IncarnationId& client) {
 void WaitingLoads::fail_waiting(std::uint32_t engine, const ipc::Error& error) {
   std::vector<LoadId> failed;
   for (auto& [id, load] : loads_) {
-    if (load.job.engine != engine || load.missing == 0) continue;
+    if (load.job.engine != engine || !load.has_unsubmitted()) continue;
     stop_waiting(id, load, error);
     failed.push_back(id);
   }
@@ -208,9 +218,14 @@ void WaitingLoads::expire() {
     deadlines_.erase(deadlines_.begin());
     Load& load = loads_.at(id);
     const std::size_t missing = load.missing;
-    stop_waiting(id, load,
-                 KVFERRY_ERROR(kTimeout, "job {}: {} blocks were not stored in time: compute them",
-                               load.job.client_job.value, missing));
+    const std::size_t held = load.held.size();
+    stop_waiting(
+        id, load,
+        missing > 0
+            ? KVFERRY_ERROR(kTimeout, "job {}: {} blocks were not stored in time: compute them",
+                            load.job.client_job.value, missing)
+            : KVFERRY_ERROR(kTimeout, "job {}: {} blocks were not copied in time: compute them",
+                            load.job.client_job.value, held));
     end_if_over(id);
   }
   arm();

@@ -24,10 +24,14 @@ namespace kvferry::cache_manager {
 
 /// Loads of blocks that somebody is storing, or is about to. What is there is copied at once, each
 /// other block when it has been stored, as parts that are jobs of their own; the client is answered
-/// once, when all have ended. What has not been stored until then ends as kTimeout.
+/// once, when all have ended. What has not been stored until then ends as kTimeout. Of one load few
+/// parts are under way at a time: what is stored meanwhile is held, so that it stays, and goes
+/// together when one of them has ended.
 /// @threading the loop's thread. @lifetime the loop outlives it.
 class WaitingLoads final : public PrefixObserver {
  public:
+  static constexpr std::size_t kMostParts = 4;
+
   struct Ports {
     /// The slot of a visible block, and what it is checked against; null: it is not there.
     /// Null with a result in the item: it will not come.
@@ -57,7 +61,7 @@ class WaitingLoads final : public PrefixObserver {
     return by_client_.contains({client, job});
   }
   [[nodiscard]] static bool is_part(ipc::JobId job) noexcept { return job.value >= kFirstPartId; }
-  /// A part has ended; its places are free.
+  /// A part has ended; its places are free. Submits nothing yet.
   void part_ended(const Job& part);
   /// False when there is none.
   bool cancel(const ipc::IncarnationId& client, ipc::JobId job);
@@ -81,14 +85,24 @@ class WaitingLoads final : public PrefixObserver {
     std::size_t missing = 0;  ///< Items that wait to be stored.
     std::vector<bool> is_missing;
     std::map<ipc::JobId, std::vector<std::uint32_t>> parts;  ///< Under way: their items.
+    /// The next part: which items, and what they are.
+    std::vector<std::uint32_t> held;
+    std::vector<JobItem> held_items;
+
+    [[nodiscard]] bool has_unsubmitted() const noexcept { return missing > 0 || !held.empty(); }
     ipc::TimePoint until;
   };
   using ClientKey = std::pair<ipc::IncarnationId, ipc::JobId>;
   using Wait = std::pair<LoadId, std::uint32_t>;
 
-  /// Those of the items that are there now, as a part.
-  void submit_part(LoadId id, Load& load, const std::vector<std::uint32_t>& items);
-  /// Submits what has become visible.
+  /// Holds those of the items that are there now, and submits what is held if it may.
+  void take(LoadId id, Load& load, const std::vector<std::uint32_t>& items);
+  void submit_held(LoadId id, Load& load);
+  void forget_wait(LoadId id, const Load& load, std::uint32_t item);
+  /// Of the load, to be looked at in flush(). Others than the loop may be in the middle of
+  /// something.
+  [[nodiscard]] std::vector<std::uint32_t>& ready(LoadId id);
+  /// Takes what has become visible.
   void flush();
   void stop_waiting(LoadId id, Load& load, const ipc::Error& error);
   void end_if_over(LoadId id);

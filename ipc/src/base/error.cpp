@@ -59,8 +59,7 @@ Error make_errno_error(int errno_value, std::string what, const char* file, int 
     case EACCES:
     case EPERM:
     case EROFS: code = ErrorCode::kPermission; break;
-    case ENOMEM:
-    case ENOSPC: code = ErrorCode::kNoHostMemory; break;
+    case ENOMEM: code = ErrorCode::kNoHostMemory; break;
     case ENOENT: code = ErrorCode::kNotFound; break;
     default: break;
   }

@@ -234,6 +234,94 @@ TEST_F(ManagerHandOverTest, ManyLoadsMayWaitForOneBlock) {
   }
 }
 
+TEST_F(ManagerHandOverTest, HoweverManyPartsALoadHasItIsOneJobOfItsEngine) {
+  max_jobs_ = 2;
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_TRUE(await_load(7, {1, 2, 3, 4, 5, 6}).has_value());
+  for (std::uint32_t block = 1; block <= 6; ++block) {
+    ASSERT_NO_FATAL_FAILURE(store(block, block));
+  }
+  // Its movers have not done anything yet.
+  const auto load = [this](std::uint64_t job, std::uint32_t block) {
+    ipc::SubmitLoad submit;
+    submit.job = JobId{job};
+    submit.generation = decode_state_.generation;
+    submit.items.push_back({kMain, BlockId{block}, key(1)});
+    ASSERT_TRUE(decode_->call<ipc::Empty>(MessageKind::kSubmitLoad, submit).has_value());
+  };
+  ASSERT_NO_FATAL_FAILURE(load(8, 10));
+  EXPECT_FALSE(decode_->has(MessageKind::kJobDone)) << "one more is taken";
+  ASSERT_NO_FATAL_FAILURE(load(9, 11));
+  const ipc::JobDone busy = loaded();
+  EXPECT_EQ(busy.job.value, 9U);
+  EXPECT_THAT(busy.results, ElementsAre(code(ErrorCode::kBusy)));
+  EXPECT_THAT(busy.message, testing::HasSubstr("2 jobs of this engine are unfinished"));
+}
+
+TEST_F(ManagerHandOverTest, WhatIsStoredWhileSomePartsAreUnderWayGoesTogetherAfterThem) {
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_TRUE(await_load(7, {1, 2, 3, 4, 5, 6, 7}).has_value());
+  for (std::uint32_t block = 1; block <= 7; ++block) {
+    ASSERT_NO_FATAL_FAILURE(store(block, block));
+  }
+  EXPECT_EQ(movers_load(), 1U);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(movers_load(), 1U);
+  EXPECT_EQ(movers_load(), 3U) << "held until the first part had ended";
+  EXPECT_THAT(loaded().results, testing::AllOf(testing::SizeIs(7), Each(0)));
+}
+
+// What is held has a reader to come.
+TEST_F(ManagerHandOverTest, WhatIsHeldIsNotEvicted) {
+  pool_bytes_ = 256ULL << 10U;  // 16 host blocks.
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_TRUE(await_load(7, {1, 2, 3, 4, 5, 6}).has_value());
+  for (std::uint32_t block = 1; block <= 6; ++block) {
+    ASSERT_NO_FATAL_FAILURE(store(block, block));
+  }
+  std::vector<ipc::StoreKey> others;
+  for (std::uint64_t i = 0; i < 16; ++i) others.push_back({kMain, key(100 + i)});
+  const auto reply = client_->call<ipc::ReserveStoreReply>(
+      MessageKind::kReserveStore, ipc::ReserveStore{others, state_.weights});
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->slots.at(9).outcome, ipc::ReserveOutcome::kReserved);
+  EXPECT_EQ(reply->slots.at(10).outcome, ipc::ReserveOutcome::kFull);
+  EXPECT_EQ(status()["index"]["blocks"], 6);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(movers_load(), 1U);
+  EXPECT_EQ(movers_load(), 2U);
+  EXPECT_THAT(loaded().results, testing::AllOf(testing::SizeIs(6), Each(0)));
+}
+
+TEST_F(ManagerHandOverTest, WhatIsHeldWhenTheTimeIsOverIsNotLoadedAnyMore) {
+  constexpr std::chrono::milliseconds kPatience{1500};
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_TRUE(await_load(7, {1, 2, 3, 4, 5, 6}, kPatience).has_value());
+  for (std::uint32_t block = 1; block <= 6; ++block) {
+    ASSERT_NO_FATAL_FAILURE(store(block, block));
+  }
+  // One that ends later says that the first one's time is over.
+  ASSERT_TRUE(await_load(8, {404}, kPatience).has_value());
+  EXPECT_EQ(loaded().job.value, 8U);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(movers_load(), 1U) << "they had begun";
+  const ipc::JobDone done = loaded();
+  EXPECT_THAT(done.results,
+              ElementsAre(0, 0, 0, 0, code(ErrorCode::kTimeout), code(ErrorCode::kTimeout)));
+  EXPECT_THAT(done.message, testing::HasSubstr("2 blocks were not copied in time"));
+  EXPECT_FALSE(decode_movers_[0]->has(MessageKind::kMoverJob));
+}
+
+TEST_F(ManagerHandOverTest, ACancelEndsWhatIsHeld) {
+  ASSERT_NO_FATAL_FAILURE(start_both());
+  ASSERT_TRUE(await_load(7, {1, 2, 3, 4, 5, 6}).has_value());
+  for (std::uint32_t block = 1; block <= 6; ++block) {
+    ASSERT_NO_FATAL_FAILURE(store(block, block));
+  }
+  ASSERT_TRUE(decode_->call<ipc::Empty>(MessageKind::kCancel, ipc::CancelJob{JobId{7}}));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(movers_load(), 1U) << "they had begun";
+  EXPECT_THAT(loaded().results,
+              ElementsAre(0, 0, 0, 0, code(ErrorCode::kCancelled), code(ErrorCode::kCancelled)));
+  EXPECT_FALSE(decode_movers_[0]->has(MessageKind::kMoverJob));
+}
+
 // Their ids are not next to each other, and are no ids of the client's jobs.
 TEST_F(ManagerHandOverTest, ThousandsOfPartsLeaveTheClientsOwnIdsToIt) {
   ASSERT_NO_FATAL_FAILURE(start_both());

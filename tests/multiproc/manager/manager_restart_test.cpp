@@ -362,6 +362,20 @@ TEST_F(ManagerRestartTest, APoolOfAnotherFormatIsLetGo) {
   (void)place_of_store(1, 3);
 }
 
+TEST_F(ManagerRestartTest, APoolOfAnotherSizeIsThrownAwayAndTheLogSaysWhatWentAndWhy) {
+  (void)place_of_store(1, 3);
+  ASSERT_NO_FATAL_FAILURE(kill_manager());
+  pool_bytes_ /= 2;
+  ASSERT_NO_FATAL_FAILURE(start_manager());
+  EXPECT_TRUE(kept().is_null());
+  EXPECT_TRUE(keeper_->has_dropped());
+  EXPECT_EQ(status()["pool"]["blocks"], 0);
+  EXPECT_THAT(manager_->stderr_text(),
+              testing::ContainsRegex(" W manager the pool of 4.00 MiB .4194304 bytes. that .* kept "
+                                     "is thrown away, and with it all blocks that it had: .* "
+                                     "--host-memory makes 2.00 MiB .2097152 bytes."));
+}
+
 TEST_F(ManagerRestartTest, AManagerThatCannotHaveItsMemoryLeavesThePoolToTheNext) {
   (void)place_of_store(1, 3);
   ASSERT_NO_FATAL_FAILURE(kill_manager());

@@ -183,5 +183,36 @@ TEST_F(ManagerSequencesTest, SequencesAndBlocksOfAnEarlierGeometryAreNeverReadAn
   EXPECT_THAT(done->results, ElementsAre(code(ErrorCode::kInvalidArgument)));
 }
 
+TEST_F(ManagerSequencesTest, ASequenceThatDoesNotFitEvictsNothingHoweverOftenItIsTried) {
+  pool_bytes_ = 256ULL << 10U;  // 16 host blocks.
+  ASSERT_NO_FATAL_FAILURE(start_engine());
+  for (const std::uint64_t cached : {1U, 2U, 3U, 4U}) {
+    ASSERT_NO_FATAL_FAILURE(store(cached, static_cast<std::uint32_t>(cached)));
+  }
+  const auto ask = [this](std::uint64_t job, std::uint64_t sequence, std::uint32_t blocks) {
+    ipc::SwapSequence wanted{JobId{job}, state_.generation, sequence, {}};
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      wanted.items.push_back({GroupId{0}, BlockId{i}, i});
+    }
+    client_->notify(MessageKind::kSwapOut, wanted);
+  };
+  ask(1, 1, 12);
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  ASSERT_THAT(wait_done().results, testing::Each(0));
+  // Of a sequence that is there already the old blocks stay until the new ones are whole.
+  for (const std::uint64_t sequence : {2U, 2U, 1U}) {
+    ask(1 + next_job_++, sequence, 5);
+    const ipc::JobDone refused = wait_done();
+    EXPECT_THAT(refused.results, testing::Each(code(ErrorCode::kNoHostMemory)));
+    EXPECT_THAT(refused.message, testing::HasSubstr("no room for 5 blocks"));
+    ASSERT_EQ(status()["index"]["evicted"], 0);
+  }
+  EXPECT_EQ(status()["index"]["blocks"], 4);
+  ask(1 + next_job_++, 1, 4);
+  ASSERT_NO_FATAL_FAILURE(movers_finish());
+  EXPECT_THAT(wait_done().results, testing::Each(0));
+  EXPECT_EQ(status()["index"]["evicted"], 4);
+}
+
 }  // namespace
 }  // namespace kvferry::test

@@ -69,6 +69,11 @@ class EvictionPolicy {
   void erase(EntryId id);
   /// Chooses a block, and forgets that it is cached; nothing where none may go.
   [[nodiscard]] std::optional<EntryId> evict(const MayEvict& may_evict);
+  /// Whether to go on.
+  using Visit = std::function<bool(EntryId)>;
+  /// The blocks that evict() could choose one after another until none is left, each behind what
+  /// continues it, and otherwise in no order. Nothing changes.
+  void visit_evictable(const MayEvict& may_evict, const Visit& visit) const;
 
   [[nodiscard]] bool has(EntryId id) const noexcept {
     return id < blocks_.size() && blocks_[id].cached;

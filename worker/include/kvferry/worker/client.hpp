@@ -470,14 +470,16 @@ class Client {
   /// The same for blocks that another engine of the same model and weights is storing, or is about
   /// to, on this host: a prefill's, for the decode that goes on with them. Each block is copied
   /// when every rank has stored it; the completion comes when all have, or at `until`, when those
-  /// that were not stored end with kTimeout. What is there goes at once.
+  /// that were not stored, or not begun to be copied, end with kTimeout. What is there goes at
+  /// once.
   [[nodiscard]] Result<JobId> submit_load_when_stored(std::span<const LoadItem> items,
                                                       std::uint8_t priority,
                                                       ipc::TimePoint until);
   /// A running sequence by its owner's handle: survives a weights update, is never indexed.
   /// Swapping out under a handle that is taken replaces the blocks of the indices named. All blocks
-  /// or none: kNoHostMemory when eviction cannot make room for them, kBusy while the host pool is
-  /// still being filled and has no room for them yet.
+  /// or none, and nothing is evicted for those that could not fit: kNoHostMemory when eviction
+  /// cannot make room for them, kBusy while the host pool is still being filled and has no room for
+  /// them yet. The blocks that they replace stay until then, and are no room for them.
   [[nodiscard]] Result<JobId> swap_out(std::uint64_t sequence, std::span<const SequenceItem> items);
   /// Per block kNotFound: never swapped out, or dropped; kGeometryMismatch: by workers of another
   /// geometry. The sequence stays on the host. Goes as a load of priority Urgency::kOrdinary.

@@ -27,7 +27,7 @@ enum class ErrorCode : std::uint8_t {
   kStaleEpoch,           ///< It names a session, epoch or request that is no longer current.
   kNotReady,             ///< The cache is cleared, clearing or not yet attached; wait for Ready.
   kNoDeviceMemory,       ///< The device refused an allocation.
-  kNoHostMemory,         ///< The host pool, /dev/shm or the kernel refused memory.
+  kNoHostMemory,         ///< The host pool or the kernel refused memory.
   kQuarantined,          ///< Done, but memory is held until a named peer lets go of it.
   kCancelled,            ///< The caller, or a shutdown, cancelled it.
   kSystem,               ///< A system call failed; native_code is errno.
@@ -78,6 +78,7 @@ namespace detail {
   ::kvferry::ipc::detail::make_error(::kvferry::ipc::ErrorCode::code_, ::fmt::format(__VA_ARGS__), \
                                      __FILE__, __LINE__)
 
-/// Builds an Error from errno; maps EACCES/EPERM, ENOMEM/ENOSPC and ENOENT to their own codes.
+/// Builds an Error from errno; maps EACCES/EPERM/EROFS, ENOMEM and ENOENT to their own codes. Not
+/// ENOSPC: a full file system is kSystem; where shared memory is meant, its maker says so.
 #define KVFERRY_ERRNO(...) \
   ::kvferry::ipc::detail::make_errno_error(errno, ::fmt::format(__VA_ARGS__), __FILE__, __LINE__)
