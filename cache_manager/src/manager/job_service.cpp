@@ -356,13 +356,13 @@ ipc::Error JobService::does_not_fit(const ClientRecord& client,
                          swap.sequence);
   }
   if (why == PrefixIndex::Fit::kOverLimit) {
-    return KVFERRY_ERROR(kNoHostMemory,
-                         "sequence {}: {} blocks do not fit beside what namespace {} has in host "
-                         "memory that cannot be evicted, {} with what can, of a hard limit of {}: "
-                         "drop sequences, or raise its --namespace-quota",
-                         swap.sequence, blocks, client.account->name(),
-                         ipc::format_size(client.account->bytes()),
-                         ipc::format_size(client.account->limits().hard));
+    return KVFERRY_ERROR(
+        kNoHostMemory,
+        "sequence {}: {} blocks do not fit: namespace {} has {} in host memory, of "
+        "a hard limit of {}, and too little of that can be evicted: drop "
+        "sequences, or raise its --namespace-quota",
+        swap.sequence, blocks, client.account->name(), ipc::format_size(client.account->bytes()),
+        ipc::format_size(client.account->limits().hard));
   }
   if (const HostPool::Stats pool = context_.pool.stats(); pool.is_filling()) {
     return KVFERRY_ERROR(kBusy,
