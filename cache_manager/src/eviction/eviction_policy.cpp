@@ -134,11 +134,15 @@ void EvictionPolicy::let_go(EntryId id) {
   unblock(id);
 }
 
-void EvictionPolicy::visit_evictable(const MayEvict& may_evict, const Visit& visit) const {
+void EvictionPolicy::visit_evictable(const MayEvict& may_evict,
+                                     const Visit& visit,
+                                     std::size_t& looks) const {
   std::unordered_map<EntryId, std::uint32_t> blockers;  // Left, of blocks that have several.
-  for (std::size_t place = 0; place < blocks_.size(); ++place) {
+  for (std::size_t place = 0; place < blocks_.size() && looks > 0; ++place) {
+    --looks;
     if (!blocks_[place].cached || blocks_[place].blockers > 0) continue;
-    for (auto id = static_cast<EntryId>(place); id != kNoEntry && may_evict(id);) {
+    for (auto id = static_cast<EntryId>(place); id != kNoEntry && looks > 0 && may_evict(id);) {
+      --looks;
       if (!visit(id)) return;
       const EntryId parent = parent_of(id);
       if (parent != kNoEntry && blocks_[parent].blockers > 1 &&

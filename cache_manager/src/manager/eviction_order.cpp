@@ -100,12 +100,13 @@ std::optional<EntryId> EvictionOrder::evict(std::uint32_t partition,
 
 void EvictionOrder::visit_evictable(std::uint32_t partition,
                                     const EvictionPolicy::MayEvict& may_evict,
-                                    const EvictionPolicy::Visit& visit) const {
+                                    const EvictionPolicy::Visit& visit,
+                                    std::size_t& looks) const {
   const auto known = parts_.find(partition);
   if (known == parts_.end()) return;
   const Part& part = known->second;
   part.policy->visit_evictable([&](EntryId place) { return may_evict(part.entries[place]); },
-                               [&](EntryId place) { return visit(part.entries[place]); });
+                               [&](EntryId place) { return visit(part.entries[place]); }, looks);
 }
 
 void EvictionOrder::retain(EntryId id, const Kept& kept) {

@@ -59,7 +59,8 @@ class EvictionOrder {
   /// As the policy's, of that partition.
   void visit_evictable(std::uint32_t partition,
                        const EvictionPolicy::MayEvict& may_evict,
-                       const EvictionPolicy::Visit& visit) const;
+                       const EvictionPolicy::Visit& visit,
+                       std::size_t& looks) const;
 
   /// @pre it has been used
   void retain(EntryId id, const Kept& kept);

@@ -7,6 +7,13 @@
 #include <limits>
 
 namespace kvferry::cache_manager {
+namespace {
+
+/// A manager that looks at millions of blocks answers nobody meanwhile. Where so many do not tell
+/// it is taken to fit, and found out by eviction: a few ms.
+constexpr std::size_t kMostLooks = std::size_t{1} << 18U;
+
+}  // namespace
 
 /// Adds up what there is and what could go, until that suffices.
 class PrefixIndex::Fitting {
@@ -38,7 +45,7 @@ class PrefixIndex::Fitting {
   void add_blocks();
   void add_blocks_of(const Partition& partition);
   void add_slabs();
-  [[nodiscard]] bool can_go(std::uint32_t slab, const SlabEntries& held) const;
+  [[nodiscard]] bool can_go(std::uint32_t slab, const SlabEntries& held);
   [[nodiscard]] Fit verdict() const;
 
   const PrefixIndex& index_;
@@ -46,8 +53,9 @@ class PrefixIndex::Fitting {
   std::vector<Share> shares_;
   std::uint64_t wanted_bytes_ = 0;
   std::uint64_t least_block_ = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t over_limit_ = 0;  ///< Bytes of its own that have to go for the hard limit,
-  std::uint64_t own_bytes_ = 0;   ///< and those that can.
+  std::uint64_t over_limit_ = 0;    ///< Bytes of its own that have to go for the hard limit,
+  std::uint64_t own_bytes_ = 0;     ///< and those that can.
+  std::size_t looks_ = kMostLooks;  ///< Left.
   double free_pages_ = 0;
   double other_pages_ = 0;  ///< Of slabs of no wanted shape that could go.
 };
@@ -139,14 +147,16 @@ void PrefixIndex::Fitting::add_blocks_of(const Partition& partition) {
           ++share->slots;
         }
         return !is_enough();
-      });
+      },
+      looks_);
 }
 
-bool PrefixIndex::Fitting::can_go(std::uint32_t slab, const SlabEntries& held) const {
+bool PrefixIndex::Fitting::can_go(std::uint32_t slab, const SlabEntries& held) {
   if (held.count != index_.pool_.used_in_slab(slab)) return false;
   std::unordered_map<const Partition*, std::uint64_t> goes;
   for (const Entry* entry = held.first; entry != nullptr; entry = entry->slab_next) {
-    if (!is_evictable(*entry)) return false;
+    if (looks_ == 0 || !is_evictable(*entry)) return false;
+    --looks_;
     goes[&index_.account_of(*entry).partition()] +=
         index_.pool_.shape(entry->block->slot()).block_bytes();
   }
@@ -157,7 +167,7 @@ bool PrefixIndex::Fitting::can_go(std::uint32_t slab, const SlabEntries& held) c
 
 void PrefixIndex::Fitting::add_slabs() {
   for (const auto& [slab, held] : index_.by_slab_) {
-    if (is_enough()) return;
+    if (is_enough() || looks_ == 0) return;
     const SlabShape& shape = index_.pool_.shape(held.first->block->slot());
     const Share* const own = share_of(shape);
     // What lacks nothing else has no use of it.
@@ -172,7 +182,7 @@ void PrefixIndex::Fitting::add_slabs() {
 }
 
 PrefixIndex::Fit PrefixIndex::Fitting::verdict() const {
-  if (is_enough()) return Fit::kFits;
+  if (is_enough() || looks_ == 0) return Fit::kFits;
   return own_bytes_ < over_limit_ ? Fit::kOverLimit : Fit::kNoRoom;
 }
 

@@ -82,6 +82,31 @@ TEST_P(AnyPolicyTest, WhatIsHeldStaysAndSoDoesAllBeforeIt) {
   EXPECT_EQ(policy->evict(any), 0U);
 }
 
+TEST_P(AnyPolicyTest, WhatCouldGoIsVisitedAsFarAsLooksReach) {
+  const auto policy = make(GetParam(), 8);
+  policy->use(uses({0, 1, 2}));
+  policy->use(uses({3, 4}));
+  policy->hold(4);
+  const auto visited = [&policy](std::size_t looks) {
+    std::vector<EntryId> ids;
+    policy->visit_evictable(
+        any,
+        [&ids](EntryId id) {
+          ids.push_back(id);
+          return true;
+        },
+        looks);
+    return std::pair(ids, looks);
+  };
+  const auto [all, left] = visited(100);
+  EXPECT_THAT(all, ElementsAre(2U, 1U, 0U));
+  EXPECT_GT(left, 0U);
+  const auto [some, none] = visited(100 - left - 3);
+  EXPECT_LT(some.size(), 3U);
+  EXPECT_EQ(none, 0U);
+  EXPECT_EQ(policy->size(), 5U);
+}
+
 TEST_P(AnyPolicyTest, WhatMayNotGoNowIsPassedBy) {
   const auto policy = make(GetParam(), 4);
   for (const EntryId id : {0U, 1U, 2U}) policy->use(uses({id}));

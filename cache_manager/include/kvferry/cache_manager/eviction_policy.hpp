@@ -72,8 +72,9 @@ class EvictionPolicy {
   /// Whether to go on.
   using Visit = std::function<bool(EntryId)>;
   /// The blocks that evict() could choose one after another until none is left, each behind what
-  /// continues it, and otherwise in no order. Nothing changes.
-  void visit_evictable(const MayEvict& may_evict, const Visit& visit) const;
+  /// continues it, and otherwise in no order. Nothing changes. looks: at so many places at most;
+  /// what is left of it. 0: there may have been more.
+  void visit_evictable(const MayEvict& may_evict, const Visit& visit, std::size_t& looks) const;
 
   [[nodiscard]] bool has(EntryId id) const noexcept {
     return id < blocks_.size() && blocks_[id].cached;
