@@ -6,12 +6,14 @@
 #include "kvferry/ipc/base/result.hpp"
 #include "parent_watch.hpp"
 
+#include <cerrno>
+
 namespace kvferry::cli {
 namespace {
 
 /// Neither time nor another attempt changes it: the options, the build, the machine.
-bool is_final(ipc::ErrorCode code) {
-  switch (code) {
+bool is_final(const ipc::Error& error) {
+  switch (error.code) {
     case ipc::ErrorCode::kInvalidArgument:
     case ipc::ErrorCode::kGeometryMismatch:
     case ipc::ErrorCode::kRoleConflict:
@@ -19,6 +21,8 @@ bool is_final(ipc::ErrorCode code) {
     case ipc::ErrorCode::kPermission:
     case ipc::ErrorCode::kNoHostMemory:
     case ipc::ErrorCode::kNoDeviceMemory: return true;
+    // Whoever starts it again at once finds the file system as full.
+    case ipc::ErrorCode::kSystem: return error.native_code == ENOSPC;
     default: return false;
   }
 }
@@ -36,7 +40,7 @@ int run_daemon(const std::string& name,
     return kExitDone;
   } catch (const ipc::Exception& error) {
     ipc::log_error("cannot run: {}", error.what());
-    return is_final(error.error().code) ? kExitCannotRun : kExitFailed;
+    return is_final(error.error()) ? kExitCannotRun : kExitFailed;
   }
 }
 
