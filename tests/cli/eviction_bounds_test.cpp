@@ -58,14 +58,20 @@ struct Session {
   std::size_t left = 0;  ///< Requests.
 };
 
+/// Whose turn it is, by chance: a new one where the last one of its place is over.
+Session& any_of(std::vector<Session>& open, Maker& make, double blocks, double requests) {
+  Session& one = open[make.below(open.size())];
+  if (one.left == 0) one = {make.fresh(make.about(blocks)), make.about(requests)};
+  return one;
+}
+
 /// Sessions of which few are open; each is busy for some requests, then another one is.
 BlockTrace bursts(std::uint64_t seed) {
   Maker make(seed);
   std::vector<Session> open(25);
   std::vector<Blocks> requests;
   while (requests.size() < 3'000) {
-    Session& busy = open[make.below(open.size())];
-    if (busy.left == 0) busy = {make.fresh(make.about(14)), make.about(12)};
+    Session& busy = any_of(open, make, 14, 12);
     for (std::size_t left = std::min(busy.left, 1 + make.below(6)); left > 0; --left, --busy.left) {
       requests.push_back(busy.told);
       make.append(requests.back(), make.below(2));
@@ -80,8 +86,7 @@ BlockTrace long_sessions(std::uint64_t seed) {
   std::vector<Session> open(40);
   std::vector<Blocks> requests;
   while (requests.size() < 1'500) {
-    Session& one = open[make.below(open.size())];
-    if (one.left == 0) one = {make.fresh(make.about(30)), make.about(30)};
+    Session& one = any_of(open, make, 30, 30);
     make.append(one.told, make.about(5));
     requests.push_back(one.told);
     --one.left;
@@ -156,8 +161,7 @@ BlockTrace readings(std::uint64_t seed) {
   std::vector<Session> open(60);
   std::vector<Blocks> requests;
   while (requests.size() < 2'500) {
-    Session& one = open[make.below(open.size())];
-    if (one.left == 0) one = {make.fresh(make.about(50)), make.about(8)};
+    Session& one = any_of(open, make, 50, 8);
     requests.push_back(one.told);
     make.append(requests.back(), 1 + make.below(2));
     --one.left;

@@ -193,12 +193,17 @@ ipc::ArenaLayout ringed_layout(std::uint32_t staging_slots) {
   return ipc::plan_arena(ipc::load_geometry("llama-3-8b", 1).value(), options).value();
 }
 
+ipc::MoverJob load_of(std::uint8_t priority) {
+  ipc::MoverJob load = job_of(64);
+  load.direction = CopyDirection::kHostToDevice;
+  load.urgency.priority = priority;
+  return load;
+}
+
 TEST(StrategyChooserTest, WhatIsFetchedAheadTakesNoMultiprocessors) {
   const ipc::ArenaLayout layout = ringed_layout(4);
   const StrategyChooser chooser(CopyStrategy::kStaged, layout);
-  ipc::MoverJob load = job_of(64);
-  load.direction = CopyDirection::kHostToDevice;
-  load.urgency.priority = ipc::Urgency::kAhead;
+  ipc::MoverJob load = load_of(ipc::Urgency::kAhead);
   EXPECT_EQ(chooser.choose(load, true, {}, {false}), CopyStrategy::kStrided);
   load.urgency.priority = ipc::Urgency::kOrdinary;
   EXPECT_EQ(chooser.choose(load, true, {}, {false}), CopyStrategy::kStaged);
@@ -227,9 +232,7 @@ TEST(StrategyChooserTest, OfJobsBesideComputeAShareIsGathered) {
 TEST(StrategyChooserTest, LoadsThatComputeWaitsForAreGatheredBesideIt) {
   const ipc::ArenaLayout layout = ringed_layout(16);
   const StrategyChooser chooser(CopyStrategy::kStaged, layout);
-  ipc::MoverJob load = job_of(64);
-  load.direction = CopyDirection::kHostToDevice;
-  load.urgency.priority = ipc::Urgency::kOrdinary;
+  ipc::MoverJob load = load_of(ipc::Urgency::kOrdinary);
   const StrategyChooser::Compute waits{true, true};
   EXPECT_EQ(chooser.choose(load, false, {}, {true}), CopyStrategy::kStrided);
   EXPECT_EQ(chooser.choose(load, false, {}, waits), CopyStrategy::kStaged);
