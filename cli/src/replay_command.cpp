@@ -167,6 +167,9 @@ int replay_command(const Arguments& arguments) {
   config.workload_text = describe(options.workload);
   const auto trace = get_trace(options.workload);
   if (!trace) return failure("replay", trace.error());
+  if (const auto pace = check_pace(trace->requests, config.speed); !pace) {
+    return failure("replay", pace.error());
+  }
   return run_replay(config, *trace);
 }
 

@@ -149,6 +149,18 @@ TEST_F(ReplayTest, AMalformedLineIsNamedAndEndsTheRun) {
   EXPECT_THAT(run.complaints, HasSubstr("trace.jsonl:61: \"input_length\" is missing"));
 }
 
+TEST_F(ReplayTest, ARequestThatIsDueBeyondAllClocksEndsTheRunBeforeItStarts) {
+  const std::string trace = write_trace(40);
+  std::ofstream(trace, std::ios::app)
+      << R"({"timestamp": 9007199254740992, "input_length": 512, "output_length": 1, )"
+      << R"("hash_ids": [1]})" << '\n';
+  const Finished finished = replay(trace, {"--speed=2"});
+  EXPECT_EQ(finished.exit, ChildExit::exited(1));
+  EXPECT_THAT(finished.complaints, AllOf(HasSubstr("request 41"), HasSubstr("9007199254740992"),
+                                         HasSubstr("at --speed 2")));
+  EXPECT_FALSE(std::filesystem::exists(path("report.json")));
+}
+
 TEST_F(ReplayTest, SkipBadCountsMalformedLinesAndGoesOn) {
   const std::string trace = write_trace(60, 20);
   std::ofstream(trace, std::ios::app) << "{\"timestamp\": 1}\n";

@@ -14,6 +14,7 @@ namespace kvferry::cli {
 namespace {
 
 using ipc::ErrorCode;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -185,6 +186,28 @@ TEST(TraceTest, NamesAFileThatIsNotThere) {
   ASSERT_FALSE(trace);
   EXPECT_EQ(trace.error().code, ErrorCode::kNotFound);
   EXPECT_THAT(trace.error().message, HasSubstr("/nonexistent/trace.jsonl"));
+}
+
+TEST(TraceTest, ARequestThatNoClockReachesIsRefusedWithWhatMakesItSoLate) {
+  constexpr double kLatest = 1ULL << 53;  // that a timestamp may be
+  const auto late = [](double timestamp, double speed) {
+    return check_pace({{5, 512, 0, {1}}, {7, 512, 0, {1}}, {timestamp, 512, 0, {1}}}, speed);
+  };
+  EXPECT_TRUE(late(kLatest, 0)) << "as fast as it goes: time is nothing to it";
+  EXPECT_TRUE(late(3e12, 1)) << "95 years";
+  EXPECT_TRUE(late(0, 0.001)) << "before the first one";
+  const ipc::Status refused = late(kLatest, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refused.error().message,
+              AllOf(HasSubstr("request 3 has the timestamp 9007199254740992 ms"),
+                    HasSubstr("the first one 5"), HasSubstr("at --speed 1 it is due after"),
+                    HasSubstr("mend its timestamp, or play at a higher --speed, or at max")));
+  EXPECT_TRUE(late(1e12, 1));
+  EXPECT_FALSE(late(1e12, 0.001)) << "a slow pace makes it as late";
+  // What began with a large number is not late.
+  EXPECT_TRUE(check_pace({{kLatest - 1, 512, 0, {1}}, {kLatest, 512, 0, {1}}}, 0.001));
+  EXPECT_TRUE(check_pace({}, 1));
 }
 
 TEST(TraceTest, CountsBlocksByTheirWholePrefix) {

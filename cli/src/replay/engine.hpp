@@ -181,7 +181,7 @@ class Engine final : private worker::SchedulerControl {
 
   // engine_admit.cpp: from the queue to a load or a step.
   [[nodiscard]] const std::vector<ipc::Digest>& hashes_of(std::size_t request);
-  /// When it arrives.
+  /// When it arrives. @pre check_pace() of its trace and speed.
   [[nodiscard]] ipc::TimePoint due_at(std::size_t request) const;
   [[nodiscard]] Admission try_admit(std::size_t request);
   [[nodiscard]] bool has_pending_block(const std::vector<ipc::Digest>& hashes) const;

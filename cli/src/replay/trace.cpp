@@ -25,6 +25,9 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxLineBytes = 4UL << 20;
 constexpr std::size_t kMaxBlocksPerRequest = 1UL << 16;
+constexpr double kDayMs = 24 * 3600e3;
+/// A hundred years: a clock of nanoseconds counts 292.
+constexpr double kLongestPlayMs = 36'525 * kDayMs;
 
 /// A value in a complaint. Not what is inside of one: dump() recurses as deep as a line goes.
 std::string shown(const Json& value) {
@@ -170,6 +173,22 @@ Result<Trace> read_trace(std::istream& in, std::string_view name, const TraceOpt
 std::uint32_t whole_blocks_of(const TraceRequest& request) {
   const auto length = static_cast<std::uint32_t>(request.hash_ids.size());
   return request.input_length / kTraceBlockTokens >= length ? length : length - 1;
+}
+
+ipc::Status check_pace(const std::vector<TraceRequest>& requests, double speed) {
+  if (speed <= 0) return ipc::ok();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const double ms = requests[i].timestamp_ms - requests[0].timestamp_ms;
+    if (ms / speed <= kLongestPlayMs) continue;
+    return KVFERRY_ERROR(
+        kInvalidArgument,
+        "request {} has the timestamp {} ms, the first one {}: at --speed {} it is due after "
+        "{:.3g} "
+        "days, more than {:.0f}; mend its timestamp, or play at a higher --speed, or at max",
+        i + 1, requests[i].timestamp_ms, requests[0].timestamp_ms, speed, ms / speed / kDayMs,
+        kLongestPlayMs / kDayMs);
+  }
+  return ipc::ok();
 }
 
 TraceFacts count_trace(const std::vector<TraceRequest>& requests) {

@@ -48,6 +48,10 @@ struct TraceOptions {
                                             std::string_view name,
                                             const TraceOptions& options);
 
+/// Whether a replay that goes so many times as fast as its trace ends within what a clock counts;
+/// kInvalidArgument with the request that does not. speed 0: as fast as it goes.
+[[nodiscard]] ipc::Status check_pace(const std::vector<TraceRequest>& requests, double speed);
+
 /// What a run will meet: counted once, for sizing and for reports.
 struct TraceFacts {
   std::uint64_t block_references = 0;
