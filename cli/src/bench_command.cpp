@@ -93,6 +93,15 @@ ipc::Result<Locality> parse_locality(std::string_view text) {
   return parse_word(std::array{Locality::kSequential, Locality::kRandom}, text);
 }
 
+ipc::Result<std::uint32_t> parse_regions(std::string_view text) {
+  KVFERRY_ASSIGN(const std::uint64_t regions, parse_count(text, ipc::kMaxRegionsPerGroup));
+  return static_cast<std::uint32_t>(regions);
+}
+ipc::Result<std::uint32_t> parse_blocks(std::string_view text) {
+  KVFERRY_ASSIGN(const std::uint64_t blocks, parse_count(text, kMostBlocks));
+  return static_cast<std::uint32_t>(blocks);
+}
+
 void add_what(CLI::App& app, BenchOptions& options) {
   BenchConfig& config = options.config;
   add_list<BenchKind>(
@@ -105,25 +114,18 @@ void add_what(CLI::App& app, BenchOptions& options) {
                               "Bytes of one block in one region [16KiB,32KiB,64KiB; interference, "
                               "ablation and handover: 32KiB; submit, clear, idle: 16KiB]")
           ->type_name("SIZE[,...]");
-  auto* regions = app.add_option("--regions", config.regions,
-                                 "Regions of a block: K and V of each layer, "
-                                 "say [64; simulated devices: 16]")
-                      ->type_name("N[,...]")
-                      ->delimiter(',')
-                      ->allow_extra_args(false)
-                      ->check(CLI::Range(1U, ipc::kMaxRegionsPerGroup));
-  app.add_option("--geometry", config.geometries,
-                 "Caches of models in place of equal chunks: presets or .toml files")
+  auto* regions = add_list<std::uint32_t>(app, "--regions", config.regions, parse_regions,
+                                          "Regions of a block: K and V of each layer, "
+                                          "say [64; simulated devices: 16]")
+                      ->type_name("N[,...]");
+  add_names(app, "--geometry", config.geometries,
+            "Caches of models in place of equal chunks: presets or .toml files")
       ->type_name("NAME|FILE.toml[,...]")
-      ->delimiter(',')
-      ->allow_extra_args(false)
       ->excludes(chunks)
       ->excludes(regions);
-  app.add_option("--blocks", config.blocks, "Blocks of one job [1,16,64]")
-      ->type_name("N[,...]")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1U, kMostBlocks));
+  add_list<std::uint32_t>(app, "--blocks", config.blocks, parse_blocks,
+                          "Blocks of one job [1,16,64]")
+      ->type_name("N[,...]");
   add_list<Way>(app, "--direction", config.ways, parse_way, "d2h, h2d, both [all of them]")
       ->type_name("WAY[,...]");
   add_list<Locality>(app, "--locality", config.localities, parse_locality,

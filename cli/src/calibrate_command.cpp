@@ -78,11 +78,9 @@ void add_calibrate_options(CLI::App& app, CalibrateOptions& options) {
           ->type_name("N")
           ->check(CLI::Range(1U, ipc::kMaxRegionsPerGroup))
           ->default_str(std::to_string(options.regions));
-  app.add_option("--geometry", options.geometries,
-                 "Caches of models in place of equal chunks: presets or .toml files")
+  add_names(app, "--geometry", options.geometries,
+            "Caches of models in place of equal chunks: presets or .toml files")
       ->type_name("NAME|FILE.toml[,...]")
-      ->delimiter(',')
-      ->allow_extra_args(false)
       ->excludes(chunks)
       ->excludes(regions);
   add_ranks(app, options.ranks);

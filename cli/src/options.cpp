@@ -133,6 +133,30 @@ Result<std::vector<std::string>> split_lists(const std::vector<std::string>& lis
   return parts;
 }
 
+void refuse_again(const std::string& name, const std::string& text, const std::string& before) {
+  throw CLI::ValidationError(
+      name, text == before ? fmt::format("'{}' is in the list twice: name it once", text)
+                           : fmt::format("'{}' is the same as '{}' before it: name one of them",
+                                         text, before));
+}
+
+Result<std::uint64_t> parse_count(std::string_view text, std::uint64_t most) {
+  std::uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc{} && last == end && value >= 1 && value <= most) return value;
+  return KVFERRY_ERROR(kInvalidArgument, "'{}' is no count between 1 and {}", text, most);
+}
+
+CLI::Option* add_names(CLI::App& app,
+                       const std::string& name,
+                       std::vector<std::string>& target,
+                       const std::string& help) {
+  return add_list<std::string>(
+      app, name, target,
+      [](std::string_view text) -> Result<std::string> { return std::string(text); }, help);
+}
+
 CLI::Option* add_size(CLI::App& app,
                       const std::string& name,
                       std::optional<std::uint64_t>& target,

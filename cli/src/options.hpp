@@ -9,6 +9,8 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -82,8 +84,16 @@ CLI::Option* add_choice(CLI::App& app,
 [[nodiscard]] ipc::Result<std::vector<std::string>> split_lists(
     const std::vector<std::string>& lists);
 
-/// Adds an option for a list of values, each parsed by `parse`; what is given takes the default's
-/// place.
+/// A usage error: a list has the value of `before` again.
+[[noreturn]] void refuse_again(const std::string& name,
+                               const std::string& text,
+                               const std::string& before);
+
+/// A whole number from 1 to most, for add_list() and add_parsed(); else kInvalidArgument.
+[[nodiscard]] ipc::Result<std::uint64_t> parse_count(std::string_view text, std::uint64_t most);
+
+/// Adds an option for a list of values, each parsed by `parse`, of which none may come twice; what
+/// is given takes the default's place.
 template <typename T>
 CLI::Option* add_list(CLI::App& app,
                       const std::string& name,
@@ -100,12 +110,22 @@ CLI::Option* add_list(CLI::App& app,
             for (const std::string& text : *texts) {
               auto parsed = parse(text);
               if (!parsed) throw CLI::ValidationError(name, parsed.error().message);
+              const auto same = std::find(target.begin(), target.end(), *parsed);
+              if (same != target.end()) {
+                refuse_again(name, text, (*texts)[static_cast<std::size_t>(same - target.begin())]);
+              }
               target.push_back(std::move(parsed).value());
             }
           },
           help)
       ->allow_extra_args(false);
 }
+
+/// The same, of names as they are written.
+CLI::Option* add_names(CLI::App& app,
+                       const std::string& name,
+                       std::vector<std::string>& target,
+                       const std::string& help);
 
 /// Adds an option for a size such as 512MiB.
 CLI::Option* add_size(CLI::App& app,

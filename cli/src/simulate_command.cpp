@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string>
 #include <vector>
 
@@ -62,11 +61,7 @@ std::vector<std::string> all_policies() {
 }
 
 ipc::Result<std::uint64_t> parse_capacity(std::string_view text) {
-  std::uint64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(text.data(), end, value);
-  if (error == std::errc{} && last == end && value >= 1 && value <= kMostCapacity) return value;
-  return KVFERRY_ERROR(kInvalidArgument, "'{}' is no count between 1 and {}", text, kMostCapacity);
+  return parse_count(text, kMostCapacity);
 }
 
 ipc::Result<std::string> parse_policy(std::string_view text) {
@@ -79,11 +74,13 @@ ipc::Result<std::string> parse_policy(std::string_view text) {
 
 void add_simulate_options(CLI::App& app, SimulateOptions& options) {
   add_workload_options(app, options.workload);
-  add_list<std::uint64_t>(app, "--capacity", options.capacities, parse_capacity,
-                          "Blocks that the cache holds [0.5 % to 40 % of the distinct ones]")
+  add_list<std::uint64_t>(
+      app, "--capacity", options.capacities, parse_capacity,
+      "Blocks that the cache holds, each number once [0.5 % to 40 % of the distinct ones]")
       ->type_name("N[,...]");
-  add_list<std::string>(app, "--policy", options.policies, parse_policy,
-                        fmt::format("all, or any of {}", fmt::join(all_policies(), ", ")))
+  add_list<std::string>(
+      app, "--policy", options.policies, parse_policy,
+      fmt::format("all, or any of {}, each once", fmt::join(all_policies(), ", ")))
       ->type_name("NAME[,...]")
       ->default_str("all");
   add_parsed<cache_manager::Watermarks>(

@@ -497,6 +497,13 @@ TEST_F(BenchTest, AWrongUseIsToldBeforeAnythingStarts) {
   EXPECT_THAT(complaint({"interference", "--load=rest"}), HasSubstr("decode, gemm, skinny or hbm"));
   EXPECT_THAT(complaint({"--direction=up"}), HasSubstr("none of d2h, h2d, both"));
   EXPECT_THAT(complaint({"--chunk-size=0"}), HasSubstr("--chunk-size"));
+  EXPECT_THAT(complaint({"--chunk-size=16KiB,16384"}),
+              HasSubstr("'16384' is the same as '16KiB' before it"));
+  EXPECT_THAT(complaint({"transfer", "transfer"}), HasSubstr("'transfer' is in the list twice"));
+  EXPECT_THAT(complaint({"--blocks=1,16,1"}), HasSubstr("--blocks: '1' is in the list twice"));
+  EXPECT_THAT(complaint({"--blocks=0"}), HasSubstr("'0' is no count between 1 and 65536"));
+  EXPECT_THAT(complaint({"--regions=4,4"}), HasSubstr("--regions: '4' is in the list twice"));
+  EXPECT_THAT(complaint({"--geometry=tiny,tiny"}), HasSubstr("'tiny' is in the list twice"));
   EXPECT_THAT(complaint({"--geometry=unheard-of"}), HasSubstr("unheard-of"));
   EXPECT_THAT(complaint({"--geometry=tiny", "--regions=4"}), HasSubstr("--regions"));
   EXPECT_THAT(complaint({"--strategy=direct"}), HasSubstr("block-first"));

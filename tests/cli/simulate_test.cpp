@@ -105,6 +105,21 @@ TEST_F(SimulateTest, ListsMayHaveBlanksAndNoEmptyElements) {
   }
 }
 
+TEST_F(SimulateTest, RefusesAListThatHasAnElementTwice) {
+  const std::string file = trace(request("1, 2") + request("1, 2"));
+  for (const auto& [list, twice] : {std::pair{"--capacity=1000,20, 1000", "'1000' is in the list"},
+                                    std::pair{"--capacity=10,010", "'010' is the same as '10'"},
+                                    std::pair{"--policy=lru,arc,lru", "'lru' is in the list"}}) {
+    const Finished refused = simulate({file, list});
+    EXPECT_EQ(refused.exit, ChildExit::exited(2)) << list;
+    EXPECT_THAT(refused.complaints,
+                testing::AllOf(HasSubstr(std::string(list).substr(0, 8)), HasSubstr(twice)));
+  }
+  const Finished apart = simulate({file, "--capacity=10", "--capacity=10"});
+  EXPECT_EQ(apart.exit, ChildExit::exited(2)) << "two lists are one";
+  EXPECT_THAT(simulate({"--help"}).output, HasSubstr("each number once"));
+}
+
 TEST_F(SimulateTest, RefusesATraceOfNothing) {
   const Finished finished = simulate({trace("")});
   EXPECT_EQ(finished.exit, ChildExit::exited(1));
