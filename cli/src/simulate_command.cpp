@@ -26,9 +26,9 @@ constexpr const char* kSimulateDescription =
     "Plays a trace through caches of prefixes without data, one for each policy and capacity, and "
     "tells what part of all blocks each would have had. A block counts as found when all blocks "
     "before it in its request are, too. The policies are the ones that the manager evicts by; "
-    "optimal is one that knows the future: where equal blocks always follow equal prefixes, no "
-    "other finds more. Without --trace it "
-    "makes up requests, as kvferry replay does.";
+    "optimal is one that knows the future: where equal blocks always follow equal prefixes, and "
+    "none comes twice in a request, no other finds more. Without --trace it makes up requests, as "
+    "kvferry replay does.";
 
 constexpr const char* kSimulateExample =
     "examples:\n"

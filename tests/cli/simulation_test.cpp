@@ -94,6 +94,39 @@ TEST(SimulationTest, OptimalKeepsWhatComesBackFirst) {
   EXPECT_EQ(hits(trace, "lru", 3), 2U);
 }
 
+// Its first place is looked at first: what is between is worth nothing without it.
+TEST(SimulationTest, OptimalTakesABlockThatComesTwiceForAsDeepAsItsFirstPlace) {
+  const BlockTrace trace = trace_of({{1, 2, 1}, {1, 2, 1}});
+  EXPECT_EQ(hits(trace, kOptimalPolicy, 1), 1U);
+  EXPECT_EQ(hits(trace, "lru", 1), 1U);
+  EXPECT_EQ(hits(trace, kOptimalPolicy, 2), 3U);
+}
+
+TEST(SimulationTest, OptimalFindsNoLessThanLruWhereBlocksComeTwiceInARequest) {
+  std::uint32_t state = 1;
+  const auto draw = [&state](std::uint32_t below) {
+    state = state * 1664525U + 1013904223U;
+    return (state >> 16U) % below;
+  };
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<std::vector<std::uint64_t>> requests(8);
+    for (auto& request : requests) {
+      std::uint64_t block = 1;  // Of a path in a tree: equal ones follow equal ones.
+      for (std::uint32_t length = 1 + draw(4); length > 0; --length) {
+        block = 2 * block + draw(2);
+        request.push_back(block);
+        if (draw(5) < 2) {
+          request.push_back(request[draw(static_cast<std::uint32_t>(request.size()))]);
+        }
+      }
+    }
+    const BlockTrace trace = trace_of(requests);
+    for (const std::size_t capacity : {1U, 2U, 3U, 4U}) {
+      ASSERT_GE(hits(trace, kOptimalPolicy, capacity), hits(trace, "lru", capacity)) << round;
+    }
+  }
+}
+
 TEST(SimulationTest, LruIsTheFlatOneToTheLastHit) {
   for (const std::uint64_t seed : {1ULL, 2ULL}) {
     const BlockTrace trace = number_blocks(generate_conversation(600, seed));

@@ -37,7 +37,8 @@ class OptimalCache {
 
   /// @return how many were evicted
   std::uint64_t use(std::uint32_t number, const Request& request) {
-    for (std::uint32_t depth = 0; depth < request.size(); ++depth) {
+    // A block that comes twice is as deep as its first place, which is looked at first.
+    for (auto depth = static_cast<std::uint32_t>(request.size()); depth-- > 0;) {
       Block& block = blocks_[request[depth]];
       if (block.kept) order_.erase(block.place);
       while (block.next < block.uses.size() && block.uses[block.next] <= number) ++block.next;

@@ -16,7 +16,8 @@
 namespace kvferry::cli {
 
 /// Of a policy that knows what comes, for comparison: a block that is never used again is not kept,
-/// of others the one goes that is used again last (of equals the deeper one).
+/// of others the one goes that is used again last (of equals the deeper one, by its first place in
+/// the request).
 inline constexpr std::string_view kOptimalPolicy = "optimal";
 
 /// A trace's requests as blocks that are numbered from 0 in the order in which they come.
