@@ -59,6 +59,9 @@ class Check:
     def trace(self):
         return ["--trace", self.options.trace] if self.options.trace else []
 
+    def gpu_blocks(self):
+        return ["--gpu-blocks", str(self.options.gpu_blocks)]
+
     def tell(self, part, text):
         self.rows.append("%-9s %s" % (part, text))
         print(self.rows[-1], flush=True)
@@ -68,9 +71,12 @@ class Check:
         text = self.kvferry("simulate", *self.trace(), "--plot", plot, "--json", name="simulate")
         with open(self.path("simulate.json"), "w") as file:
             file.write(text)
-        results = json.loads(text)["results"]
+        told = json.loads(text)
         rates = {}
-        for one in results:
+        for one in told["results"]:
+            if one["hit_rate"] > told["unlimited_hit_rate"]:
+                raise Failed("%s finds %.4f with %d blocks, more than the %.4f that there is to find" % (
+                    one["policy"], one["hit_rate"], one["capacity"], told["unlimited_hit_rate"]))
             rates.setdefault(one["capacity"], {})[one["policy"]] = one["hit_rate"]
         names = POLICIES + ["optimal"]
         self.tell("simulate", "%9s " % "capacity" + " ".join("%7s" % name for name in names))
@@ -94,7 +100,7 @@ class Check:
         requests = ["--requests", str(self.options.requests)] if self.options.requests else []
         for policy in self.options.policies.split(","):
             told = self.replay(
-                "data-" + policy, *requests, "--in-flight", "1", "--gpu-blocks", "600", "--host-memory",
+                "data-" + policy, *requests, "--in-flight", "1", *self.gpu_blocks(), "--host-memory",
                 str(self.options.blocks * self.block), "--eviction-policy", policy)
             capacity = self.options.blocks
             text = self.kvferry("simulate", *self.trace(), *requests, "--capacity", str(capacity), "--policy", policy,
@@ -122,7 +128,7 @@ class Check:
                         at.terminate()
                         at.wait()
 
-        told = self.replay("deaths", "--verify", "full", "--gpu-blocks", "600", "--host-memory",
+        told = self.replay("deaths", "--verify", "full", *self.gpu_blocks(), "--host-memory",
                            str(10 * self.options.blocks * self.block), *self.options.death_options.split(), run=run)
         if len(told["deaths"]) != 2:
             raise Failed("deaths: the replay saw %d deaths, not 2" % len(told["deaths"]))
@@ -166,7 +172,10 @@ class Check:
     def wait_for(self, replay, folder, holds):
         until = time.monotonic() + 120
         while time.monotonic() < until:
-            if replay.poll() is not None:
+            if replay.poll():
+                raise Failed("replay with deaths: exit code %d before its processes were killed; see %s" % (
+                    replay.returncode, self.path("deaths.log")))
+            if replay.returncode == 0:
                 raise Failed("deaths: the replay ended before its processes were killed: give it more requests")
             status = self.status(folder)
             engine = status["engines"][0] if status and status["engines"] else None
@@ -184,6 +193,9 @@ class Check:
             with open(self.path("longctx-%s.json" % arena), "w") as file:
                 file.write(text)
             told = json.loads(text)
+            if not told["outputs_equal"]:
+                raise Failed("longctx, %s: outputs equal: %s; see %s" % (
+                    arena, told["outputs_equal"], self.path("longctx-%s.json" % arena)))
             without = told["without_lookahead"]
             bound = "no bound is known of simulated devices" if told["bound_s"] is None else "all of it can be hidden" if (
                 not told["waiting_over_bound"]) else (
@@ -205,7 +217,7 @@ class Check:
                 self.options.entries, one["bench"], one["strategy"] or one["path"], one["us"], one["us_p99"]))
 
     def churn(self):
-        told = self.replay("churn", "--requests", str(self.options.churn), "--seed", "7", "--gpu-blocks", "600", "--host-memory",
+        told = self.replay("churn", "--requests", str(self.options.churn), "--seed", "7", *self.gpu_blocks(), "--host-memory",
                            str(10016 * self.block))
         samples = [one for one in told["samples"] if one["requests"] >= self.options.churn / 5]
         at = [one["requests"] for one in samples]
@@ -230,6 +242,7 @@ def main():
     parser.add_argument("--trace", help="what to play (default: made-up requests)")
     parser.add_argument("--requests", type=int, help="how much of it for data (default: all)")
     parser.add_argument("--blocks", type=int, default=3008, help="that host memory holds, for data; ten times as many for deaths")
+    parser.add_argument("--gpu-blocks", type=int, default=600, help="of the device, for data, deaths and churn")
     parser.add_argument("--policies", default="reuse,lru", help="for data")
     parser.add_argument("--kill-after", type=int, default=1500, help="jobs that a manager has answered")
     parser.add_argument("--death-options", default="", help="more for the replay with deaths, such as its --requests")
