@@ -252,6 +252,12 @@ bool ChildProcess::stop() noexcept {
   return ::waitid(P_PID, id, &info, WSTOPPED | WNOHANG) == 0;
 }
 
+bool ChildProcess::has_stopped() const noexcept {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_code == CLD_STOPPED;
+}
+
 bool ChildProcess::wait_zombie(ipc::Deadline deadline) const noexcept {
   if (exit_.has_value()) return true;
   pollfd entry{pidfd_.get(), POLLIN, 0};

@@ -67,6 +67,8 @@ class ChildProcess {
   /// SIGSTOP, and waits until every thread has stopped: the signal alone is no such promise. False
   /// when it is dead.
   [[nodiscard]] bool stop() noexcept;
+  /// Whether every thread has stopped, by another signal than stop()'s.
+  [[nodiscard]] bool has_stopped() const noexcept;
   /// Waits for its end and reaps it; nothing when it still runs at the deadline. Call as often as
   /// you like: once ended, always the same answer.
   [[nodiscard]] std::optional<ChildExit> wait(ipc::Deadline deadline);
