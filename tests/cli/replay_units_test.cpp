@@ -111,11 +111,13 @@ TEST_F(ReplayUnitsTest, AUnitThatLacksPartsGetsThemFromThePrefixThatHasThem) {
   requests.back().push_back(1);
   const json report = play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4",
                                                 "--gpu-blocks=12", "--in-flight=1"});
-  EXPECT_EQ(report["failed_jobs"], 1) << "what the second one looked for";
-  EXPECT_EQ(report["hits_host"], 4 + 8) << "of the second one, and of the last one";
+  EXPECT_EQ(report["failed_jobs"], 0);
+  EXPECT_EQ(report["evicted_before_load"], 1) << "what the second one looked for";
+  EXPECT_EQ(report["hits_host"], 8) << "of the last one: without its window's row the second one "
+                                       "has nothing to go on from";
 }
 
-TEST_F(ReplayUnitsTest, PartsThatAPrefetchDidNotFindAreAskedForNoMore) {
+TEST_F(ReplayUnitsTest, PartsThatAUnitLacksAreNotPrefetched) {
   // Of the second unit the first request stores a window's last three blocks; the last two need all
   // four, and wait while others run that have nothing to load or store. What takes the whole device
   // begins when the stores of those before have ended.
@@ -129,8 +131,9 @@ TEST_F(ReplayUnitsTest, PartsThatAPrefetchDidNotFindAreAskedForNoMore) {
   const json report =
       play(trace_of(requests), {"--geometry=tiny-window", "--unit-blocks=4", "--gpu-blocks=60",
                                 "--in-flight=1", "--prefetch=wait", "--prefetch-timeout=60s"});
-  EXPECT_EQ(report["prefetch"]["failed"], 1);
+  EXPECT_EQ(report["prefetch"]["failed"], 0);
   EXPECT_EQ(report["failed_jobs"], 0) << "asked for again";
+  EXPECT_EQ(report["evicted_before_load"], 1) << "what its unit does not have is asked for once";
 }
 
 /// Geometry, blocks of a unit, options for the host tier.

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The kvferry authors
 // SPDX-License-Identifier: Apache-2.0
+#include "client_checks.hpp"
 #include "client_impl.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/wire/component_messages.hpp"
@@ -19,25 +20,11 @@ using ipc::MessageKind;
 
 namespace {
 
-/// A reply that does not fit its request: nothing of it is used.
-template <typename... Args>
-ipc::Error bad_reply(fmt::format_string<Args...> format, Args&&... args) {
-  return KVFERRY_ERROR(kProtocol, "{}", fmt::format(format, std::forward<Args>(args)...));
-}
-
 /// The time that the manager is given; the rest is for its answer, and for ending a stuck mover.
 std::chrono::milliseconds manager_time(Deadline deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining());
   return std::max(std::chrono::milliseconds(1),
                   left - std::min(left / 4, std::chrono::milliseconds(3000)));
-}
-
-Status check_count(std::size_t count, std::string_view what) {
-  if (count == 0 || count > ipc::kMaxWireElements) {
-    return KVFERRY_ERROR(kInvalidArgument, "{} {}; 1 to {} are allowed", count, what,
-                         ipc::kMaxWireElements);
-  }
-  return ipc::ok();
 }
 
 static_assert(ipc::Retention::kLongest == ipc::kMaxWireDuration);
@@ -120,24 +107,6 @@ Result<JobId> submit_swap(ClientLink& link,
   return message.job;
 }
 
-Result<std::uint32_t> count_pins(ClientLink& link,
-                                 MessageKind kind,
-                                 std::span<const Digest> hashes,
-                                 Deadline deadline) {
-  if (hashes.empty()) return 0U;
-  KVFERRY_TRY(check_count(hashes.size(), "hashes"));
-  const ipc::PinRequest request{{hashes.begin(), hashes.end()}};
-  KVFERRY_ASSIGN(const auto reply, link.call<ipc::PinReply>(kind, request, deadline));
-  return reply.pinned;
-}
-
-ipc::PinBlocks pins_of(std::span<const PinnedBlock> blocks) {
-  ipc::PinBlocks message;
-  message.blocks.reserve(blocks.size());
-  for (const PinnedBlock& block : blocks) message.blocks.push_back({block.group, block.key});
-  return message;
-}
-
 std::vector<RankMemory> memory_of(const std::vector<ipc::RankMemory>& ranks) {
   std::vector<RankMemory> seen;
   seen.reserve(ranks.size());
@@ -203,45 +172,6 @@ Status Client::use_prefix(std::span<const Digest> hashes) {
   KVFERRY_TRY(check_count(hashes.size(), "hashes"));
   return impl_->link.tell(MessageKind::kUsePrefix,
                           ipc::encode(ipc::UsePrefix{{hashes.begin(), hashes.end()}}));
-}
-
-Result<std::uint32_t> Client::pin(std::span<const Digest> hashes, Deadline deadline) {
-  return count_pins(impl_->link, MessageKind::kPin, hashes, deadline);
-}
-
-Result<std::uint32_t> Client::unpin(std::span<const Digest> hashes, Deadline deadline) {
-  return count_pins(impl_->link, MessageKind::kUnpin, hashes, deadline);
-}
-
-Result<std::vector<bool>> Client::pin_blocks(std::span<const PinnedBlock> blocks,
-                                             Deadline deadline) {
-  if (blocks.empty()) return std::vector<bool>{};
-  KVFERRY_TRY(check_count(blocks.size(), "blocks to pin"));
-  const auto reply =
-      impl_->link.call<ipc::PinBlocksReply>(MessageKind::kPinBlocks, pins_of(blocks), deadline);
-  if (!reply) {
-    // The manager may still get to it, and then to this.
-    if (reply.error().code == ErrorCode::kTimeout) {
-      if (const Status undone = unpin_blocks(blocks); !undone) {
-        ipc::log_warn("client: {} blocks stay pinned if the manager ever answers: {}",
-                      blocks.size(), undone.error().to_string());
-      }
-    }
-    return reply.error();
-  }
-  if (reply->done.size() != blocks.size()) {
-    return bad_reply("{} answers for {} blocks to pin", reply->done.size(), blocks.size());
-  }
-  std::vector<bool> there;
-  there.reserve(blocks.size());
-  for (const std::uint8_t done : reply->done) there.push_back(done != 0);
-  return there;
-}
-
-Status Client::unpin_blocks(std::span<const PinnedBlock> blocks) {
-  if (blocks.empty()) return ipc::ok();
-  KVFERRY_TRY(check_count(blocks.size(), "blocks to unpin"));
-  return impl_->link.send_only(MessageKind::kUnpinBlocks, ipc::encode(pins_of(blocks)));
 }
 
 Result<std::vector<StoreSlot>> Client::reserve_store(std::span<const StoreTarget> targets,

@@ -3,6 +3,7 @@
 #include "kvferry/worker/load_pins.hpp"
 
 #include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/model/block_key.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -19,27 +20,44 @@ constexpr ipc::Duration kPinTime = std::chrono::milliseconds(200);
 
 Result<LoadPins::Taken> LoadPins::take(Client& client,
                                        const PrefixPlan& plan,
-                                       const PlaceOf& place_of) {
+                                       const PlaceOf& place_of,
+                                       Parts parts) {
   // Blocks of one unit are one to be pinned; how many of it are loaded, by group and key.
-  std::vector<std::unordered_map<Digest, std::uint64_t>> loads;
-  std::vector<PinnedBlock> blocks;
+  struct Loads {
+    std::size_t place = 0;  ///< In `wanted`.
+    std::uint64_t count = 0;
+  };
+  std::vector<std::unordered_map<Digest, Loads>> loads;
+  std::vector<PinWanted> wanted;
   for (const PlannedBlock& planned : plan.blocks) {
     if (planned.source != BlockSource::kHost) continue;
     loads.resize(std::max<std::size_t>(loads.size(), planned.group.value + std::size_t{1}));
-    const Digest key = place_of(planned.group, planned.position).key;
-    if (loads[planned.group.value][key]++ == 0) blocks.push_back({planned.group, key});
+    const UnitPart place = place_of(planned.group, planned.position);
+    Loads& of_unit = loads[planned.group.value][place.key];
+    if (of_unit.count++ == 0) {
+      of_unit.place = wanted.size();
+      wanted.push_back({{planned.group, place.key}});
+    }
+    if (parts == Parts::kAsPlanned) wanted[of_unit.place].parts |= std::uint64_t{1} << place.part;
   }
-  KVFERRY_ASSIGN(std::vector<PinnedBlock> there, take_there(client, blocks));
+  KVFERRY_ASSIGN(const std::vector<PinOutcome> outcomes,
+                 client.pin_parts(wanted, Deadline::after(kPinTime)));
   Taken taken;
-  if (there.size() == blocks.size()) {
-    taken.pinned = std::move(there);
-    return taken;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const PinnedBlock& block = wanted[i].block;
+    const std::uint64_t lacking = outcomes[i].lacking;
+    if (outcomes[i].pinned) {
+      taken.pinned.push_back(block);
+    } else if (lacking == 0) {
+      taken.gone += loads[block.group.value].at(block.key).count;
+    }
+    for (std::uint32_t part = 0; part < ipc::kMostUnitBlocks; ++part) {
+      if ((lacking >> part & 1U) == 0) continue;
+      ++taken.gone;
+      taken.lacking.push_back({block.group, {block.key, part}});
+    }
   }
-  for (const PinnedBlock& block : there) loads[block.group.value].erase(block.key);
-  for (const auto& group : loads) {
-    for (const auto& [key, count] : group) taken.gone += count;
-  }
-  let_go(std::move(there));
+  if (taken.gone > 0) let_go(std::exchange(taken.pinned, {}));
   return taken;
 }
 

@@ -336,14 +336,24 @@ void ClientRequests::pin_blocks(const ClientRecord& client, const ipc::Envelope&
     return;
   }
   PrefixIndex& index = context_.index;
+  const bool pins = request.kind == ipc::MessageKind::kPinBlocks;
+  if (message.parts.size() != (pins ? message.blocks.size() : 0)) {
+    context_.refuse(
+        client.peer, request,
+        KVFERRY_ERROR(kInvalidArgument, "{} of {} blocks with parts of {}",
+                      ipc::to_string(request.kind), message.blocks.size(), message.parts.size()));
+    return;
+  }
   ipc::PinBlocksReply reply;
   reply.done.reserve(message.blocks.size());
-  for (const ipc::PinnedBlock& block : message.blocks) {
+  for (std::size_t i = 0; i < message.blocks.size(); ++i) {
+    const ipc::PinnedBlock& block = message.blocks[i];
     const ipc::BlockKey key{client.root, block.key, block.group};
-    const bool done = request.kind == ipc::MessageKind::kPinBlocks
-                          ? index.pin(client.peer.id, key)
-                          : index.unpin(client.peer.id, key);
+    const std::uint64_t lacking = pins ? index.lacking(key, message.parts[i]) : 0;
+    const bool done =
+        pins ? lacking == 0 && index.pin(client.peer.id, key) : index.unpin(client.peer.id, key);
     reply.done.push_back(done ? 1 : 0);
+    if (pins) reply.lacking.push_back(lacking);
   }
   context_.reply(client.peer, request, reply);
 }

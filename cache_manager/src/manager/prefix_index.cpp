@@ -352,12 +352,14 @@ const ipc::BlockKey* PrefixIndex::reservation(const ipc::IncarnationId& client, 
   return &at->second.entry->key;
 }
 
+std::uint64_t PrefixIndex::lacking(const ipc::BlockKey& key, std::uint64_t parts) const {
+  const Entry* there = find(key);
+  return there == nullptr || there->state != State::kVisible ? 0 : parts & ~there->block->parts();
+}
+
 bool PrefixIndex::drop_lacking(const ipc::BlockKey& key, std::uint64_t parts) {
+  if (lacking(key, parts) == 0) return true;
   Entry* there = find(key);
-  if (there == nullptr || there->state != State::kVisible ||
-      (parts & ~there->block->parts()) == 0) {
-    return true;
-  }
   if (there->pins != nullptr || there->awaited_by > 0) return false;
   erase(*there);
   return true;

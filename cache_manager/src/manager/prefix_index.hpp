@@ -105,6 +105,9 @@ class PrefixIndex {
   bool pin(const ipc::IncarnationId& client, const ipc::BlockKey& key);
   bool unpin(const ipc::IncarnationId& client, const ipc::BlockKey& key);
 
+  /// Those of the parts that a visible unit does not have; 0 where there is none.
+  [[nodiscard]] std::uint64_t lacking(const ipc::BlockKey& key, std::uint64_t parts) const;
+
   /// Visible, or on its way there.
   [[nodiscard]] bool has(const ipc::BlockKey& key) const { return find(key) != nullptr; }
   /// A visible unit that does not have these parts gives way to one that will, unless it is pinned,

@@ -279,9 +279,11 @@ class Engine final : private worker::SchedulerControl {
 
   // engine_pins.cpp: what is found in host memory stays there until it is loaded.
   void on_pins_failed(const ipc::Error& error);
-  /// False: something of it has gone since the plan was made, or nobody answers. Nothing is pinned
-  /// then.
-  [[nodiscard]] bool pin_loads(const PrefixPlan& plan, std::vector<worker::PinnedBlock>& pinned);
+  /// False: something of it has gone since the plan was made, or was never there, or nobody
+  /// answers. Nothing is pinned then.
+  [[nodiscard]] bool pin_loads(const PrefixPlan& plan,
+                               std::vector<worker::PinnedBlock>& pinned,
+                               worker::LoadPins::Parts parts = worker::LoadPins::Parts::kAsPlanned);
   void lease(std::size_t request, const PrefixPlan& plan);
 
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }

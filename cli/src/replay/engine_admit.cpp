@@ -17,6 +17,7 @@ using ipc::Digest;
 using ipc::GroupId;
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
+using worker::LoadPins;
 
 /// A manager that does not answer within it serves no load either, whatever its table shows. Asked
 /// once in kManagerLook.
@@ -222,7 +223,11 @@ std::optional<PrefixPlan> Engine::plan_to_admit(std::size_t request,
     if (!fits(plan, hashes, outputs) || !make_room(request, plan, hashes, outputs)) {
       return std::nullopt;
     }
-    if (pin_loads(plan, pinned)) return plan;
+    // Rather a load that fails in part than none, where each plan meets other units that lack some.
+    const bool is_last = looks + 1 >= kMostLooks;
+    if (pin_loads(plan, pinned, is_last ? LoadPins::Parts::kAny : LoadPins::Parts::kAsPlanned)) {
+      return plan;
+    }
   }
 }
 

@@ -17,16 +17,22 @@ void Engine::on_pins_failed(const ipc::Error& error) {
   manager_asked_ = ipc::MonotonicClock::now();
 }
 
-bool Engine::pin_loads(const PrefixPlan& plan, std::vector<PinnedBlock>& pinned) {
+bool Engine::pin_loads(const PrefixPlan& plan,
+                       std::vector<PinnedBlock>& pinned,
+                       worker::LoadPins::Parts parts) {
   if (plan.host_hits == 0) return true;
-  auto taken = pins_.take(*client_, plan, [this](ipc::GroupId group, std::uint32_t position) {
+  const auto place_of = [this](ipc::GroupId group, std::uint32_t position) {
     const auto place = places_->find(group, position);
     KVFERRY_CHECK(place.has_value(), "a planned load from nowhere");
     return *place;
-  });
+  };
+  auto taken = pins_.take(*client_, plan, place_of, parts);
   if (!taken) {
     on_pins_failed(taken.error());
     return false;
+  }
+  for (const worker::LoadPins::Lacking& one : taken->lacking) {
+    note_not_loaded(one.group, one.place, static_cast<std::uint8_t>(ipc::ErrorCode::kNotFound));
   }
   counters_.evicted_before_load += taken->gone;
   pinned = std::move(taken->pinned);

@@ -264,7 +264,7 @@ std::string summarize(const ReplayReport& report) {
   optional_row("trace lines skipped", report.skipped_lines, "malformed");
   optional_row("failed copy jobs", c.failed_jobs, "blocks computed again or not stored");
   optional_row("blocks gone before their load", c.evicted_before_load,
-               "evicted after they were seen in host memory: misses");
+               "evicted since they were seen, or not in their store unit: misses");
   optional_row("blocks not stored", c.host_full, "host memory was full");
   add_write_rows(c, optional_row);
   if (report.prefetch != "off") {

@@ -357,5 +357,33 @@ TEST_F(ManagerUnitsTest, ALoadDoesNotWaitForAPartThatAUnitWasStoredWithout) {
   EXPECT_THAT(wait_done().results, ElementsAre(code(ErrorCode::kNotFound)));
 }
 
+// A look shows units whole: that one lacks a part is told before its load, which would fail.
+TEST_F(ManagerUnitsTest, AUnitIsPinnedForThePartsThatItHasAndElseSaysWhichItLacks) {
+  finish(begin_store(1, 8, {1, 3}));
+  finish(begin_store(2, 8, {0, 1, 2, 3}));
+  const auto pin = [this](std::vector<std::uint64_t> parts) {
+    ipc::PinBlocks wanted{{}, std::move(parts)};
+    for (const std::uint64_t unit : {1U, 2U, 3U}) wanted.blocks.push_back({kMain, key(unit)});
+    return client_->call<ipc::PinBlocksReply>(MessageKind::kPinBlocks, wanted);
+  };
+  const auto lacking = pin({0b1110, 0b1110, 0b1110});
+  ASSERT_TRUE(lacking.has_value()) << lacking.error().to_string();
+  EXPECT_THAT(lacking->done, ElementsAre(0, 1, 0));
+  EXPECT_THAT(lacking->lacking, ElementsAre(0b0100, 0, 0)) << "the third one is not there at all";
+  EXPECT_EQ(status()["index"]["pinned"], 1);
+  const ipc::ReservedSlot better = reserve_parts(0b1110).value().slots.at(0);
+  EXPECT_EQ(better.outcome, ipc::ReserveOutcome::kReserved) << "nobody holds what lacks a part";
+  for (const std::uint64_t any : {0b1000ULL, 0ULL}) {
+    const auto there = pin({0b1010, any, any});
+    ASSERT_TRUE(there.has_value()) << there.error().to_string();
+    EXPECT_THAT(there->done, ElementsAre(0, 1, 0)) << "the first one has given way";
+    EXPECT_THAT(there->lacking, Each(0));
+  }
+  const auto without = pin({});
+  ASSERT_FALSE(without.has_value());
+  EXPECT_EQ(without.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(without.error().message, HasSubstr("3 blocks with parts of 0"));
+}
+
 }  // namespace
 }  // namespace kvferry::test

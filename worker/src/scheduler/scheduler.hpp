@@ -133,8 +133,11 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   [[nodiscard]] std::optional<PrefixPlan> plan_to_admit(const Sequence& sequence,
                                                         bool& looks,
                                                         std::vector<PinnedBlock>& pinned);
-  /// False: something of it has gone since the plan was made, or nobody answers.
-  [[nodiscard]] bool pin_loads(const PrefixPlan& plan, std::vector<PinnedBlock>& pinned);
+  /// False: something of it has gone since the plan was made, or was never there, or nobody
+  /// answers.
+  [[nodiscard]] bool pin_loads(const PrefixPlan& plan,
+                               std::vector<PinnedBlock>& pinned,
+                               LoadPins::Parts parts = LoadPins::Parts::kAsPlanned);
 
   // scheduler_store.cpp: to host memory, by the write policy.
   void store_new_blocks(Sequence& sequence);

@@ -122,19 +122,29 @@ std::optional<PrefixPlan> Scheduler::plan_to_admit(const Sequence& sequence,
     looks = looks && tries < kMostPlans && offload_usable();
     PrefixPlan wanted = plan_for(sequence, looks);
     if (!cache_.fits(wanted, sequence) || !make_room(sequence, wanted)) return std::nullopt;
-    if (pin_loads(wanted, pinned)) return wanted;
+    // Rather a load that fails in part than none, where each plan meets other units that lack some.
+    const bool is_last = tries + 1 >= kMostPlans;
+    if (pin_loads(wanted, pinned, is_last ? LoadPins::Parts::kAny : LoadPins::Parts::kAsPlanned)) {
+      return wanted;
+    }
   }
 }
 
-bool Scheduler::pin_loads(const PrefixPlan& plan, std::vector<PinnedBlock>& pinned) {
+bool Scheduler::pin_loads(const PrefixPlan& plan,
+                          std::vector<PinnedBlock>& pinned,
+                          LoadPins::Parts parts) {
   if (plan.host_hits == 0) return true;
-  auto taken = pins_.take(*client_, plan, [this](ipc::GroupId group, std::uint32_t position) {
+  const auto where = [this](ipc::GroupId group, std::uint32_t position) {
     return place_of(group, position);
-  });
+  };
+  auto taken = pins_.take(*client_, plan, where, parts);
   if (!taken) {
     ipc::log_debug("scheduler: pins: {}", taken.error().to_string());
     if (taken.error().code == ipc::ErrorCode::kTimeout) do_without_offload();
     return false;
+  }
+  for (const LoadPins::Lacking& one : taken->lacking) {
+    note_lacking(one.group, one.place, static_cast<std::uint8_t>(ErrorCode::kNotFound));
   }
   pinned = std::move(taken->pinned);
   return taken->gone == 0;

@@ -13,6 +13,7 @@
 #include "kvferry/ipc/os/home_process.hpp"
 #include "kvferry/ipc/rank/component_user.hpp"
 #include "kvferry/ipc/rank/memory_user.hpp"
+#include "kvferry/worker/pinned_block.hpp"
 #include "kvferry/worker/scheduler_control.hpp"
 
 #include <chrono>
@@ -63,12 +64,6 @@ struct LookupResult {
   std::uint32_t usable_prefix = 0;
   /// presence[group][i] for hashes[i]. kHitPending: being stored; ask again or wait.
   std::vector<std::vector<Presence>> presence;
-};
-
-/// A block in host memory, or a store unit.
-struct PinnedBlock {
-  GroupId group;
-  Digest key;  ///< As LoadItem's.
 };
 
 enum class Reservation : std::uint8_t { kReserved = 1, kAlreadyThere, kFull, kInUse };
@@ -405,6 +400,10 @@ class Client {
   /// pins nothing. After kTimeout nothing is pinned.
   [[nodiscard]] Result<std::vector<bool>> pin_blocks(std::span<const PinnedBlock> blocks,
                                                      Deadline deadline);
+  /// The same for loads of some parts of store units, which a look shows whole: of one that lacks
+  /// any of them it says which, and does not pin it.
+  [[nodiscard]] Result<std::vector<PinOutcome>> pin_parts(std::span<const PinWanted> wanted,
+                                                          Deadline deadline);
   /// Takes one pin of each back: of those that pin_blocks() said were there. A load that was
   /// submitted before keeps what it needs. Sends and does not wait: kNoManager (the pins are over),
   /// kCancelled, kBusy (retry).

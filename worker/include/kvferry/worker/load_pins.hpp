@@ -21,14 +21,25 @@ class LoadPins {
  public:
   /// Where a load finds a block. @pre the plan loads it
   using PlaceOf = std::function<UnitPart(ipc::GroupId group, std::uint32_t position)>;
+  struct Lacking {
+    ipc::GroupId group;
+    UnitPart place;
+  };
   struct Taken {
     std::vector<PinnedBlock> pinned;  ///< To be let go of when the load has ended.
-    std::uint64_t gone =
-        0;  ///< Of the plan's loads: then nothing is pinned, and a new plan needed.
+    /// Of the plan's loads: then nothing is pinned, and a new plan needed.
+    std::uint64_t gone = 0;
+    std::vector<Lacking> lacking;  ///< Of those, parts that a unit which is there does not have.
   };
+  /// Whether units have to have the parts that the plan loads. Where plan after plan meets some
+  /// that have not, what there is may be worth more than none.
+  enum class Parts : std::uint8_t { kAsPlanned, kAny };
 
   /// Pins all that the plan loads, or nothing of it. Errors as Client::pin_blocks().
-  [[nodiscard]] Result<Taken> take(Client& client, const PrefixPlan& plan, const PlaceOf& place_of);
+  [[nodiscard]] Result<Taken> take(Client& client,
+                                   const PrefixPlan& plan,
+                                   const PlaceOf& place_of,
+                                   Parts parts = Parts::kAsPlanned);
   /// Pins what is there of these, and returns it.
   [[nodiscard]] static Result<std::vector<PinnedBlock>> take_there(
       Client& client, std::span<const PinnedBlock> blocks);

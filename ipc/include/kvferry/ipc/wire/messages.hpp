@@ -24,7 +24,7 @@
 /// Adding, removing or reordering a field means: bump kWireVersion.
 namespace kvferry::ipc {
 
-inline constexpr std::uint32_t kWireVersion = 22;
+inline constexpr std::uint32_t kWireVersion = 23;
 
 constexpr std::uint64_t wire_max(DataType) { return static_cast<std::uint64_t>(DataType::kUint8); }
 constexpr std::uint64_t wire_max(RegionKind) {
@@ -442,11 +442,15 @@ struct PinnedBlock {
 /// kPinBlocks and kUnpinBlocks: the same of single groups' blocks.
 struct PinBlocks {
   std::vector<PinnedBlock> blocks;
-  template <typename V> void visit(V& v) { v(blocks); }
+  /// Of each that have to be there to be pinned, a bit for each; 0: whichever are. kUnpinBlocks: no
+  /// elements.
+  std::vector<std::uint64_t> parts;
+  template <typename V> void visit(V& v) { v(blocks, parts); }
 };
 struct PinBlocksReply {
-  std::vector<std::uint8_t> done;  ///< Of each 1, or 0: it is not there (unpin: not pinned).
-  template <typename V> void visit(V& v) { v(done); }
+  std::vector<std::uint8_t> done;      ///< Of each 1, or 0: it is not there (unpin: not pinned).
+  std::vector<std::uint64_t> lacking;  ///< Of each, parts that it was to have and has not.
+  template <typename V> void visit(V& v) { v(done, lacking); }
 };
 
 struct LoadItem {
