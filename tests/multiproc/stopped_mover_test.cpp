@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include <csignal>
+#include <cstdio>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -128,7 +130,7 @@ class StoppedMoverTest : public testing::Test {
     }
   }
   void TearDown() override {
-    if (HasFailure() && manager_) std::fputs(manager_->stderr_text().c_str(), stderr);
+    if (HasFailure() && manager_) (void)std::fputs(manager_->stderr_text().c_str(), stderr);
     stores_.close();
     shares_.close();
   }
