@@ -10,6 +10,8 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <limits>
+#include <memory>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -88,6 +90,7 @@ class LearnedPolicy final : public EvictionPolicy {
     NodeId gone_before = kNoNode;  ///< Among those that are gone.
     NodeId gone_after = kNoNode;
   };
+  /// Of one cell.
   struct CellBlocks {
     NodeId first = kNoNode;
     NodeId last = kNoNode;
@@ -95,13 +98,17 @@ class LearnedPolicy final : public EvictionPolicy {
     std::uint64_t counted = 0;
     double counted_last = 0;  ///< Sum of Node::last of those.
   };
+  /// There once a block was in one of them: of a small cache, or a tenant's, most are not.
+  using ClassBlocks = std::array<CellBlocks, ReuseModel::kBins>;
 
   void on_use(std::span<const BlockUse> path, const std::vector<bool>& fresh) override {
     grow_older();
     for (std::size_t i = 0; i < path.size(); ++i) {
       const NodeId node = fresh[i] ? enter(path[i]) : nodes_of_.at(path[i].id);
       Node& block = nodes_[node];
+      bool after_long = false;
       if (block.uses > 0) {
+        after_long = model_.is_long(now_ - block.last);
         count_time(block);
         if (block.counted) model_.add_use(block.cell);
         leave_cell(node);
@@ -110,7 +117,7 @@ class LearnedPolicy final : public EvictionPolicy {
       }
       ++block.uses;
       block.last = now_;
-      enter_cell(node, ReuseModel::first_cell(block.uses, block.turn));
+      enter_cell(node, ReuseModel::first_cell(block.uses, block.turn, after_long));
     }
     model_.end_request();
     now_ += path.size();
@@ -142,18 +149,20 @@ class LearnedPolicy final : public EvictionPolicy {
     for (std::size_t rank = with_free_.next(0); rank < ReuseModel::kCells;
          rank = with_free_.next(rank + 1)) {
       const Cell cell = model_.by_worth()[rank];
-      if (const auto chosen = cells_[cell].free.first(may_evict)) return chosen;
+      if (const auto chosen = blocks_in(cell).free.first(may_evict)) return chosen;
     }
     return std::nullopt;
   }
 
   void insert_free(Cell cell, std::uint64_t last, EntryId id) {
-    if (cells_[cell].free.empty()) with_free_.insert(model_.rank(cell));
-    cells_[cell].free.insert(last, id);
+    RankedBlocks<std::uint64_t>& free = blocks_in(cell).free;
+    if (free.empty()) with_free_.insert(model_.rank(cell));
+    free.insert(last, id);
   }
   void erase_free(Cell cell, std::uint64_t last, EntryId id) {
-    cells_[cell].free.erase(last, id);
-    if (cells_[cell].free.empty()) with_free_.erase(model_.rank(cell));
+    RankedBlocks<std::uint64_t>& free = blocks_in(cell).free;
+    free.erase(last, id);
+    if (free.empty()) with_free_.erase(model_.rank(cell));
   }
 
   NodeId enter(const BlockUse& use) {
@@ -188,7 +197,7 @@ class LearnedPolicy final : public EvictionPolicy {
          cell = with_blocks_.next(cell + 1)) {
       const auto here = static_cast<Cell>(cell);
       while (now_ >= due_[here]) {
-        const NodeId node = cells_[here].first;
+        const NodeId node = blocks_in(here).first;
         const Node& block = nodes_[node];
         if (block.counted) {
           model_.add_time(here, static_cast<double>(model_.end(here) - model_.begin(here)));
@@ -211,24 +220,36 @@ class LearnedPolicy final : public EvictionPolicy {
 
   void learn() {
     if (static_cast<double>(now_ - learned_) < learn_every_) return;
-    for (std::size_t cell = 0; cell < ReuseModel::kCells; ++cell) {
-      const CellBlocks& blocks = cells_[cell];
+    std::vector<double> pending(ReuseModel::kCells, 0);
+    for (Cell cell = 0; cell < ReuseModel::kCells; ++cell) {
+      if (!has_blocks_of(cell)) continue;
+      const CellBlocks& blocks = blocks_in(cell);
       const auto count = static_cast<double>(blocks.counted);
-      const auto begin = static_cast<double>(model_.begin(static_cast<Cell>(cell)));
-      pending_[cell] =
+      const auto begin = static_cast<double>(model_.begin(cell));
+      pending[cell] =
           std::max(0.0, count * (static_cast<double>(now_) - begin) - blocks.counted_last);
     }
-    model_.learn(pending_, static_cast<double>(now_ - learned_));
+    model_.learn(pending, static_cast<double>(now_ - learned_));
     learned_ = now_;
     with_free_.clear();  // in another order now
     for (std::size_t rank = 0; rank < ReuseModel::kCells; ++rank) {
-      if (!cells_[model_.by_worth()[rank]].free.empty()) with_free_.insert(rank);
+      const Cell cell = model_.by_worth()[rank];
+      if (has_blocks_of(cell) && !blocks_in(cell).free.empty()) with_free_.insert(rank);
     }
+  }
+
+  [[nodiscard]] bool has_blocks_of(Cell cell) const {
+    return classes_[cell / ReuseModel::kBins] != nullptr;
+  }
+  CellBlocks& blocks_in(Cell cell) {
+    std::unique_ptr<ClassBlocks>& blocks = classes_[cell / ReuseModel::kBins];
+    if (blocks == nullptr) blocks = std::make_unique<ClassBlocks>();
+    return (*blocks)[ReuseModel::bin_of(cell)];
   }
 
   void enter_cell(NodeId node, Cell cell) {
     Node& block = nodes_[node];
-    CellBlocks& blocks = cells_[cell];
+    CellBlocks& blocks = blocks_in(cell);
     block.cell = cell;
     block.before = blocks.last;
     block.after = kNoNode;
@@ -241,7 +262,7 @@ class LearnedPolicy final : public EvictionPolicy {
     }
   }
   void tell_first(Cell cell) {
-    const NodeId first = cells_[cell].first;
+    const NodeId first = blocks_in(cell).first;
     if (first == kNoNode) {
       with_blocks_.erase(cell);
       due_[cell] = kNever;
@@ -252,7 +273,7 @@ class LearnedPolicy final : public EvictionPolicy {
   }
   void leave_cell(NodeId node) {
     const Node& block = nodes_[node];
-    CellBlocks& blocks = cells_[block.cell];
+    CellBlocks& blocks = blocks_in(block.cell);
     (block.before == kNoNode ? blocks.first : nodes_[block.before].after) = block.after;
     (block.after == kNoNode ? blocks.last : nodes_[block.after].before) = block.before;
     if (block.before == kNoNode) tell_first(block.cell);
@@ -299,13 +320,12 @@ class LearnedPolicy final : public EvictionPolicy {
   PagedVector<Node> nodes_;
   std::vector<NodeId> unused_;
   PerBlock<NodeId> nodes_of_;
-  std::array<CellBlocks, ReuseModel::kCells> cells_;
+  std::array<std::unique_ptr<ClassBlocks>, ReuseModel::kClasses> classes_;
   FewNumbers<ReuseModel::kCells> with_blocks_;  ///< Cells.
   /// When the first block of each cell leaves it.
   std::vector<std::uint64_t> due_ = std::vector<std::uint64_t>(ReuseModel::kCells, kNever);
   FewNumbers<ReuseModel::kCells> with_free_;  ///< Cells, by their rank.
-  std::vector<double> pending_ = std::vector<double>(ReuseModel::kCells, 0);
-  SplitMap<std::uint64_t, NodeId> watched_;  ///< Gone, by key.
+  SplitMap<std::uint64_t, NodeId> watched_;   ///< Gone, by key.
   NodeId first_gone_ = kNoNode;
   NodeId last_gone_ = kNoNode;
 };

@@ -3,7 +3,6 @@
 #include "eviction/reuse_model.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -12,80 +11,28 @@
 namespace kvferry::cache_manager {
 namespace {
 
+using reuse::Curve;
+using reuse::Grouping;
+
 constexpr double kFirstEdge = 4;  ///< At least: below that steps would be empty.
 constexpr double kStepsBelowCapacity = 64;
-/// Requests' worth of belief in the step before, and for a class in its own one before, and in the
-/// class that is used half as often.
-constexpr double kBeliefInNeighbour = 0.5;
-constexpr double kBeliefInAll = 0.3;
-/// Of a class little is known: its rate is so many times that of blocks used half as often. Caches
-/// are like that; without it each class has to be learned by itself.
-constexpr double kRiseByUses = 1.8;
-/// A class's rate is at most so many times that of all, or one by that.
-constexpr double kMostRatio = 30;
-/// Standard deviations of a rise that is believed.
-constexpr double kSignificant = 3;
-/// Nothing is known: one block in ten is used again in the time that has passed since its last use.
-constexpr double kFirstGuess = 0.1;
-
+/// A use came long after the one before if the cache could have been filled so many times.
+constexpr double kLongGap = 4;
+/// How many times less likely the other grouping has to have made what happened before it is
+/// believed as much as the first one, as a logarithm.
+constexpr double kDoubt = 1;
+/// Where one is believed, the other changes no rate.
+constexpr double kBelieved = 0.99;
 /// What is less likely changes no worth.
 constexpr double kCertain = 1e-9;
-
-constexpr std::size_t kUseLevels = 7;
-constexpr std::size_t kTurnLevels = 4;
-static_assert(ReuseModel::kClasses == kUseLevels * kTurnLevels);
-
-// 1, 2, 3 to 4, 5 to 8 and so on.
-std::size_t level_of_uses(std::uint32_t uses) {
-  const auto level = static_cast<std::size_t>(std::bit_width(std::max(uses, 1U) - 1));
-  return std::min(level, kUseLevels - 1);
-}
-
-std::size_t level_of_turn(std::uint32_t turn) {
-  if (turn <= 2) return turn <= 1 ? 0 : 1;
-  return turn <= 4 ? 2 : 3;
-}
-
-/// Pools neighbours until rates fall with age, but for rises that are significant (pool adjacent
-/// violators, reluctantly). events: what each rate is known by.
-template <typename Curve> void let_fall(Curve& rates, const Curve& events) {
-  struct Pool {
-    double events = 0;
-    double time = 0;
-    std::size_t bins = 0;
-    [[nodiscard]] double rate() const { return events / time; }
-  };
-  std::vector<Pool> pools;
-  for (std::size_t bin = 0; bin < rates.size(); ++bin) {
-    pools.push_back({events[bin], events[bin] / rates[bin], 1});
-    while (pools.size() > 1) {
-      const Pool later = pools.back();
-      Pool& earlier = pools[pools.size() - 2];
-      if (later.rate() <= earlier.rate()) break;
-      const double both = (earlier.events + later.events) / (earlier.time + later.time);
-      const double deviation =
-          std::sqrt(both * later.time * earlier.time / (earlier.time + later.time));
-      if (later.events - both * later.time > kSignificant * deviation) break;
-      earlier.events += later.events;
-      earlier.time += later.time;
-      earlier.bins += later.bins;
-      pools.pop_back();
-    }
-  }
-  std::size_t bin = 0;
-  for (const Pool& pool : pools) {
-    std::fill_n(rates.begin() + static_cast<std::ptrdiff_t>(bin), pool.bins, pool.rate());
-    bin += pool.bins;
-  }
-}
 
 }  // namespace
 
 ReuseModel::ReuseModel(std::size_t capacity)
     : half_life_(40.0 * static_cast<double>(capacity) + 40'000.0),
-      time_(kCells, 0),
-      uses_(kCells, 0),
-      squares_(kCells, 0),
+      long_gap_(static_cast<std::uint64_t>(kLongGap * static_cast<double>(capacity))),
+      told_time_(kCells, 0),
+      told_uses_(kCells, 0),
       worth_(kCells, 0),
       order_(kCells, 0),
       ranks_(kCells, 0),
@@ -100,11 +47,11 @@ ReuseModel::ReuseModel(std::size_t capacity)
     middles_[bin] =
         1 + (begin + std::min(static_cast<double>(edges_[bin + 1]), 1.5 * begin + 1)) / 2;
   }
-  learn(time_, 0);
+  learn(std::vector<double>(kCells, 0), 0);
 }
 
-ReuseModel::Cell ReuseModel::first_cell(std::uint32_t uses, std::uint32_t turn) {
-  return static_cast<Cell>((level_of_uses(uses) * kTurnLevels + level_of_turn(turn)) * kBins);
+ReuseModel::Cell ReuseModel::first_cell(std::uint32_t uses, std::uint32_t turn, bool after_long) {
+  return static_cast<Cell>(reuse::class_of(uses, turn, after_long) * kBins);
 }
 
 void ReuseModel::add_use(Cell cell) {
@@ -114,74 +61,70 @@ void ReuseModel::add_use(Cell cell) {
 void ReuseModel::end_request() {
   for (const Cell cell : touched_) {
     const double uses = of_request_[cell];
-    uses_[cell] += uses;
-    squares_[cell] += uses * uses;
+    counts_.uses[cell] += uses;
+    counts_.squares[cell] += uses * uses;
     of_request_[cell] = 0;
   }
   touched_.clear();
 }
 
-// Uses by the requests that they were of, as if each had as many.
-double ReuseModel::dispersion(double uses, double squares) const {
-  return (squares + common_dispersion_ * common_dispersion_) / (uses + common_dispersion_);
+void ReuseModel::learn(std::span<const double> pending, double passed) {
+  const double kept = std::exp2(-passed / half_life_);
+  reuse::Counts counts(counts_);
+  for (std::size_t cell = 0; cell < kCells; ++cell) counts.time[cell] += pending[cell];
+  evidence_ = (evidence_ + evidence_of(counts)) * kept;
+  counts_.decay(kept);
+  common_dispersion_ = (std::accumulate(counts_.squares.begin(), counts_.squares.end(), 0.0) + 1) /
+                       (std::accumulate(counts_.uses.begin(), counts_.uses.end(), 0.0) + 1);
+  counts = counts_;
+  for (std::size_t cell = 0; cell < kCells; ++cell) counts.time[cell] += pending[cell];
+  told_time_ = counts.time;
+  told_uses_ = counts.uses;
+  const Curve common = reuse::common_rates(counts, middles_, common_dispersion_);
+  by_turn_ = reuse::rates_of(counts, common, common_dispersion_, Grouping::kByTurn);
+  by_gap_ = reuse::rates_of(counts, common, common_dispersion_, Grouping::kByGap);
+  for (std::size_t block_class = 0; block_class < kClasses; ++block_class) {
+    set_worth(block_class, rates_of(block_class));
+  }
+  sort_by_worth();
 }
 
-ReuseModel::Curve ReuseModel::common_rates(std::span<const double> time) const {
-  Curve rates{};
-  Curve events{};
-  for (std::size_t bin = 0; bin < kBins; ++bin) {
-    double uses = 0;
-    double squares = 0;
-    double at_risk = 0;
-    for (std::size_t cell = bin; cell < kCells; cell += kBins) {
-      uses += uses_[cell];
-      squares += squares_[cell];
-      at_risk += time[cell];
-    }
-    // A rate that is unknown is as the one before it, by the ages.
-    const double expected =
-        bin == 0 ? kFirstGuess / middles_[0] : rates[bin - 1] * middles_[bin - 1] / middles_[bin];
-    const double weight = 1 / dispersion(uses, squares);
-    events[bin] = uses * weight + kBeliefInNeighbour;
-    rates[bin] = events[bin] / (at_risk * weight + kBeliefInNeighbour / expected);
+// The likelihood of what happened since is that of a Poisson process: of each use its rate, and of
+// the time at risk that there was none besides. Requests count, not blocks.
+double ReuseModel::evidence_of(const reuse::Counts& counts) const {
+  double evidence = 0;
+  for (std::size_t cell = 0; cell < kCells; ++cell) {
+    const double uses = std::max(0.0, counts.uses[cell] - told_uses_[cell]);
+    const double time = std::max(0.0, counts.time[cell] - told_time_[cell]);
+    if (uses == 0 && time == 0) continue;
+    const double by_turn = rate_by(Grouping::kByTurn, cell);
+    const double by_gap = rate_by(Grouping::kByGap, cell);
+    const double weight =
+        1 / reuse::dispersion(counts.uses[cell], counts.squares[cell], common_dispersion_);
+    evidence += weight * (uses * std::log(by_gap / by_turn) - time * (by_gap - by_turn));
   }
-  let_fall(rates, events);
+  return evidence;
+}
+
+double ReuseModel::rate_by(Grouping grouping, std::size_t cell) const {
+  const reuse::Rates& rates = grouping == Grouping::kByTurn ? by_turn_ : by_gap_;
+  return rates[reuse::group_of(cell / kBins, grouping)][cell % kBins];
+}
+
+Curve ReuseModel::rates_of(std::size_t block_class) const {
+  const Curve& by_turn = by_turn_[reuse::group_of(block_class, Grouping::kByTurn)];
+  const Curve& by_gap = by_gap_[reuse::group_of(block_class, Grouping::kByGap)];
+  const double belief = 1 / (1 + std::exp(kDoubt - evidence_));
+  if (belief > kBelieved) return by_gap;
+  if (belief < 1 - kBelieved) return by_turn;
+  Curve rates{};
+  for (std::size_t bin = 0; bin < kBins; ++bin) {
+    rates[bin] = by_turn[bin] * std::pow(by_gap[bin] / by_turn[bin], belief);
+  }
   return rates;
 }
 
-void ReuseModel::learn(std::span<const double> pending, double passed) {
-  const double kept = std::exp2(-passed / half_life_);
-  for (std::vector<double>* counts : {&time_, &uses_, &squares_}) {
-    for (double& count : *counts) count *= kept;
-  }
-  common_dispersion_ = (std::accumulate(squares_.begin(), squares_.end(), 0.0) + 1) /
-                       (std::accumulate(uses_.begin(), uses_.end(), 0.0) + 1);
-  std::vector<double> time(time_);
-  for (std::size_t cell = 0; cell < kCells; ++cell) time[cell] += pending[cell];
-  const Curve common = common_rates(time);
-  std::vector<Curve> ratios_of(kClasses);  // To that.
-  for (std::size_t block_class = 0; block_class < kClasses; ++block_class) {
-    Curve rates{};
-    Curve events{};
-    Curve& ratios = ratios_of[block_class];
-    const Curve* const below =
-        block_class < kTurnLevels ? nullptr : &ratios_of[block_class - kTurnLevels];
-    double before = 1;  // of the step before
-    for (std::size_t bin = 0; bin < kBins; ++bin) {
-      const std::size_t cell = block_class * kBins + bin;
-      const double weight = 1 / dispersion(uses_[cell], squares_[cell]);
-      const double in_step = below != nullptr && bin == 0 ? 0 : kBeliefInAll;
-      const double in_below = below != nullptr ? kBeliefInAll : 0;
-      const double rise = below != nullptr ? kRiseByUses * (*below)[bin] : 0;
-      events[bin] = uses_[cell] * weight + in_step + in_below;
-      const double ratio = (uses_[cell] * weight + in_step * before + in_below * rise) /
-                           (time[cell] * common[bin] * weight + in_step + in_below);
-      before = ratios[bin] = std::clamp(ratio, 1 / kMostRatio, kMostRatio);
-      rates[bin] = common[bin] * ratios[bin];
-    }
-    let_fall(rates, events);
-    set_worth(block_class, rates);
-  }
+void ReuseModel::sort_by_worth() {
   // Of equals the older ones, then the class of the lower number.
   std::array<std::pair<double, Cell>, kCells> by_worth;
   for (std::size_t cell = 0; cell < kCells; ++cell) {

@@ -40,8 +40,10 @@ TEST(ReuseModelTest, StepsCoverAllAgesAndClassesAreApart) {
   std::set<Cell> firsts;
   for (const std::uint32_t uses : {1U, 2U, 3U, 5U, 9U, 17U, 33U, 1000U}) {
     for (const std::uint32_t turn : {1U, 2U, 3U, 5U, 1000U}) {
-      const Cell first = ReuseModel::first_cell(uses, turn);
+      const Cell first = ReuseModel::first_cell(uses, turn, false);
       firsts.insert(first);
+      firsts.insert(ReuseModel::first_cell(uses, turn, true));
+      EXPECT_EQ(ReuseModel::first_cell(uses, turn, true) == first, uses == 1);
       EXPECT_EQ(model.begin(first), 0U);
       for (Cell cell = first; !ReuseModel::is_last(cell); ++cell) {
         ASSERT_LT(model.begin(cell), model.end(cell));
@@ -69,8 +71,8 @@ TEST(ReuseModelTest, KnowsNothingAndTakesTheOldestFirst) {
 TEST(ReuseModelTest, ConstantRatesAreWorthThemselves) {
   ReuseModel model(kCapacity);
   std::mt19937 random(1);
-  const Cell rare = ReuseModel::first_cell(1, 1);
-  const Cell often = ReuseModel::first_cell(9, 1);
+  const Cell rare = ReuseModel::first_cell(1, 1, false);
+  const Cell often = ReuseModel::first_cell(9, 1, false);
   live(model, rare, 4'000, random, [](std::size_t) { return 1e-4; });
   live(model, often, 4'000, random, [](std::size_t) { return 2e-3; });
   model.learn(kNothingPending, 0);
@@ -84,7 +86,7 @@ TEST(ReuseModelTest, ConstantRatesAreWorthThemselves) {
 TEST(ReuseModelTest, ARiseThatIsSignificantIsBelieved) {
   ReuseModel model(kCapacity);
   std::mt19937 random(2);
-  const Cell first = ReuseModel::first_cell(1, 1);
+  const Cell first = ReuseModel::first_cell(1, 1, false);
   live(model, first, 4'000, random, [](std::size_t bin) {
     return bin < 6 ? 1e-6 : bin < 10 ? 3e-3 : 1e-6;
   });
@@ -97,7 +99,7 @@ TEST(ReuseModelTest, ARiseThatIsSignificantIsBelieved) {
 // A few requests of many blocks each look like hundreds of events, and are not.
 TEST(ReuseModelTest, ARiseThatMayBeChanceIsNot) {
   ReuseModel model(kCapacity);
-  const Cell first = ReuseModel::first_cell(1, 1);
+  const Cell first = ReuseModel::first_cell(1, 1, false);
   for (Cell bin = 0; bin < 8; ++bin) {
     const auto width = static_cast<double>(model.end(first + bin) - model.begin(first + bin));
     model.add_time(first + bin, 1000 * width);
@@ -116,7 +118,7 @@ TEST(ReuseModelTest, ARiseThatMayBeChanceIsNot) {
 TEST(ReuseModelTest, TimeOfBlocksThatAreStillThereCounts) {
   ReuseModel with(kCapacity);
   ReuseModel without(kCapacity);
-  const Cell cell = ReuseModel::first_cell(1, 1) + 5;
+  const Cell cell = ReuseModel::first_cell(1, 1, false) + 5;
   for (ReuseModel* model : {&with, &without}) {
     for (int use = 0; use < 20; ++use) {
       model->add_time(cell, 100);
@@ -131,10 +133,40 @@ TEST(ReuseModelTest, TimeOfBlocksThatAreStillThereCounts) {
   EXPECT_LT(with.worth(cell), without.worth(cell) / 20);
 }
 
+/// Rounds in which blocks used twice live, and what the model learns after each.
+template <typename Rate> void live_rounds(ReuseModel& model, const Rate& rate) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 20; ++round) {
+    for (const std::uint32_t turn : {1U, 3U}) {
+      for (const bool after_long : {false, true}) {
+        live(model, ReuseModel::first_cell(2, turn, after_long), 100, random,
+             [&](std::size_t /*bin*/) { return rate(turn, after_long); });
+      }
+    }
+    model.learn(kNothingPending, 100);
+  }
+}
+
+TEST(ReuseModelTest, WhatTellsReuseIsFoundOut) {
+  ReuseModel by_gap(kCapacity);
+  live_rounds(by_gap, [](std::uint32_t, bool after_long) { return after_long ? 2e-4 : 2e-3; });
+  ReuseModel by_turn(kCapacity);
+  live_rounds(by_turn, [](std::uint32_t turn, bool) { return turn == 1 ? 2e-4 : 2e-3; });
+  for (const std::uint32_t turn : {1U, 3U}) {
+    for (const bool after_long : {false, true}) {
+      const Cell cell = ReuseModel::first_cell(2, turn, after_long);
+      EXPECT_NEAR(std::log(by_gap.worth(cell) / (after_long ? 2e-4 : 2e-3)), 0, 0.3) << turn;
+      EXPECT_NEAR(std::log(by_turn.worth(cell) / (turn == 1 ? 2e-4 : 2e-3)), 0, 0.3) << turn;
+    }
+  }
+  EXPECT_FALSE(by_gap.is_long(4 * kCapacity));
+  EXPECT_TRUE(by_gap.is_long(4 * kCapacity + 1));
+}
+
 TEST(ReuseModelTest, WhatIsOldCountsLess) {
   ReuseModel model(kCapacity);
   std::mt19937 random(4);
-  const Cell first = ReuseModel::first_cell(1, 1);
+  const Cell first = ReuseModel::first_cell(1, 1, false);
   live(model, first, 2'000, random, [](std::size_t) { return 2e-3; });
   model.learn(kNothingPending, 0);
   EXPECT_NEAR(std::log(model.worth(first) / 2e-3), 0, 0.25);
