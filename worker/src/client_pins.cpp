@@ -23,10 +23,14 @@ Result<std::uint32_t> count_pins(ClientLink& link,
   return reply.pinned;
 }
 
-ipc::PinBlocks pins_of(std::span<const PinnedBlock> blocks) {
+ipc::PinBlocks pins_of(std::span<const PinWanted> wanted) {
   ipc::PinBlocks message;
-  message.blocks.reserve(blocks.size());
-  for (const PinnedBlock& block : blocks) message.blocks.push_back({block.group, block.key});
+  message.blocks.reserve(wanted.size());
+  message.parts.reserve(wanted.size());
+  for (const PinWanted& one : wanted) {
+    message.blocks.push_back({one.block.group, one.block.key});
+    message.parts.push_back(one.parts);
+  }
   return message;
 }
 
@@ -56,20 +60,17 @@ Result<std::vector<PinOutcome>> Client::pin_parts(std::span<const PinWanted> wan
                                                   Deadline deadline) {
   if (wanted.empty()) return std::vector<PinOutcome>{};
   KVFERRY_TRY(check_count(wanted.size(), "blocks to pin"));
-  std::vector<PinnedBlock> blocks;
-  blocks.reserve(wanted.size());
-  for (const PinWanted& one : wanted) blocks.push_back(one.block);
-  ipc::PinBlocks message = pins_of(blocks);
-  message.parts.reserve(wanted.size());
-  for (const PinWanted& one : wanted) message.parts.push_back(one.parts);
+  const ipc::PinBlocks message = pins_of(wanted);
   const auto reply =
       impl_->link.call<ipc::PinBlocksReply>(MessageKind::kPinBlocks, message, deadline);
   if (!reply) {
-    // The manager may still get to it, and then to this.
+    // The manager may still get to it, and then to this: it takes back what that pinned. A unit
+    // that lacked parts may have an earlier pin, which stays.
     if (reply.error().code == ErrorCode::kTimeout) {
-      if (const Status undone = unpin_blocks(blocks); !undone) {
+      const Status undone = impl_->link.send_only(MessageKind::kUnpinBlocks, ipc::encode(message));
+      if (!undone) {
         ipc::log_warn("client: {} blocks stay pinned if the manager ever answers: {}",
-                      blocks.size(), undone.error().to_string());
+                      wanted.size(), undone.error().to_string());
       }
     }
     return reply.error();
@@ -89,7 +90,10 @@ Result<std::vector<PinOutcome>> Client::pin_parts(std::span<const PinWanted> wan
 Status Client::unpin_blocks(std::span<const PinnedBlock> blocks) {
   if (blocks.empty()) return ipc::ok();
   KVFERRY_TRY(check_count(blocks.size(), "blocks to unpin"));
-  return impl_->link.send_only(MessageKind::kUnpinBlocks, ipc::encode(pins_of(blocks)));
+  ipc::PinBlocks message;
+  message.blocks.reserve(blocks.size());
+  for (const PinnedBlock& block : blocks) message.blocks.push_back({block.group, block.key});
+  return impl_->link.send_only(MessageKind::kUnpinBlocks, ipc::encode(message));
 }
 
 }  // namespace kvferry::worker

@@ -337,7 +337,8 @@ void ClientRequests::pin_blocks(const ClientRecord& client, const ipc::Envelope&
   }
   PrefixIndex& index = context_.index;
   const bool pins = request.kind == ipc::MessageKind::kPinBlocks;
-  if (message.parts.size() != (pins ? message.blocks.size() : 0)) {
+  const bool names_parts = pins || !message.parts.empty();
+  if (names_parts && message.parts.size() != message.blocks.size()) {
     context_.refuse(
         client.peer, request,
         KVFERRY_ERROR(kInvalidArgument, "{} of {} blocks with parts of {}",
@@ -349,11 +350,12 @@ void ClientRequests::pin_blocks(const ClientRecord& client, const ipc::Envelope&
   for (std::size_t i = 0; i < message.blocks.size(); ++i) {
     const ipc::PinnedBlock& block = message.blocks[i];
     const ipc::BlockKey key{client.root, block.key, block.group};
-    const std::uint64_t lacking = pins ? index.lacking(key, message.parts[i]) : 0;
+    const std::uint64_t lacking = names_parts ? index.lacking(key, message.parts[i]) : 0;
+    // A unit that is pinned stays as it is: what lacks a part now was not pinned for it before.
     const bool done =
-        pins ? lacking == 0 && index.pin(client.peer.id, key) : index.unpin(client.peer.id, key);
+        lacking == 0 && (pins ? index.pin(client.peer.id, key) : index.unpin(client.peer.id, key));
     reply.done.push_back(done ? 1 : 0);
-    if (pins) reply.lacking.push_back(lacking);
+    if (names_parts) reply.lacking.push_back(lacking);
   }
   context_.reply(client.peer, request, reply);
 }

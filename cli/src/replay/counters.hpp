@@ -25,7 +25,7 @@ struct ReplayCounters {
   std::uint64_t host_full = 0;        ///< Blocks not stored for lack of room.
   std::uint64_t failed_jobs = 0;      ///< Loads and stores with at least one failed block.
   std::uint64_t recomputed = 0;       ///< Blocks computed again because their load failed.
-  /// Blocks that were seen in host memory and had gone when they were to be loaded: misses.
+  /// Blocks that were seen in host memory and were not there when they were to be loaded: misses.
   std::uint64_t evicted_before_load = 0;
   std::uint64_t blocks_verified = 0;
   std::uint64_t blocks_corrupt = 0;

@@ -183,8 +183,7 @@ ipc::Status check_pace(const std::vector<TraceRequest>& requests, double speed) 
     return KVFERRY_ERROR(
         kInvalidArgument,
         "request {} has the timestamp {} ms, the first one {}: at --speed {} it is due after "
-        "{:.3g} "
-        "days, more than {:.0f}; mend its timestamp, or play at a higher --speed, or at max",
+        "{:.3g} days, more than {:.0f}; mend its timestamp, or play at a higher --speed, or at max",
         i + 1, requests[i].timestamp_ms, requests[0].timestamp_ms, speed, ms / speed / kDayMs,
         kLongestPlayMs / kDayMs);
   }

@@ -14,6 +14,7 @@ using ipc::BlockId;
 using worker::Completion;
 using worker::LoadItem;
 using worker::PinnedBlock;
+using worker::PinWanted;
 using worker::Presence;
 
 class ManagerPinsTest : public ManagerClientTest {
@@ -127,6 +128,40 @@ TEST_F(ManagerPinsTest, AManagerThatAnswersTooLatePinsNothing) {
   ASSERT_TRUE(engine_->status(soon()).has_value());
   EXPECT_EQ(status()["index"]["pinned"], 0);
   EXPECT_EQ(engine_->presence(kMain, key(2)), Presence::kHit);
+}
+
+TEST_F(ManagerPinsTest, ABlockWithoutAPartThatIsAskedForIsNotPinned) {
+  start_engine();
+  connect_engine();
+  store_prefix(1, 2);
+  const std::vector<PinWanted> wanted = {{{kMain, key(1)}, 0b11}, {{kMain, key(2)}, 0b01}};
+  const auto outcomes = engine_->pin_parts(wanted, soon());
+  ASSERT_TRUE(outcomes.has_value()) << outcomes.error().to_string();
+  ASSERT_EQ(outcomes->size(), 2U);
+  EXPECT_FALSE(outcomes->at(0).pinned);
+  EXPECT_EQ(outcomes->at(0).lacking, 0b10U);
+  EXPECT_TRUE(outcomes->at(1).pinned);
+  EXPECT_EQ(outcomes->at(1).lacking, 0U);
+  EXPECT_EQ(status()["index"]["pinned"], 1);
+}
+
+TEST_F(ManagerPinsTest, AnAnswerThatComesTooLateTakesNoOtherPinsBack) {
+  start_engine();
+  connect_engine();
+  store_prefix(1, 2);
+  EXPECT_EQ(pin(blocks(1, 1)), std::vector<bool>{true});
+  manager_->signal(SIGSTOP);
+  // Of the first one it names a part that is not there, and so pins the second one alone.
+  const std::vector<PinWanted> wanted = {{{kMain, key(1)}, 0b10}, {{kMain, key(2)}, 0b01}};
+  const auto late = engine_->pin_parts(wanted, ipc::Deadline::after(std::chrono::milliseconds(20)));
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ipc::ErrorCode::kTimeout);
+  manager_->signal(SIGCONT);
+  ASSERT_TRUE(engine_->status(soon()).has_value());
+  EXPECT_EQ(status()["index"]["pinned"], 1) << "the first one's";
+  ASSERT_TRUE(engine_->unpin_blocks(blocks(1, 1)).has_value());
+  ASSERT_TRUE(engine_->status(soon()).has_value());
+  EXPECT_EQ(status()["index"]["pinned"], 0);
 }
 
 TEST_F(ManagerPinsTest, NothingToPinIsNoQuestionAndNobodyToAskAnError) {

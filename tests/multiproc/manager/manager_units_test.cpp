@@ -385,5 +385,23 @@ TEST_F(ManagerUnitsTest, AUnitIsPinnedForThePartsThatItHasAndElseSaysWhichItLack
   EXPECT_THAT(without.error().message, HasSubstr("3 blocks with parts of 0"));
 }
 
+TEST_F(ManagerUnitsTest, OfPinsThatNamedPartsOnlyThoseAreTakenBackThatWereTaken) {
+  finish(begin_store(1, 8, {1, 3}));
+  const auto ask = [this](MessageKind kind, std::vector<std::uint64_t> parts) {
+    return client_->call<ipc::PinBlocksReply>(kind,
+                                              ipc::PinBlocks{{{kMain, key(1)}}, std::move(parts)});
+  };
+  EXPECT_THAT(ask(MessageKind::kPinBlocks, {0b1000}).value().done, ElementsAre(1));
+  EXPECT_THAT(ask(MessageKind::kPinBlocks, {0b1100}).value().done, ElementsAre(0));
+  EXPECT_THAT(ask(MessageKind::kUnpinBlocks, {0b1100}).value().done, ElementsAre(0));
+  EXPECT_EQ(status()["index"]["pinned"], 1) << "the first one's";
+  EXPECT_THAT(ask(MessageKind::kUnpinBlocks, {0b1000}).value().done, ElementsAre(1));
+  EXPECT_EQ(status()["index"]["pinned"], 0);
+  EXPECT_THAT(ask(MessageKind::kUnpinBlocks, {}).value().done, ElementsAre(0));
+  const auto other = ask(MessageKind::kUnpinBlocks, {1, 2});
+  ASSERT_FALSE(other.has_value());
+  EXPECT_THAT(other.error().message, HasSubstr("unpin_blocks of 1 blocks with parts of 2"));
+}
+
 }  // namespace
 }  // namespace kvferry::test

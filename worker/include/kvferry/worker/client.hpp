@@ -404,7 +404,7 @@ class Client {
   /// any of them it says which, and does not pin it.
   [[nodiscard]] Result<std::vector<PinOutcome>> pin_parts(std::span<const PinWanted> wanted,
                                                           Deadline deadline);
-  /// Takes one pin of each back: of those that pin_blocks() said were there. A load that was
+  /// Takes one pin of each back: of those that were pinned, as the two above said. A load that was
   /// submitted before keeps what it needs. Sends and does not wait: kNoManager (the pins are over),
   /// kCancelled, kBusy (retry).
   [[nodiscard]] Status unpin_blocks(std::span<const PinnedBlock> blocks);

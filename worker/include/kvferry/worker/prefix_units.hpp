@@ -63,17 +63,17 @@ class PrefixUnits {
   std::vector<std::optional<std::uint32_t>> ends_;  ///< Of each group's blocks, as found.
 };
 
-/// Parts that units of windows turned out not to have, when they were to be loaded: what several
-/// prefixes made of one unit need not reach as far back. Whoever asked for them again would fail
-/// again. Bounded: forgets all when it is full. @threading one thread.
+/// Parts that units of windows turned out not to have, when pinned or loaded: what several prefixes
+/// made of one unit need not reach as far back. Whoever asked for them again would fail again.
+/// Bounded: forgets all when it is full. @threading one thread.
 class LackingParts {
  public:
   /// groups outlive it
   LackingParts(StoreUnits units, std::span<const ipc::GroupSpec> groups)
       : units_(units), groups_(groups) {}
 
-  /// A load of it failed, as Completion::results says. No effect for another reason than that it
-  /// was not found, nor where units have all their parts: then it is gone.
+  /// A load or pin of it failed, as Completion::results says. No effect for another reason than
+  /// that it was not found, nor where units have all their parts: then it is gone.
   void note(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
   [[nodiscard]] bool has(ipc::GroupId group, const UnitPart& place) const;
   /// The unit has these parts, a bit for each; of others nothing is said.

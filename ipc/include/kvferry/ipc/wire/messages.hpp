@@ -442,8 +442,8 @@ struct PinnedBlock {
 /// kPinBlocks and kUnpinBlocks: the same of single groups' blocks.
 struct PinBlocks {
   std::vector<PinnedBlock> blocks;
-  /// Of each that have to be there to be pinned, a bit for each; 0: whichever are. kUnpinBlocks: no
-  /// elements.
+  /// Of each that have to be there to be pinned, a bit for each; 0: whichever are. kUnpinBlocks: as
+  /// the pins named them that are taken back and whose answers are not known, else no elements.
   std::vector<std::uint64_t> parts;
   template <typename V> void visit(V& v) { v(blocks, parts); }
 };
