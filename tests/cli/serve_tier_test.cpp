@@ -222,6 +222,29 @@ TEST_F(ServeTierTest, InUnitsThePrefixThatIsSharedInPartIsFoundAsFarAsWholeOnes)
   EXPECT_EQ(generate(shares(3 * 16), 8).cached_tokens, 0U);
 }
 
+// Of the second unit the first request leaves a window's last three blocks, where all four are
+// wanted: that is a miss that no load comes upon, and the unit gives way to one that has them.
+TEST_F(ServeTierTest, AWindowsUnitThatLacksABlockIsNotLoadedAndGivesWay) {
+  geometry_ = "tiny-window";
+  ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--unit-blocks=4"}));
+  generate(prompt_of(100, 150), 2);  // 9 full blocks
+  const auto shares_eight = [](std::uint32_t own) {
+    auto prompt = prompt_of(100, 8 * 16);
+    prompt.insert(prompt.end(), {own, own + 1, own + 2});
+    return prompt;
+  };
+  for (const std::uint32_t found : {0U, 128U}) {
+    ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+    EXPECT_EQ(generate(shares_eight(found + 1), 2).cached_tokens, found);
+  }
+  int misses = -1;
+  EXPECT_TRUE(wait_status([&misses](const nlohmann::json& status) {
+    misses = status["namespaces"].at(0)["misses"].get<int>();
+    return true;
+  }));
+  EXPECT_EQ(misses, 0) << "blocks that a load asked for";
+}
+
 TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {
   ASSERT_NO_FATAL_FAILURE(start_engine(1, {"--unit-blocks=4"}));
   const auto prompt = prompt_of(100, 80);
