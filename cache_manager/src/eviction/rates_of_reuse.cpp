@@ -46,6 +46,39 @@ std::size_t group_below(std::size_t group, Grouping grouping) {
   return is_used_once && grouping == Grouping::kByGap ? below / kGapLevels : below;
 }
 
+/// Pools neighbours until rates fall with age, but for rises that are significant (pool adjacent
+/// violators, reluctantly). @param events what each rate is known by
+void let_fall(Curve& rates, const Curve& events) {
+  struct Pool {
+    double events = 0;
+    double time = 0;
+    std::size_t bins = 0;
+    [[nodiscard]] double rate() const { return events / time; }
+  };
+  std::vector<Pool> pools;
+  for (std::size_t bin = 0; bin < rates.size(); ++bin) {
+    pools.push_back({events[bin], events[bin] / rates[bin], 1});
+    while (pools.size() > 1) {
+      const Pool later = pools.back();
+      Pool& earlier = pools[pools.size() - 2];
+      if (later.rate() <= earlier.rate()) break;
+      const double both = (earlier.events + later.events) / (earlier.time + later.time);
+      const double deviation =
+          std::sqrt(both * later.time * earlier.time / (earlier.time + later.time));
+      if (later.events - both * later.time > kSignificant * deviation) break;
+      earlier.events += later.events;
+      earlier.time += later.time;
+      earlier.bins += later.bins;
+      pools.pop_back();
+    }
+  }
+  std::size_t bin = 0;
+  for (const Pool& pool : pools) {
+    std::fill_n(rates.begin() + static_cast<std::ptrdiff_t>(bin), pool.bins, pool.rate());
+    bin += pool.bins;
+  }
+}
+
 }  // namespace
 
 std::size_t class_of(std::uint32_t uses, std::uint32_t turn, bool after_long) {
@@ -127,37 +160,6 @@ Rates rates_of(const Counts& counts, const Curve& common, double dispersed, Grou
     let_fall(rates[group], events);
   }
   return rates;
-}
-
-void let_fall(Curve& rates, const Curve& events) {
-  struct Pool {
-    double events = 0;
-    double time = 0;
-    std::size_t bins = 0;
-    [[nodiscard]] double rate() const { return events / time; }
-  };
-  std::vector<Pool> pools;
-  for (std::size_t bin = 0; bin < rates.size(); ++bin) {
-    pools.push_back({events[bin], events[bin] / rates[bin], 1});
-    while (pools.size() > 1) {
-      const Pool later = pools.back();
-      Pool& earlier = pools[pools.size() - 2];
-      if (later.rate() <= earlier.rate()) break;
-      const double both = (earlier.events + later.events) / (earlier.time + later.time);
-      const double deviation =
-          std::sqrt(both * later.time * earlier.time / (earlier.time + later.time));
-      if (later.events - both * later.time > kSignificant * deviation) break;
-      earlier.events += later.events;
-      earlier.time += later.time;
-      earlier.bins += later.bins;
-      pools.pop_back();
-    }
-  }
-  std::size_t bin = 0;
-  for (const Pool& pool : pools) {
-    std::fill_n(rates.begin() + static_cast<std::ptrdiff_t>(bin), pool.bins, pool.rate());
-    bin += pool.bins;
-  }
 }
 
 }  // namespace kvferry::cache_manager::reuse

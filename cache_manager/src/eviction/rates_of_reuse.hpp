@@ -52,8 +52,4 @@ using Rates = std::array<Curve, kGroups>;
                              double dispersed,
                              Grouping grouping);
 
-/// Pools neighbours until rates fall with age, but for rises that are significant (pool adjacent
-/// violators, reluctantly). @param events what each rate is known by
-void let_fall(Curve& rates, const Curve& events);
-
 }  // namespace kvferry::cache_manager::reuse
