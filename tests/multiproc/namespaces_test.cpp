@@ -8,6 +8,7 @@
 #include "kvferry/worker/client.hpp"
 #include "support/child_process.hpp"
 #include "support/manager_status.hpp"
+#include "support/prefix_hashes.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -34,18 +35,6 @@ using worker::Reservation;
 constexpr std::uint64_t kBlock = 32ULL << 10;  ///< Of geometry tiny.
 constexpr std::uint64_t kPool = 128 * kBlock;
 constexpr std::uint32_t kBatch = 8;  ///< Device blocks of a tenant.
-
-/// The hashes of a prefix that is as long.
-std::vector<Digest> prefix_of(std::uint64_t seed, std::size_t blocks) {
-  std::vector<Digest> hashes;
-  Digest parent;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const std::uint64_t tokens = seed * 1000 + i;
-    parent = ipc::chain_block_hash(parent, &tokens, sizeof(tokens));
-    hashes.push_back(parent);
-  }
-  return hashes;
-}
 
 /// How room for blocks is asked for: before they are stored, or with the store itself.
 enum class Way : std::uint8_t { kReserved, kOffered };
@@ -88,7 +77,7 @@ class TenantClient {
   std::size_t flood(std::size_t batches) {
     std::size_t stored = 0;
     for (std::size_t i = 0; i < batches; ++i) {
-      stored += store(prefix_of(std::hash<std::string>{}(name_) + ++next_, kBatch));
+      stored += store(test::prefix_hashes(std::hash<std::string>{}(name_) + ++next_, kBatch));
     }
     return stored;
   }
@@ -212,7 +201,7 @@ TEST_P(NamespaceLimitsTest, ATenantThatFloodsTakesNothingOfAnothersShareAndStays
   start({"--namespace-quota=quiet=25%:50%,loud=25%:75%"});
   TenantClient quiet = tenant("quiet");
   TenantClient loud = tenant("loud");
-  const std::vector<Digest> kept = prefix_of(1, 32);  // all of its share
+  const std::vector<Digest> kept = test::prefix_hashes(1, 32);  // all of its share
   ASSERT_EQ(quiet.store(kept), 32U);
   EXPECT_EQ(loud.flood(40), 320U) << "it evicts what it stored itself";
   EXPECT_EQ(quiet.usable(kept), 32U);
@@ -230,7 +219,7 @@ TEST_P(NamespaceLimitsTest, ATenantThatFloodsTakesNothingOfAnothersShareAndStays
   EXPECT_EQ(of_loud["evicted"], 320 - 96);
   EXPECT_EQ(of_loud["evicted_for_others"], 0);
   // What is not used of it others may have, until it is wanted.
-  EXPECT_EQ(quiet.store(prefix_of(2, 32)), 32U);
+  EXPECT_EQ(quiet.store(test::prefix_hashes(2, 32)), 32U);
   EXPECT_EQ(quiet.account()["bytes"], kPool / 2);
   EXPECT_EQ(quiet.account("loud")["evicted_for_others"], 32);
 }
@@ -254,20 +243,21 @@ TEST_P(NamespaceLimitsTest, SequencesCountAndWhatIsBeyondTheLimitIsRefused) {
   EXPECT_THAT(refused.results, testing::Each(static_cast<std::uint8_t>(ErrorCode::kNoHostMemory)));
   EXPECT_THAT(refused.message, testing::HasSubstr("namespace small has 512.0 KiB"));
   EXPECT_THAT(refused.message, testing::HasSubstr("hard limit of 512.0 KiB"));
-  EXPECT_EQ(small.store(prefix_of(9, 1)), 0U);
+  EXPECT_EQ(small.store(test::prefix_hashes(9, 1)), 0U);
   const nlohmann::json account = small.account();
   EXPECT_EQ(account["bytes"], 16 * kBlock);
   EXPECT_EQ(account["sequence_blocks"], 16);
   EXPECT_EQ(account["refused_quota"], 2);
   ASSERT_TRUE(small.client().drop_sequence(1, test::soon()).has_value());
-  EXPECT_EQ(small.store(prefix_of(9, 8)), 8U);
+  EXPECT_EQ(small.store(test::prefix_hashes(9, 8)), 8U);
 }
 
 TEST_F(NamespacesTest, WhoHasNoKeyFindsNothingByCallsNorInTheTable) {
   const Digest key = Digest::random();
   start();
   TenantClient secret = tenant("secret", key);
-  const std::vector<Digest> hashes = prefix_of(1, kBatch);  // whoever knows the tokens has them
+  // Whoever knows the tokens has them.
+  const std::vector<Digest> hashes = test::prefix_hashes(1, kBatch);
   ASSERT_EQ(secret.store(hashes), kBatch);
   EXPECT_EQ(secret.usable(hashes), kBatch);
   // In its name, without its key.
@@ -297,8 +287,8 @@ TEST_F(NamespacesTest, WhoHasNoKeyFindsNothingByCallsNorInTheTable) {
 TEST_F(NamespacesTest, APrefixStaysThatIsStoredWithAPriority) {
   start();
   TenantClient one = tenant("one");
-  const std::vector<Digest> system = prefix_of(1, kBatch);
-  const std::vector<Digest> others = prefix_of(2, kBatch);
+  const std::vector<Digest> system = test::prefix_hashes(1, kBatch);
+  const std::vector<Digest> others = test::prefix_hashes(2, kBatch);
   ASSERT_EQ(one.store(system, ipc::Retention{80, std::chrono::hours(1)}), kBatch);
   ASSERT_EQ(one.store(others, ipc::Retention{80, 1ms}), kBatch);
   one.flood(40);
@@ -306,7 +296,8 @@ TEST_F(NamespacesTest, APrefixStaysThatIsStoredWithAPriority) {
   EXPECT_EQ(one.usable(others), 0U) << "its time is over";
   EXPECT_EQ(one.status()["index"]["retained"], kBatch);
   const auto refused = one.client().reserve_store(
-      std::vector<worker::StoreTarget>{{GroupId{0}, prefix_of(3, 1)[0], {}, ipc::Retention{101}}},
+      std::vector<worker::StoreTarget>{
+          {GroupId{0}, test::prefix_hashes(3, 1)[0], {}, ipc::Retention{101}}},
       test::soon());
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);

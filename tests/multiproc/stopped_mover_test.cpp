@@ -8,6 +8,7 @@
 #include "kvferry/ipc/model/block_key.hpp"
 #include "kvferry/ipc/transitions/fault_plan.hpp"
 #include "multiproc/real_engine.hpp"
+#include "support/prefix_hashes.hpp"
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -37,17 +38,6 @@ constexpr std::uint32_t kMany = 512;
 constexpr std::uint32_t kElsewhere = kMany;
 constexpr std::chrono::milliseconds kForEver = std::chrono::hours(1);
 
-std::vector<Digest> prefix(std::uint64_t seed, std::size_t blocks) {
-  std::vector<Digest> hashes;
-  Digest parent;
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    const std::uint64_t tokens = seed * 1'000'000 + i;
-    parent = ipc::chain_block_hash(parent, &tokens, sizeof(tokens));
-    hashes.push_back(parent);
-  }
-  return hashes;
-}
-
 class SharingEngine : public test::RealEngine {
  public:
   SharingEngine(ipc::EventLoop& loop, std::string name, std::string runtime_dir)
@@ -59,7 +49,7 @@ class SharingEngine : public test::RealEngine {
   /// Computes the prefix's blocks, and begins to store them.
   ipc::JobId store(std::uint64_t seed, std::uint32_t count) {
     EXPECT_EQ(step(true, seed, count, 0), 0U);
-    const std::vector<Digest> hashes = prefix(seed, count);
+    const std::vector<Digest> hashes = test::prefix_hashes(seed, count);
     std::vector<worker::StoreTarget> targets;
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       targets.push_back({GroupId{0}, hashes[i], i == 0 ? Digest{} : hashes[i - 1]});
@@ -74,7 +64,7 @@ class SharingEngine : public test::RealEngine {
   }
   Completion load(std::uint64_t seed) {
     std::vector<worker::LoadItem> items;
-    for (const Digest& hash : prefix(seed, kBlocks)) {
+    for (const Digest& hash : test::prefix_hashes(seed, kBlocks)) {
       const auto block = kElsewhere + static_cast<std::uint32_t>(items.size());
       items.push_back({GroupId{0}, BlockId{block}, hash});
     }
@@ -82,7 +72,7 @@ class SharingEngine : public test::RealEngine {
   }
   /// How many blocks of the prefix are found.
   std::uint32_t found(std::uint64_t seed, std::uint32_t count) {
-    const auto match = client().match_prefix(prefix(seed, count));
+    const auto match = client().match_prefix(test::prefix_hashes(seed, count));
     EXPECT_TRUE(match.has_value()) << match.error().to_string();
     return match ? match->usable : 0;
   }

@@ -8,6 +8,7 @@
 #include "ipc/os/temp_dir.hpp"
 #include "multiproc/real_engine.hpp"
 #include "support/manager_status.hpp"
+#include "support/prefix_hashes.hpp"
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -30,17 +31,6 @@ constexpr std::uint64_t kSeed = 500;
 constexpr std::uint32_t kElsewhere = 64;  ///< Device blocks where it is loaded.
 
 bool is_on_gpu() { return std::string(KVFERRY_TEST_DEVICE) != "host"; }
-
-std::vector<Digest> prefix(std::size_t blocks, std::uint64_t seed = 0) {
-  std::vector<Digest> hashes;
-  Digest parent;
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    const std::uint64_t tokens = seed * 1'000'000 + i;
-    parent = ipc::chain_block_hash(parent, &tokens, sizeof(tokens));
-    hashes.push_back(parent);
-  }
-  return hashes;
-}
 
 class StoreUnitsTest : public testing::TestWithParam<const char*> {
  protected:
@@ -171,7 +161,7 @@ class StoreUnitsTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(StoreUnitsTest, WhatWasStoredInUnitsComesBackAndIsOneEntryOfTheIndexForEach) {
-  const std::vector<Digest> hashes = prefix(10);
+  const std::vector<Digest> hashes = test::prefix_hashes(0, 10);
   EXPECT_EQ(engine_.step(true, kSeed, 10, 0), 0U);
   ASSERT_NO_FATAL_FAILURE(store(hashes));
   expect_back(hashes, 10);
@@ -179,8 +169,8 @@ TEST_P(StoreUnitsTest, WhatWasStoredInUnitsComesBackAndIsOneEntryOfTheIndexForEa
 }
 
 TEST_P(StoreUnitsTest, APrefixThatGoesOnFindsThePartialUnitAndThenStoresTheWholeOne) {
-  const std::vector<Digest> first = prefix(10);
-  const std::vector<Digest> second = prefix(15);  // the first one, continued
+  const std::vector<Digest> first = test::prefix_hashes(0, 10);
+  const std::vector<Digest> second = test::prefix_hashes(0, 15);  // the first one, continued
   EXPECT_EQ(engine_.step(true, kSeed, 15, 0), 0U);
   ASSERT_NO_FATAL_FAILURE(store(first));
   expect_back(second, 10);
@@ -190,11 +180,11 @@ TEST_P(StoreUnitsTest, APrefixThatGoesOnFindsThePartialUnitAndThenStoresTheWhole
   expect_back(second, 15);
   expect_back(first, 10);
   EXPECT_EQ(usable(std::span(second).first(12)), has_states() ? 10U : 12U);
-  EXPECT_EQ(usable(prefix(15, 1)), 0U);
+  EXPECT_EQ(usable(test::prefix_hashes(1, 15)), 0U);
 }
 
 TEST_P(StoreUnitsTest, AKilledManagersUnitsAreServedByTheNextAndCheckedPartByPart) {
-  const std::vector<Digest> hashes = prefix(10);
+  const std::vector<Digest> hashes = test::prefix_hashes(0, 10);
   EXPECT_EQ(engine_.step(true, kSeed, 10, 0), 0U);
   ASSERT_NO_FATAL_FAILURE(store(hashes));
   const auto summed = [&] { return status()["pool"]["integrity"]["summed"]; };
@@ -217,7 +207,7 @@ TEST_P(StoreUnitsTest, AKilledManagersUnitsAreServedByTheNextAndCheckedPartByPar
 // How much of the store had come when the clear began is open; what is found is there as a whole.
 TEST_P(StoreUnitsTest, AClearUnderAStoreLeavesWholeUnitsOrNoneAndTheRestCanBeStored) {
   constexpr std::uint32_t kBlocks = 15;
-  const std::vector<Digest> hashes = prefix(kBlocks);
+  const std::vector<Digest> hashes = test::prefix_hashes(0, kBlocks);
   for (const bool waits : {true, false}) {
     EXPECT_EQ(engine_.step(true, kSeed, kBlocks, 0), 0U);
     ASSERT_NO_FATAL_FAILURE(store(std::vector(hashes.begin(), hashes.begin() + 6)));
