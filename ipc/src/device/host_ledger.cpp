@@ -21,6 +21,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 namespace kvferry::ipc {
 namespace {
@@ -57,20 +58,25 @@ Status set_claim(int fd, std::uint64_t offset, std::uint64_t length) {
   return ok();
 }
 
-Result<std::string> read_all(const char* path, int& reads) {
+struct ProcText {
+  std::string text;
+  std::size_t first_read = 0;  ///< What of it came with the first read.
+};
+
+Result<ProcText> read_all(const char* path) {
   const UniqueFd file(retry_interrupted([&] { return ::open(path, O_RDONLY | O_CLOEXEC); }));
   if (!file.valid()) return KVFERRY_ERRNO("open {}, which host devices are counted from", path);
-  std::string text;
+  ProcText all;
   std::array<char, 16384> chunk{};
-  reads = 0;
+  bool is_first = true;
   for (;;) {
     // wait-brief: a file of /proc; the kernel writes it at once
     const ssize_t count = ::read(file.get(), chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return KVFERRY_ERRNO("read {}", path);
-    if (count == 0) return text;
-    text.append(chunk.data(), static_cast<std::size_t>(count));
-    ++reads;
+    if (count == 0) return all;
+    all.text.append(chunk.data(), static_cast<std::size_t>(count));
+    if (std::exchange(is_first, false)) all.first_read = all.text.size();
   }
 }
 
@@ -79,12 +85,16 @@ struct LockTable {
   bool in_one_read = false;  ///< The kernel holds its locks over one read: a true snapshot.
 };
 
+/// One read gives whole lines up to a page. One that leaves more of it than a line could take was
+/// not cut short, whereas what follows a cut may be gone before the next read: that finds nothing.
+constexpr std::size_t kReadBytes = 4096;
+constexpr std::size_t kMostLine = 256;
+
 Result<LockTable> read_lock_table() {
-  LockTable table;
-  int reads = 0;
-  KVFERRY_ASSIGN(table.text, read_all("/proc/locks", reads));
-  table.in_one_read = reads <= 1;
-  return table;
+  KVFERRY_ASSIGN(ProcText locks, read_all("/proc/locks"));
+  const bool in_one_read =
+      locks.text.size() == locks.first_read && locks.first_read + kMostLine < kReadBytes;
+  return LockTable{std::move(locks.text), in_one_read};
 }
 
 HostLedgerView view_of(const std::string& text, std::uint64_t offset) {
@@ -181,7 +191,10 @@ Result<HostLedgerView> read_host_ledger(std::string_view name, const HostLedgerV
     all.capacities.insert(next.capacities.begin(), next.capacities.end());
     view = std::move(next);
   }
-  return table.in_one_read ? view : all;
+  if (table.in_one_read) return view;
+  all.object_bytes.insert(known.object_bytes.begin(), known.object_bytes.end());
+  all.capacities.insert(known.capacities.begin(), known.capacities.end());
+  return all;
 }
 
 Result<ObjectId> object_id(int fd) {
@@ -319,10 +332,8 @@ Status HostLedger::check_object(int fd, std::uint64_t size_bytes, HandleKind kin
   // The claim must lie on this very open file, or it would end before what is mapped from it. Asked
   // of the descriptor: the table of all locks costs a grace period of the kernel.
   KVFERRY_ASSIGN(const std::uint64_t offset, claim_offset(name_));
-  int reads = 0;
-  KVFERRY_ASSIGN(const std::string own,
-                 read_all(fmt::format("/proc/self/fdinfo/{}", fd).c_str(), reads));
-  const HostLedgerView view = view_of(own, offset);
+  KVFERRY_ASSIGN(const ProcText own, read_all(fmt::format("/proc/self/fdinfo/{}", fd).c_str()));
+  const HostLedgerView view = view_of(own.text, offset);
   const auto claim = view.object_bytes.find(ObjectId{info.st_dev, info.st_ino});
   if (claim == view.object_bytes.end() || claim->second != size_bytes) {
     return KVFERRY_ERROR(

@@ -3,9 +3,11 @@
 #include "host_fixture.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -164,6 +166,51 @@ TEST_F(HostDeviceTest, CountsInALongLockTable) {
     memory.push_back(allocate(*device, 2 * kMiB));
     ASSERT_EQ(used(), i * 2 * kMiB);
   }
+}
+
+TEST_F(HostDeviceTest, CountsWhileTheLockTableGrowsAndShrinks) {
+  // Just more than the kernel gives in one read, and then gone all at once: what is left may lie
+  // before the place at which the next read goes on.
+  const auto change = [](int fd, short type, off_t start, off_t length) {
+    struct flock lock {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = length;
+    return ::fcntl(fd, F_OFD_SETLK, &lock);
+  };
+  // The table goes by processor: theirs on the first one, ours after it.
+  const auto run_on = [](bool first) {
+    cpu_set_t allowed{};
+    EXPECT_EQ(::sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+    std::size_t chosen = CPU_SETSIZE;
+    for (std::size_t cpu = 0; cpu < CPU_SETSIZE && !(first && chosen < CPU_SETSIZE); ++cpu) {
+      if (CPU_ISSET(cpu, &allowed)) chosen = cpu;
+    }
+    cpu_set_t one{};
+    CPU_SET(chosen, &one);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+  };
+  std::atomic<bool> over = false;
+  std::thread others([&] {
+    run_on(true);
+    const UniqueFd file(::memfd_create("kvferry-test-lock", MFD_CLOEXEC));
+    while (!over) {
+      for (off_t i = 0; i < 100; ++i) EXPECT_EQ(change(file.get(), F_RDLCK, 2 * i, 1), 0);
+      EXPECT_EQ(change(file.get(), F_UNLCK, 0, 0), 0);
+    }
+  });
+  std::thread ours([&] {
+    run_on(false);
+    for (int i = 0; i < 40; ++i) {
+      const auto device = open(64 * kMiB);
+      const auto memory = allocate(*device, 2 * kMiB);
+      EXPECT_EQ(device->memory_info()->free_bytes, 62 * kMiB) << i;
+    }
+  });
+  ours.join();
+  over = true;
+  others.join();
 }
 
 TEST_F(HostDeviceTest, ThreadsThatAllocateAtOnceNeverExceedTheCapacityNorAreRefusedForNothing) {
