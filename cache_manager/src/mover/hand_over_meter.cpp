@@ -3,8 +3,10 @@
 #include "mover/hand_over_meter.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -12,8 +14,9 @@ namespace {
 constexpr double kBytesPerMiB = 1024.0 * 1024.0;
 /// What an older sighting still counts beside the next one: about 20 of them make the estimate.
 constexpr double kKeptByEach = 0.95;
-/// Sightings lose half of their weight in 10 s without new ones.
-constexpr double kHalfLifeSeconds = 10;
+/// Sightings lose half of their weight in 3 s without new ones: twenty are the first estimate's
+/// equal after 19 s.
+constexpr double kHalfLifeSeconds = 3;
 /// How far the first estimate is trusted: as a quarter of a sighting for the base, as one of 7 MiB
 /// for the slope, so that sightings of one size move the base before the slope.
 constexpr double kBaseTrust = 0.25;
@@ -24,22 +27,37 @@ constexpr double kMostCounted = 50'000;
 }  // namespace
 
 double HandOverMeter::faded(ipc::TimePoint now) const noexcept {
-  const double seconds = std::chrono::duration<double>(now - last_).count();
+  const double seconds = std::chrono::duration<double>(now - counted_).count();
   return seconds > 0 ? std::exp2(-seconds / kHalfLifeSeconds) : 1;
 }
 
 void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint now) noexcept {
   const HandOverCost first;
-  const double x = static_cast<double>(bytes) / kBytesPerMiB;
-  const double us = std::chrono::duration<double, std::micro>(took).count();
-  const double y = std::clamp(us, 0.0, kMostCounted) - first.base_us - x * first.us_per_mib;
+  Sighting seen;
+  seen.mib = static_cast<double>(bytes) / kBytesPerMiB;
+  seen.us = std::clamp(std::chrono::duration<double, std::micro>(took).count(), 0.0, kMostCounted);
+  seen.over_first = seen.us / (first.base_us + seen.mib * first.us_per_mib);
+  if (std::chrono::duration<double>(now - seen_).count() > kHalfLifeSeconds) before_ = {};
+  seen_ = now;
+  std::array<std::optional<Sighting>, 3> last{before_[0], before_[1], seen};
+  std::sort(last.begin(), last.end(), [](const auto& one, const auto& other) {
+    return one.value_or(Sighting{}).over_first < other.value_or(Sighting{}).over_first;
+  });
+  if (last[1]) count(*last[1], now);
+  before_ = {before_[1], seen};
+}
+
+void HandOverMeter::count(const Sighting& seen, ipc::TimePoint now) noexcept {
+  const HandOverCost first;
+  const double x = seen.mib;
+  const double y = seen.us - first.base_us - x * first.us_per_mib;
   const double kept = kKeptByEach * (weight_ > 0 ? faded(now) : 0);
   weight_ = kept * weight_ + 1;
   x_ = kept * x_ + x;
   xx_ = kept * xx_ + x * x;
   y_ = kept * y_ + y;
   xy_ = kept * xy_ + x * y;
-  last_ = now;
+  counted_ = now;
 }
 
 // Least squares of base and slope, both drawn towards the first estimate.

@@ -5,14 +5,18 @@
 #include "kvferry/cache_manager/strategy_choice.hpp"
 #include "kvferry/ipc/base/clock.hpp"
 
+#include <array>
 #include <cstdint>
+#include <optional>
 
 namespace kvferry::cache_manager {
 
 /// Learns from hand-overs to the worker what they cost now. Compute that leaves gathers few
 /// multiprocessors is seen here, as slower ones, and nowhere else by a mover. A line through what
 /// was seen, of which the latest counts most; old sightings fade, so that a cost that kept staging
-/// from being used is found out again.
+/// from being used is found out again. Of each three in a row the middle one counts: a worker's
+/// first launch, or one that came behind a long kernel, takes ten times as long, and one such
+/// sighting would keep staging, and with it all others, away until it had faded.
 /// @threading one thread.
 class HandOverMeter {
  public:
@@ -21,7 +25,17 @@ class HandOverMeter {
   [[nodiscard]] HandOverCost cost(ipc::TimePoint now) const noexcept;
 
  private:
+  struct Sighting {
+    double mib = 0;
+    double us = 0;
+    double over_first = 1;  ///< The time, of what the first estimate says.
+  };
   [[nodiscard]] double faded(ipc::TimePoint now) const noexcept;
+  void count(const Sighting& seen, ipc::TimePoint now) noexcept;
+
+  /// Before anything was seen, all was as the first estimate says, which counts nothing.
+  std::array<std::optional<Sighting>, 2> before_;
+  ipc::TimePoint seen_{};  ///< The last one.
 
   // Sums over sightings of MiB (x) and microseconds beyond the first estimate's line (y).
   double weight_ = 0;
@@ -29,7 +43,7 @@ class HandOverMeter {
   double xx_ = 0;
   double y_ = 0;
   double xy_ = 0;
-  ipc::TimePoint last_{};
+  ipc::TimePoint counted_{};  ///< The last one.
 };
 
 }  // namespace kvferry::cache_manager

@@ -71,6 +71,38 @@ TEST_F(HandOverMeterTest, WhatItSawFadesSoThatStagingIsTriedAgain) {
   EXPECT_NEAR(later.us_per_mib, HandOverCost{}.us_per_mib, 1);
 }
 
+TEST_F(HandOverMeterTest, OneThatTookLongSaysNothing) {
+  const HandOverCost stall{2000, 2.5};
+  see(stall, 8 * kMiB);  // the first one of a worker
+  EXPECT_EQ(meter_.cost(now_), HandOverCost{});
+  const HandOverCost real{80, 1};
+  see(real, 8 * kMiB, 60);
+  const double before = at(meter_.cost(now_), 8);
+  see(stall, 8 * kMiB);
+  see(real, 8 * kMiB);
+  EXPECT_NEAR(at(meter_.cost(now_), 8), before, 0.01 * before);
+}
+
+TEST_F(HandOverMeterTest, TwoThatTookLongAreBelieved) {
+  see({2000, 2.5}, 8 * kMiB, 2);
+  EXPECT_GT(at(meter_.cost(now_), 8), 1000);
+}
+
+TEST_F(HandOverMeterTest, StallsThatLieFarApartAreNoCost) {
+  for (int i = 0; i < 20; ++i) {
+    see({2000, 2.5}, 8 * kMiB);
+    now_ += 10s;
+  }
+  EXPECT_EQ(meter_.cost(now_), HandOverCost{});
+}
+
+TEST_F(HandOverMeterTest, IsTriedAgainWithinHalfAMinute) {
+  see({5000, 100}, 8 * kMiB, 200);
+  EXPECT_GT(at(meter_.cost(now_ + 10s), 8), 2 * at(HandOverCost{}, 8));
+  // 12 us for each MiB of a ring of 4 slots of 8 MiB is what gathers may take.
+  EXPECT_LT(at(meter_.cost(now_ + 40s), 8), 12.0 * 32);
+}
+
 TEST_F(HandOverMeterTest, StaysFiniteAndPositiveWhateverItSees) {
   for (int i = 0; i < 1000; ++i) {
     now_ += std::chrono::milliseconds(i % 7 == 0 ? 0 : 1 << (i % 20));
