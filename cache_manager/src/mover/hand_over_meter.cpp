@@ -14,9 +14,15 @@ namespace {
 constexpr double kBytesPerMiB = 1024.0 * 1024.0;
 /// What an older sighting still counts beside the next one: about 20 of them make the estimate.
 constexpr double kKeptByEach = 0.95;
-/// Sightings lose half of their weight in 3 s without new ones: twenty are the first estimate's
-/// equal after 19 s.
-constexpr double kHalfLifeSeconds = 3;
+/// Without new ones sightings lose half of their weight in this time; twenty are the first
+/// estimate's equal after six times that, two after three times.
+constexpr double kMostFadingS = 5;
+/// Slow ones in as much as they have been slow for, but not in less than this.
+constexpr double kLeastFadingS = 0.1;
+/// Between sightings that follow each other nothing fades.
+constexpr double kNoPauseS = 0.02;
+/// Slow is what takes longer than the first estimate by this factor.
+constexpr double kSlow = 2;
 /// How far the first estimate is trusted: as a quarter of a sighting for the base, as one of 7 MiB
 /// for the slope, so that sightings of one size move the base before the slope.
 constexpr double kBaseTrust = 0.25;
@@ -24,11 +30,20 @@ constexpr double kSlopeTrust = 50;
 /// A stall of the worker, not a cost: a second would keep staging away for long.
 constexpr double kMostCounted = 50'000;
 
+double seconds_between(ipc::TimePoint from, ipc::TimePoint to) noexcept {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 }  // namespace
 
+double HandOverMeter::fading_s() const noexcept {
+  if (!slow_since_) return kMostFadingS;
+  return std::clamp(seconds_between(*slow_since_, counted_), kLeastFadingS, kMostFadingS);
+}
+
 double HandOverMeter::faded(ipc::TimePoint now) const noexcept {
-  const double seconds = std::chrono::duration<double>(now - counted_).count();
-  return seconds > 0 ? std::exp2(-seconds / kHalfLifeSeconds) : 1;
+  const double seconds = seconds_between(counted_, now) - kNoPauseS;
+  return seconds > 0 ? std::exp2(-seconds / fading_s()) : 1;
 }
 
 void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint now) noexcept {
@@ -37,7 +52,8 @@ void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint 
   seen.mib = static_cast<double>(bytes) / kBytesPerMiB;
   seen.us = std::clamp(std::chrono::duration<double, std::micro>(took).count(), 0.0, kMostCounted);
   seen.over_first = seen.us / (first.base_us + seen.mib * first.us_per_mib);
-  if (std::chrono::duration<double>(now - seen_).count() > kHalfLifeSeconds) before_ = {};
+  // What was seen before a pause is no judge of what comes after it.
+  if (seconds_between(seen_, now) > fading_s()) before_ = {};
   seen_ = now;
   std::array<std::optional<Sighting>, 3> last{before_[0], before_[1], seen};
   std::sort(last.begin(), last.end(), [](const auto& one, const auto& other) {
@@ -58,6 +74,11 @@ void HandOverMeter::count(const Sighting& seen, ipc::TimePoint now) noexcept {
   y_ = kept * y_ + y;
   xy_ = kept * xy_ + x * y;
   counted_ = now;
+  if (seen.over_first <= kSlow) {
+    slow_since_.reset();
+  } else if (!slow_since_) {
+    slow_since_ = now;
+  }
 }
 
 // Least squares of base and slope, both drawn towards the first estimate.

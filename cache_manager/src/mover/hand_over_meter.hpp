@@ -13,10 +13,11 @@ namespace kvferry::cache_manager {
 
 /// Learns from hand-overs to the worker what they cost now. Compute that leaves gathers few
 /// multiprocessors is seen here, as slower ones, and nowhere else by a mover. A line through what
-/// was seen, of which the latest counts most; old sightings fade, so that a cost that kept staging
-/// from being used is found out again. Of each three in a row the middle one counts: a worker's
-/// first launch, or one that came behind a long kernel, takes ten times as long, and one such
-/// sighting would keep staging, and with it all others, away until it had faded.
+/// was seen, of which the latest counts most. Of each three in a row the middle one counts: a
+/// worker's first launch, or one that came behind a long kernel, takes ten times as long, and one
+/// such sighting would keep staging, and with it all others, away until it had faded. What was seen
+/// does fade, so that a cost that kept staging from being used is found out again: soon where it
+/// has been high for a moment, the later the longer that has been so.
 /// @threading one thread.
 class HandOverMeter {
  public:
@@ -31,6 +32,8 @@ class HandOverMeter {
     double over_first = 1;  ///< The time, of what the first estimate says.
   };
   [[nodiscard]] double faded(ipc::TimePoint now) const noexcept;
+  /// In which sightings lose half of their weight.
+  [[nodiscard]] double fading_s() const noexcept;
   void count(const Sighting& seen, ipc::TimePoint now) noexcept;
 
   /// Before anything was seen, all was as the first estimate says, which counts nothing.
@@ -43,7 +46,8 @@ class HandOverMeter {
   double xx_ = 0;
   double y_ = 0;
   double xy_ = 0;
-  ipc::TimePoint counted_{};  ///< The last one.
+  ipc::TimePoint counted_{};                  ///< The last one.
+  std::optional<ipc::TimePoint> slow_since_;  ///< Nothing: the last one that counted was not.
 };
 
 }  // namespace kvferry::cache_manager

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <vector>
 
 namespace kvferry::cache_manager {
 namespace {
@@ -96,11 +98,43 @@ TEST_F(HandOverMeterTest, StallsThatLieFarApartAreNoCost) {
   EXPECT_EQ(meter_.cost(now_), HandOverCost{});
 }
 
-TEST_F(HandOverMeterTest, IsTriedAgainWithinHalfAMinute) {
-  see({5000, 100}, 8 * kMiB, 200);
-  EXPECT_GT(at(meter_.cost(now_ + 10s), 8), 2 * at(HandOverCost{}, 8));
-  // 12 us for each MiB of a ring of 4 slots of 8 MiB is what gathers may take.
-  EXPECT_LT(at(meter_.cost(now_ + 40s), 8), 12.0 * 32);
+// 12 us for each MiB of a ring of 4 slots of 8 MiB is what gathers may take.
+constexpr double kMostFor8MiB = 12.0 * 32;
+
+TEST_F(HandOverMeterTest, SlowForAMomentIsTriedAgainWithinASecond) {
+  see({2000, 2.5}, 8 * kMiB, 2);
+  EXPECT_GT(at(meter_.cost(now_ + 100ms), 8), kMostFor8MiB);
+  EXPECT_LT(at(meter_.cost(now_ + 1s), 8), kMostFor8MiB);
+  // What comes then has nothing to do with what was before.
+  now_ += 1s;
+  see({80, 1}, 8 * kMiB, 2);
+  EXPECT_LT(at(meter_.cost(now_), 8), at(HandOverCost{}, 8));
+}
+
+TEST_F(HandOverMeterTest, StallsOfTwoAreOverInTwoSeconds) {
+  see({50'000, 0}, 8 * kMiB, 3);
+  EXPECT_LT(at(meter_.cost(now_ + 2s), 8), kMostFor8MiB);
+}
+
+TEST_F(HandOverMeterTest, TriesAgainLaterTheLongerItHasBeenSlow) {
+  const HandOverCost slow{2000, 2.5};
+  std::vector<ipc::Duration> pauses;
+  for (int i = 0; i < 12; ++i) {
+    see(slow, 8 * kMiB, 4);
+    const ipc::TimePoint last = now_;
+    while (at(meter_.cost(now_), 8) > kMostFor8MiB) now_ += 10ms;
+    pauses.push_back(now_ - last);
+  }
+  EXPECT_TRUE(std::is_sorted(pauses.begin(), pauses.end()));
+  EXPECT_LT(pauses.front(), 2s);
+  EXPECT_GT(pauses.back(), 10s);
+  EXPECT_LT(pauses.back(), 40s);
+  // Once it is not slow any more, what is slow is tried again soon.
+  see({80, 1}, 8 * kMiB, 60);
+  see(slow, 8 * kMiB, 60);
+  const ipc::TimePoint last = now_;
+  while (at(meter_.cost(now_), 8) > kMostFor8MiB) now_ += 10ms;
+  EXPECT_LT(now_ - last, 4s);
 }
 
 TEST_F(HandOverMeterTest, StaysFiniteAndPositiveWhateverItSees) {
