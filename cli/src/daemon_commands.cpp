@@ -161,8 +161,8 @@ int manager_command(const Arguments& arguments) {
   std::string huge_pages = "auto";
   std::string numa_nodes = "auto";
   app->add_option("--huge-pages", huge_pages,
-                  "Whether that memory may be of huge pages, where the machine has reserved enough "
-                  "of them: auto or off")
+                  "Whether that memory may be of huge pages: auto takes reserved ones, where the "
+                  "machine has enough, or has the kernel make them of ordinary ones; off")
       ->type_name("auto|off")
       ->check(CLI::IsMember({"auto", "off"}))
       ->default_str("auto");

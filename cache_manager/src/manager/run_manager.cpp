@@ -98,11 +98,11 @@ void check_config(const ManagerConfig& config) {
 /// What of the pool is there before anybody is served.
 constexpr std::uint64_t kServesFrom = 256ULL << 20;
 
-void tell_complete(std::uint64_t pool_bytes, ipc::TimePoint began) {
+void tell_complete(std::uint64_t pool_bytes, std::uint64_t huge_bytes, ipc::TimePoint began) {
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began);
-  ipc::log_info("host pool: all {} are there after {} ms", ipc::format_size(pool_bytes),
-                took.count());
+  ipc::log_info("host pool: all {} are there after {} ms, {} of it made huge pages",
+                ipc::format_size(pool_bytes), took.count(), ipc::format_size(huge_bytes));
 }
 
 struct KeptMemory {
@@ -243,7 +243,12 @@ void run_manager(const ManagerConfig& config) {
     std::optional<ipc::PoolFiller> filler;
     if (catalogue->filled_bytes() < pool_bytes) {
       filler.emplace(
-          pool_fd, ipc::PoolFiller::Options{pool_name, pool_bytes, 0, config.numa_nodes},
+          pool_fd,
+          ipc::PoolFiller::Options{.name = pool_name,
+                                   .size_bytes = pool_bytes,
+                                   .numa_nodes = config.numa_nodes,
+                                   .huge_pages = config.huge_pages && !of_huge_pages,
+                                   .from_bytes = catalogue->filled_bytes()},
           [&](std::uint64_t filled) {
             loop.post([&pool, &catalogue, &filler, filled, pool_bytes, began] {
               // What an earlier manager had filled is there already.
@@ -251,7 +256,7 @@ void run_manager(const ManagerConfig& config) {
               pool.set_ready(filled);
               catalogue->set_filled(filled);
               if (filled < pool_bytes) return;
-              tell_complete(pool_bytes, began);
+              tell_complete(pool_bytes, filler->huge_page_bytes(), began);
               filler.reset();
             });
           },

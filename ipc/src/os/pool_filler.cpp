@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "os/huge_pages.hpp"
 #include "os/numa_nodes.hpp"
 #include "os/syscall.hpp"
 
@@ -29,13 +30,16 @@ constexpr std::uint64_t kStepBytes = 4ULL << 20;
 class PieceMapping {
  public:
   PieceMapping(int fd, std::uint64_t offset, std::uint64_t size_bytes)
-      : data_(::mmap(nullptr,
+      : place_(reserve_for_huge_pages(size_bytes)),
+        data_(::mmap(place_,
                      size_bytes,
                      PROT_READ | PROT_WRITE,
-                     MAP_SHARED,
+                     MAP_SHARED | (place_ == nullptr ? 0 : MAP_FIXED),
                      fd,
                      static_cast<off_t>(offset))),
-        size_bytes_(size_bytes) {}
+        size_bytes_(size_bytes) {
+    if (!valid() && place_ != nullptr) ::munmap(place_, size_bytes_);
+  }
   PieceMapping(const PieceMapping&) = delete;
   PieceMapping& operator=(const PieceMapping&) = delete;
   ~PieceMapping() {
@@ -45,6 +49,7 @@ class PieceMapping {
   [[nodiscard]] void* data() const noexcept { return data_; }
 
  private:
+  void* place_;  ///< Null: the kernel chooses one.
   void* data_;
   std::uint64_t size_bytes_;
 };
@@ -63,14 +68,18 @@ PoolFiller::PoolFiller(const UniqueFd& fd,
                        std::function<void(const Error&)> on_failed)
     : fd_(duplicate(fd)),
       options_(std::move(options)),
+      huge_pages_(std::make_unique<HugePageMaker>(options_.huge_pages)),
       on_filled_(std::move(on_filled)),
       on_failed_(std::move(on_failed)),
       filled_((options_.size_bytes + kPieceBytes - 1) / kPieceBytes, false) {
+  complete_ = std::min<std::uint64_t>(options_.from_bytes / kPieceBytes, filled_.size());
+  std::fill_n(filled_.begin(), complete_, true);
+  next_ = complete_;
   const std::uint32_t wanted =
       options_.threads > 0
           ? options_.threads
           : std::clamp<std::uint32_t>(std::thread::hardware_concurrency() / 4, 1, kMostThreads);
-  const auto count = std::min<std::uint64_t>(wanted, filled_.size());
+  const auto count = std::min<std::uint64_t>(wanted, filled_.size() - complete_);
   for (std::uint64_t i = 0; i < count; ++i) {
     threads_.push_back(
         std::make_unique<OwnThread>("kvf-pages", OwnThread::Runs::kOurCode, [this] { run(); }));
@@ -123,9 +132,12 @@ Status PoolFiller::fill(std::uint64_t piece) const {
     return KVFERRY_ERRNO("mapping {} of host pool \"{}\"", format_size(size), options_.name);
   }
   bind_to_nodes(mapping.data(), size, options_.numa_nodes);
-  // Where the kernel gives shared memory huge pages (shmem_enabled), they are wanted; elsewhere
-  // this says nothing.
-  static_cast<void>(::madvise(mapping.data(), size, MADV_HUGEPAGE));
+  if (options_.huge_pages) {
+    // Where the kernel gives shared memory huge pages when asked (shmem_enabled is advise); says
+    // nothing elsewhere.
+    static_cast<void>(::madvise(mapping.data(), size, MADV_HUGEPAGE));
+    huge_pages_->make(static_cast<std::byte*>(mapping.data()), size);
+  }
   std::uint64_t done = 0;
   const auto populate = [&] {
     const std::uint64_t step = std::min(kStepBytes, size - done);
@@ -148,6 +160,8 @@ Status PoolFiller::fill(std::uint64_t piece) const {
   }
   return KVFERRY_ERRNO("filling {} of host pool \"{}\"", format_size(size), options_.name);
 }
+
+std::uint64_t PoolFiller::huge_page_bytes() const noexcept { return huge_pages_->made_bytes(); }
 
 Status PoolFiller::wait_filled(std::uint64_t size_bytes, const std::function<bool()>& give_up) {
   std::unique_lock lock(mutex_);

@@ -5,6 +5,7 @@
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
 #include "os/host_memory.hpp"
+#include "os/huge_pages.hpp"
 #include "os/syscall.hpp"
 
 #include <boost/interprocess/exceptions.hpp>
@@ -29,7 +30,6 @@ constexpr unsigned kNoExecSeal = MFD_NOEXEC_SEAL;
 constexpr unsigned kNoExecSeal = 0x0008U;  // Linux 6.3; absent from older C library headers.
 #endif
 
-constexpr std::uint64_t kHugePageBytes = 2ULL << 20;
 constexpr unsigned kHugePageFlag = 21U << 26U;  // MFD_HUGE_2MB, of linux/memfd.h
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -51,10 +51,15 @@ class MappableFd {
 Result<boost::interprocess::mapped_region> map(int fd,
                                                boost::interprocess::mode_t mode,
                                                std::uint64_t size_bytes) {
+  const auto size = static_cast<std::size_t>(size_bytes);
+  // Anywhere where there is no such place.
+  void* const place = size_bytes < kHugePageBytes ? nullptr : reserve_for_huge_pages(size_bytes);
   try {
-    return boost::interprocess::mapped_region(MappableFd(fd, mode), mode, 0,
-                                              static_cast<std::size_t>(size_bytes));
+    const MappableFd mappable(fd, mode);
+    if (place == nullptr) return boost::interprocess::mapped_region(mappable, mode, 0, size);
+    return boost::interprocess::mapped_region(mappable, mode, 0, size, place, MAP_FIXED);
   } catch (const boost::interprocess::interprocess_exception& exception) {
+    if (place != nullptr) ::munmap(place, size);
     errno = exception.get_native_error();
     return KVFERRY_ERRNO("mapping {} of shared memory", format_size(size_bytes));
   }

@@ -5,18 +5,23 @@
 #include "ipc/os/temp_dir.hpp"
 #include "kvferry/ipc/os/shared_memory.hpp"
 #include "os/host_memory.hpp"
+#include "os/huge_pages.hpp"
 #include "os/numa_nodes.hpp"
 #include "support/child_process.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -92,6 +97,100 @@ TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
       [](const Error& error) { ADD_FAILURE() << error.to_string(); });
   EXPECT_TRUE(filler.wait_filled(kPiece, {}).has_value());
   EXPECT_TRUE(SharedMemory::map_pool(fd, kPiece).has_value());
+}
+
+/// Whether this kernel has MADV_COLLAPSE for shared memory (Linux 6.1) and may use it.
+bool makes_huge_pages() {
+  utsname kernel{};
+  EXPECT_EQ(::uname(&kernel), 0);
+  int major = 0;
+  int minor = 0;
+  if (std::sscanf(kernel.release, "%d.%d", &major, &minor) != 2) return false;
+  if (std::pair(major, minor) < std::pair(6, 1)) return false;
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return !text.empty() && text.find("[deny]") == std::string::npos;
+}
+
+/// Of the mapping that holds an address, by the kernel's own account.
+std::uint64_t mapped_as_huge_bytes(const void* address) {
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    unsigned long long first = 0;
+    unsigned long long end = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &first, &end) == 2) {
+      const auto at = reinterpret_cast<std::uintptr_t>(address);
+      inside = at >= first && at < end;
+    }
+    unsigned long long kib = 0;
+    if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %llu kB", &kib) == 1) {
+      return kib << 10U;
+    }
+  }
+  return 0;
+}
+
+TEST(PoolFillerTest, HugePagesAreMadeWhereTheKernelGivesNoneByItself) {
+  if (!makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  const UniqueFd fd = make_pool(kBytes);
+  PoolFiller filler(
+      fd, {.name = "filler-test", .size_bytes = kBytes, .threads = 2}, [](std::uint64_t) {},
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(kBytes, {}).has_value());
+  EXPECT_EQ(filler.huge_page_bytes(), kBytes);
+  const SharedMapping mapping = SharedMemory::map_pool(fd, kBytes).value();
+  // One touch of each is enough for all of it.
+  for (std::uint64_t at = 0; at < kBytes; at += kHugePageBytes) mapping.data()[at] = std::byte{1};
+  EXPECT_EQ(mapped_as_huge_bytes(mapping.data()), kBytes);
+}
+
+TEST(PoolFillerTest, SmallPagesAreUsedOnRequest) {
+  const UniqueFd fd = make_pool(kPiece);
+  PoolFiller filler(
+      fd, {.name = "filler-test", .size_bytes = kPiece, .huge_pages = false}, [](std::uint64_t) {},
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+  EXPECT_EQ(filler.huge_page_bytes(), 0U);
+  EXPECT_EQ(allocated_bytes(fd), kPiece);
+}
+
+TEST(PoolFillerTest, ContentsOfPagesThatAreThereStay) {
+  const UniqueFd fd = make_pool(kPiece);
+  const SharedMapping mapping = SharedMemory::map_pool(fd, kPiece).value();
+  constexpr std::uint64_t kStep = 12'289;  // most pages, each at another place
+  const auto value_at = [](std::uint64_t at) { return static_cast<std::byte>(at / kStep % 251); };
+  for (std::uint64_t at = 0; at < kPiece; at += kStep) mapping.data()[at] = value_at(at);
+  PoolFiller filler(
+      fd, {.name = "filler-test", .size_bytes = kPiece}, [](std::uint64_t) {},
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+  for (std::uint64_t at = 0; at < kPiece; at += kStep) {
+    ASSERT_EQ(mapping.data()[at], value_at(at)) << at;
+  }
+}
+
+TEST(PoolFillerTest, WhatIsThereAlreadyIsLeftAlone) {
+  const UniqueFd fd = make_pool(kBytes);
+  std::vector<std::uint64_t> filled;
+  PoolFiller filler(
+      fd, {.name = "filler-test", .size_bytes = kBytes, .threads = 1, .from_bytes = 2 * kPiece + 1},
+      [&](std::uint64_t bytes) { filled.push_back(bytes); },
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(kBytes, {}).has_value());
+  EXPECT_EQ(allocated_bytes(fd), kBytes - 2 * kPiece);
+  ASSERT_FALSE(filled.empty());
+  EXPECT_EQ(filled.front(), 3 * kPiece);
+}
+
+TEST(PoolFillerTest, PoolThatIsThereNeedsNoThread) {
+  const UniqueFd fd = make_pool(kPiece);
+  PoolFiller filler(
+      fd, {.name = "filler-test", .size_bytes = kPiece, .from_bytes = kPiece},
+      [](std::uint64_t) { ADD_FAILURE() << "nothing was to be filled"; },
+      [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+  ASSERT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+  EXPECT_EQ(allocated_bytes(fd), 0U);
 }
 
 TEST(PoolFillerTest, PagesCanBeAskedOfAnyNodeOfTheMachine) {

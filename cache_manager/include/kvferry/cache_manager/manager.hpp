@@ -32,7 +32,9 @@ struct ManagerConfig {
   VerifyLoads verify_loads = VerifyLoads::kSampled;
   /// Sampled: one block in so many.
   static constexpr std::uint32_t kSample = 16;
-  bool huge_pages = true;  ///< Where the machine has reserved enough of them.
+  /// Of 2 MiB: reserved ones, where the machine has enough of them, or what the kernel makes of
+  /// ordinary ones.
+  bool huge_pages = true;
   /// Where its memory is to be; empty: anywhere.
   std::vector<int> numa_nodes;
   /// What of it goes when something else needs its place: one of eviction_policies().

@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#include "os/huge_pages.hpp"
+
+#include "kvferry/ipc/base/clock.hpp"
+#include "kvferry/ipc/base/log.hpp"
+#include "kvferry/ipc/base/size.hpp"
+#include "os/syscall.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace kvferry::ipc {
+namespace {
+
+#ifdef MADV_COLLAPSE
+constexpr int kCollapse = MADV_COLLAPSE;
+#else
+constexpr int kCollapse = 25;  // Linux 6.1; absent from older C library headers.
+#endif
+
+std::uint64_t page_bytes() noexcept {
+  static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) noexcept {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+void* reserve_for_huge_pages(std::uint64_t size_bytes) noexcept {
+  const std::uint64_t size = round_up(size_bytes, page_bytes());
+  void* const all = ::mmap(nullptr, size + kHugePageBytes, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  auto* const start = static_cast<std::byte*>(all);
+  const std::uint64_t before = round_up(reinterpret_cast<std::uintptr_t>(start), kHugePageBytes) -
+                               reinterpret_cast<std::uintptr_t>(start);
+  if (before > 0) ::munmap(start, before);
+  if (before < kHugePageBytes) ::munmap(start + before + size, kHugePageBytes - before);
+  return start + before;
+}
+
+void HugePageMaker::make(std::byte* data, std::uint64_t size_bytes) {
+  const std::uint64_t size = size_bytes / kHugePageBytes * kHugePageBytes;
+  if (size == 0 || !tries_) return;
+  // The kernel makes none of nothing at all. By a call, since a touch ends the process where memory
+  // is out.
+  for (std::uint64_t at = 0; at < size; at += kHugePageBytes) {
+    const auto first_page = [&] { return ::madvise(data + at, page_bytes(), MADV_POPULATE_WRITE); };
+    if (retry_interrupted(first_page) != 0) return;
+  }
+  // One call for all of it: each first waits for every processor (lru_add_drain_all).
+  const TimePoint began = MonotonicClock::now();
+  const int result = retry_interrupted([&] { return ::madvise(data, size, kCollapse); });
+  const int error = errno;
+  const std::chrono::nanoseconds took = MonotonicClock::now() - began;
+  if (result == 0) {
+    made_bytes_ += size;
+    const std::chrono::nanoseconds usual =
+        std::chrono::nanoseconds(kSlowForGiB) * size / (1ULL << 30);
+    lose(std::max(took - usual, std::chrono::nanoseconds(0)));
+  } else if (error == EINVAL) {
+    if (tries_.exchange(false)) {
+      log_info(
+          "the kernel makes no huge pages of shared memory (Linux 6.1 does, unless "
+          "transparent_hugepage/shmem_enabled is deny): small ones are used");
+    }
+  } else {
+    log_debug("{} in huge pages: {}", format_size(size), std::strerror(error));
+    lose(took + kLostByFailure);
+  }
+}
+
+void HugePageMaker::lose(std::chrono::nanoseconds time) {
+  const std::chrono::nanoseconds lost(lost_ns_ += time.count());
+  if (lost < kMostLost || !tries_.exchange(false)) return;
+  log_info("huge pages are not to be had readily: what is left uses small ones");
+}
+
+}  // namespace kvferry::ipc

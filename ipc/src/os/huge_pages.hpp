@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: The kvferry authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvferry::ipc {
+
+constexpr std::uint64_t kHugePageBytes = 2ULL << 20;
+
+/// Address space that begins at a multiple of kHugePageBytes, for a mapping that is put over it
+/// (MAP_FIXED): the kernel finds such places for shared memory only where it gives it huge pages
+/// unasked, and without one they are neither made nor mapped as such. Null where there is no room.
+[[nodiscard]] void* reserve_for_huge_pages(std::uint64_t size_bytes) noexcept;
+
+/// Has the kernel put new shared memory into huge pages, also where it would not by itself
+/// (`shmem_enabled` is never or advise): MADV_COLLAPSE, Linux 6.1. Where it cannot, or takes too
+/// long for it since memory is in pieces, memory stays as it is, and soon nothing is tried any
+/// more. @threading any
+class HugePageMaker {
+ public:
+  /// Lost to what took longer than kSlowForGiB, or came to nothing, which counts as kLostByFailure
+  /// more than it took: beyond this, all together, no more is tried.
+  static constexpr std::chrono::milliseconds kMostLost{2000};
+  static constexpr std::chrono::milliseconds kLostByFailure{250};
+  static constexpr std::chrono::milliseconds kSlowForGiB{10000};
+
+  explicit HugePageMaker(bool wanted) noexcept : tries_(wanted) {}
+
+  /// @pre data is mapped from a multiple of kHugePageBytes on, in memory and in the file alike.
+  /// What pages it has keep their contents; some may be there that were not, whatever the answer.
+  void make(std::byte* data, std::uint64_t size_bytes);
+  /// So much was asked for and is in huge pages.
+  [[nodiscard]] std::uint64_t made_bytes() const noexcept { return made_bytes_; }
+
+ private:
+  void lose(std::chrono::nanoseconds time);
+
+  std::atomic<bool> tries_;
+  std::atomic<std::uint64_t> made_bytes_ = 0;
+  std::atomic<std::int64_t> lost_ns_ = 0;
+};
+
+}  // namespace kvferry::ipc
