@@ -12,7 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 
 namespace kvferry::ipc {
 namespace {
@@ -24,8 +24,8 @@ constexpr int kCollapse = 25;  // Linux 6.1; absent from older C library headers
 #endif
 
 std::uint64_t page_bytes() noexcept {
-  static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
+  static const auto kBytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return kBytes;
 }
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) noexcept {
@@ -73,7 +73,7 @@ void HugePageMaker::make(std::byte* data, std::uint64_t size_bytes) {
           "transparent_hugepage/shmem_enabled is deny): small ones are used");
     }
   } else {
-    log_debug("{} in huge pages: {}", format_size(size), std::strerror(error));
+    log_debug("{} in huge pages: {}", format_size(size), std::generic_category().message(error));
     lose(took + kLostByFailure);
   }
 }
