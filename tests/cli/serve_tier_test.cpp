@@ -11,6 +11,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -243,6 +244,48 @@ TEST_F(ServeTierTest, AWindowsUnitThatLacksABlockIsNotLoadedAndGivesWay) {
     return true;
   }));
   EXPECT_EQ(misses, 0) << "blocks that a load asked for";
+}
+
+// Flips a bit of what a manager's pool has, so far (of 1) into it.
+void damage(const ChildProcess& manager, double from, double to) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", manager.pid()))) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (gone || target.find("memfd:kvferry-pool-") == std::string::npos) continue;
+    std::fstream pool(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(pool), {}};
+    const std::size_t first = bytes.find_first_not_of('\0');
+    ASSERT_NE(first, std::string::npos) << "nothing is stored";
+    const auto used = static_cast<double>(bytes.find_last_not_of('\0') + 1 - first);
+    const std::size_t at =
+        bytes.find_first_not_of('\0', first + static_cast<std::size_t>(used * from));
+    ASSERT_LT(at, first + static_cast<std::size_t>(used * to));
+    pool.clear();
+    pool.seekp(static_cast<std::streamoff>(at));
+    pool.put(static_cast<char>(bytes[at] ^ 1));
+    ASSERT_TRUE(pool.good());
+    return;
+  }
+  FAIL() << "the manager has no pool";
+}
+
+TEST_F(ServeTierTest, OfALoadThatDoesNotComeWholeWhatCameIsFound) {
+  ChildProcess& manager = start("manager", {"--verify-loads=always"});
+  start("mover");
+  start("worker", {"--serve"});
+  ASSERT_TRUE(wait_status(offload_ready)) << running_.back()->stderr_text();
+  connect();
+  const auto prompt = prompt_of(100, 83);
+  const GenerateReply cold = generate(prompt, 2);
+  ASSERT_EQ(stored_blocks(), 5);
+  ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
+  ASSERT_NO_FATAL_FAILURE(damage(manager, 0.65, 0.75));  // the fourth of the five
+  const GenerateReply damaged = generate(prompt, 2);
+  EXPECT_EQ(damaged.tokens, cold.tokens);
+  EXPECT_EQ(damaged.cached_tokens, 48U);
+  EXPECT_EQ(damaged.admissions, 2U);
+  EXPECT_EQ(generate(prompt, 2).cached_tokens, 80U);
 }
 
 TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {

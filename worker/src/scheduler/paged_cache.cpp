@@ -6,6 +6,7 @@
 #include "kvferry/ipc/model/block_key.hpp"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 namespace kvferry::worker {
@@ -180,15 +181,34 @@ bool PagedCache::publish(Sequence& sequence) {
     for (auto next = table.lower_bound(sequence.published); next != table.end(); ++next) {
       auto& [position, held] = *next;
       if (position >= full) break;
-      if (held.indexed) continue;
-      // Another sequence may have been faster: then this block stays its own.
-      const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
-      held.indexed = index_[g].announce(held.block, sequence.hashes[position], before);
-      if (held.indexed) index_[g].make_valid(held.block);
+      if (!held.indexed) publish(GroupId{g}, position, held, sequence);
     }
   }
   sequence.published = full;
   return true;
+}
+
+void PagedCache::publish(GroupId group,
+                         std::uint32_t position,
+                         TableBlock& held,
+                         const Sequence& sequence) {
+  // Another sequence may have been faster: then this block stays its own.
+  const ipc::Digest before = position == 0 ? ipc::Digest{} : sequence.hashes[position - 1];
+  held.indexed = index_of(group).announce(held.block, sequence.hashes[position], before);
+  if (held.indexed) index_of(group).make_valid(held.block);
+}
+
+void PagedCache::publish_loaded(Sequence& sequence, std::span<const LoadItem> came) {
+  std::vector<std::unordered_map<std::uint32_t, const LoadItem*>> by_block(index_.size());
+  for (const LoadItem& item : came) by_block[item.group.value].emplace(item.block.value, &item);
+  for (std::uint32_t g = 0; g < index_.size(); ++g) {
+    for (auto& [position, held] : sequence.table[g]) {
+      const auto found = by_block[g].find(held.block.value);
+      if (found == by_block[g].end() || held.indexed) continue;
+      publish(GroupId{g}, position, held, sequence);
+      mark_loaded(GroupId{g}, {found->second->key, found->second->part});
+    }
+  }
 }
 
 void PagedCache::release(Sequence& sequence) {

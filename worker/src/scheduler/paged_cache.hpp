@@ -64,6 +64,9 @@ class PagedCache {
   void trim(Sequence& sequence);
   /// Others find every block that is full by now. False when none became so since the last call.
   bool publish(Sequence& sequence);
+  /// Others find what came of a load that did not come whole, of which the sequence goes on with
+  /// nothing.
+  void publish_loaded(Sequence& sequence, std::span<const LoadItem> came);
   void release(Sequence& sequence);
 
   /// A store unit.
@@ -138,6 +141,10 @@ class PagedCache {
   }
 
  private:
+  void publish(ipc::GroupId group,
+               std::uint32_t position,
+               TableBlock& held,
+               const Sequence& sequence);
   [[nodiscard]] GroupIndex& index_of(ipc::GroupId group) { return index_[group.value]; }
   [[nodiscard]] const GroupIndex& index_of(ipc::GroupId group) const { return index_[group.value]; }
 

@@ -123,6 +123,7 @@ class Scheduler final : public ipc::ControlHandler, private SchedulerControl {
   void submit_loads(Number number, std::vector<LoadItem> items, std::vector<PinnedBlock> pinned);
   void load_again(LoadJob job);
   void on_load_done(LoadJob job, const Completion& completion);
+  void keep_what_came(Sequence& sequence, const LoadJob& job, const Completion& completion);
   void note_lacking(ipc::GroupId group, const UnitPart& place, std::uint8_t result);
   /// The manager does not answer in time: computing goes on without it for a while.
   void do_without_offload();

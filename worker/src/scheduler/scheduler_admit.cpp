@@ -104,7 +104,11 @@ bool Scheduler::try_admit(Sequence& sequence) {
   end_prefetch(sequence.number);
   sequence.device_only = false;
   admitted_.insert(sequence.number);
-  if (sequence.admissions++ == 0) sequence.cached_tokens = sequence.computed;
+  ++sequence.admissions;
+  if (sequence.cached_at == 0) {
+    sequence.cached_tokens = sequence.computed;
+    sequence.cached_at = sequence.admissions;
+  }
   // What it finds of its prompt was computed with these.
   if (sequence.generated() == 0) sequence.weights_first = weights_;
   sequence.state = Sequence::State::kReady;
@@ -276,12 +280,30 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
       const LoadItem& item = job.items[i];
       note_lacking(item.group, {item.key, item.part}, completion.results[i]);
     }
+    keep_what_came(sequence, job, completion);
     sequence.device_only = true;
+    // What it was to find it did not; the next time tells.
+    if (sequence.cached_at == sequence.admissions) sequence.cached_at = sequence.cached_tokens = 0;
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
   pins_.let_go(std::move(job.pinned));
   sequence.state = Sequence::State::kReady;
   settle(job.number);
+}
+
+void Scheduler::keep_what_came(Sequence& sequence,
+                               const LoadJob& job,
+                               const Completion& completion) {
+  if (sequence.fate != Sequence::Fate::kGoesOn || sequence.mixed) return;
+  if (completion.results.size() != job.items.size()) return;
+  std::vector<LoadItem> came;
+  for (std::size_t i = 0; i < job.items.size(); ++i) {
+    const auto code = static_cast<ErrorCode>(completion.results[i]);
+    // The memory may be another one's by now, of which the news has not come yet.
+    if (code == ErrorCode::kStaleEpoch || code == ErrorCode::kRevoked) return;
+    if (completion.results[i] == 0) came.push_back(job.items[i]);
+  }
+  cache_.publish_loaded(sequence, came);
 }
 
 void Scheduler::note_lacking(ipc::GroupId group, const UnitPart& place, std::uint8_t result) {

@@ -69,6 +69,7 @@ struct Sequence {
   ipc::Digest weights_first;  ///< In use when it was let in, to compute its first token.
   ipc::Digest weights_last;   ///< In use when its latest one was computed.
   std::uint32_t cached_tokens = 0;
+  std::uint32_t cached_at = 0;  ///< The admission that these are of; 0: of none yet.
   std::uint32_t admissions = 0;
 
   [[nodiscard]] std::uint32_t length() const noexcept {

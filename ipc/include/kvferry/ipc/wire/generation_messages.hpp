@@ -34,7 +34,7 @@ struct GenerateReply {
   /// its prompt was computed with.
   Digest weights_first;
   Digest weights_last;              ///< And the last.
-  std::uint32_t cached_tokens = 0;  ///< Of the prompt, found in the cache when it was first let in.
+  std::uint32_t cached_tokens = 0;  ///< Of the prompt, found in the cache, not computed first.
   std::uint32_t admissions = 0;     ///< How often it got blocks: once more for each retraction.
   template <typename V> void visit(V& v) {
     v(end, tokens, weights_first, weights_last, cached_tokens, admissions);
