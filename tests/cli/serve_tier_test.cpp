@@ -298,8 +298,10 @@ TEST_F(ServeTierTest, AKilledManagersUnitsAreFoundAgain) {
   ASSERT_TRUE(running_.front()->wait(soon()).has_value());
   start("manager");
   std::swap(running_.front(), running_.back());  // where wait_status() looks for it
-  ASSERT_TRUE(wait_status([](const nlohmann::json& status) {
-    return offload_ready(status) && status["pool"]["kept"]["adopted"] == 2;
+  ASSERT_TRUE(wait_status([this](const nlohmann::json& status) {
+    const bool scheduler_is_back =
+        running_.front()->stderr_text().find(" joined engine ") != std::string::npos;
+    return offload_ready(status) && scheduler_is_back && status["pool"]["kept"]["adopted"] == 2;
   }));
   ASSERT_EQ(ask("flush", {kSettles, "--host=keep"}).exit, ChildExit::exited(0));
   const GenerateReply warm = generate(prompt, 8);
