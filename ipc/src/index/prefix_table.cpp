@@ -5,6 +5,7 @@
 #include "index/table_format.hpp"
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "os/huge_pages.hpp"
 
 #include <algorithm>
 #include <array>
@@ -63,6 +64,7 @@ void write(Slot& slot, std::uint64_t low, std::uint64_t rest) noexcept {
 PrefixTable::PrefixTable(std::uint64_t most_entries)
     : most_log2_(log2_for(std::min(most_entries, kMostEntries), kLargestLog2)),
       memory_(make_memory(most_log2_)),
+      huge_pages_(std::make_unique<HugePageMaker>(true)),
       seed_(Digest::random().low()),
       header_(reinterpret_cast<Header*>(memory_.mapping.data())) {  // zero, as all of it
   grow(prefix_table::kLeastLog2);
@@ -79,6 +81,10 @@ void PrefixTable::grow(std::uint32_t slots_log2) {
   const std::uint64_t count = std::uint64_t{1} << slots_log2;
   Slot* slots =
       reinterpret_cast<Slot*>(memory_.mapping.data() + prefix_table::offset_of(slots_log2));
+  // Looks come to all of them in any order: in small pages most miss the processor's table of them.
+  const std::uint64_t first = round_up_to_huge_page(prefix_table::offset_of(slots_log2));
+  const std::uint64_t end = prefix_table::offset_of(slots_log2 + 1);
+  if (first < end) huge_pages_->make(memory_.mapping.data() + first, end - first);
   for (std::uint64_t i = 0; slots_ != nullptr && i <= mask_; ++i) {
     const std::uint64_t rest = slots_[i].rest.load(std::memory_order_relaxed);
     if (rest == 0) continue;

@@ -28,20 +28,16 @@ std::uint64_t page_bytes() noexcept {
   return kBytes;
 }
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) noexcept {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 void* reserve_for_huge_pages(std::uint64_t size_bytes) noexcept {
-  const std::uint64_t size = round_up(size_bytes, page_bytes());
+  const std::uint64_t size = (size_bytes + page_bytes() - 1) / page_bytes() * page_bytes();
   void* const all = ::mmap(nullptr, size + kHugePageBytes, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (all == MAP_FAILED) return nullptr;
   auto* const start = static_cast<std::byte*>(all);
-  const std::uint64_t before = round_up(reinterpret_cast<std::uintptr_t>(start), kHugePageBytes) -
-                               reinterpret_cast<std::uintptr_t>(start);
+  const auto at = reinterpret_cast<std::uintptr_t>(start);
+  const std::uint64_t before = round_up_to_huge_page(at) - at;
   if (before > 0) ::munmap(start, before);
   if (before < kHugePageBytes) ::munmap(start + before + size, kHugePageBytes - before);
   return start + before;

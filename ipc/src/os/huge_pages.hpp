@@ -11,6 +11,10 @@ namespace kvferry::ipc {
 
 constexpr std::uint64_t kHugePageBytes = 2ULL << 20;
 
+[[nodiscard]] constexpr std::uint64_t round_up_to_huge_page(std::uint64_t bytes) noexcept {
+  return (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
+
 /// Address space that begins at a multiple of kHugePageBytes, for a mapping that is put over it
 /// (MAP_FIXED): the kernel finds such places for shared memory only where it gives it huge pages
 /// unasked, and without one they are neither made nor mapped as such. Null where there is no room.

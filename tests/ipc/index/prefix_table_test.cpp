@@ -3,6 +3,8 @@
 #include "kvferry/ipc/index/prefix_table.hpp"
 
 #include "index/table_format.hpp"
+#include "os/huge_pages.hpp"
+#include "support/huge_pages.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,6 +46,26 @@ class PrefixTableTest : public testing::Test {
 };
 
 // Whoever has the table, its seed and a block's hash, but not the root, which is a secret then.
+TEST_F(PrefixTableTest, LargeTablesAreOfHugePagesToWhoeverLooks) {
+  if (!test::makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  PrefixTable table(std::uint64_t{1} << 20U);
+  table.reserve(300'000);  // 8 MiB of slots
+  table.put(key(1), {});
+  const SharedMapping looks =
+      SharedMemory::map_single_writer(table.fd(), table.size_bytes()).value();
+  const std::byte* const slots =
+      looks.data() +
+      prefix_table::offset_of(static_cast<std::uint32_t>(std::bit_width(table.stats().slots) - 1));
+  // Of two bytes a huge page apart one lies in a whole one.
+  int sum = 0;
+  for (std::uint64_t at = 0; at < table.stats().bytes; at += kHugePageBytes) {
+    sum += std::to_integer<int>(slots[at]);
+  }
+  EXPECT_GE(sum, 0);
+  EXPECT_GE(test::mapped_as_huge_bytes(looks.data()), table.stats().bytes - kHugePageBytes);
+  EXPECT_TRUE(view_of(table).find(key(1)).has_value());
+}
+
 TEST_F(PrefixTableTest, AnEntrySaysNothingToWhoDoesNotKnowItsRoot) {
   PrefixTable table(1000);
   const BlockKey secret{Digest::random(), digest(1), GroupId{0}};

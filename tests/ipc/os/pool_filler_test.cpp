@@ -8,20 +8,17 @@
 #include "os/huge_pages.hpp"
 #include "os/numa_nodes.hpp"
 #include "support/child_process.hpp"
+#include "support/huge_pages.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace kvferry::ipc {
@@ -99,40 +96,8 @@ TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
   EXPECT_TRUE(SharedMemory::map_pool(fd, kPiece).has_value());
 }
 
-/// Whether this kernel has MADV_COLLAPSE for shared memory (Linux 6.1) and may use it.
-bool makes_huge_pages() {
-  utsname kernel{};
-  EXPECT_EQ(::uname(&kernel), 0);
-  int major = 0;
-  int minor = 0;
-  if (std::sscanf(kernel.release, "%d.%d", &major, &minor) != 2) return false;
-  if (std::pair(major, minor) < std::pair(6, 1)) return false;
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return !text.empty() && text.find("[deny]") == std::string::npos;
-}
-
-/// Of the mapping that holds an address, by the kernel's own account.
-std::uint64_t mapped_as_huge_bytes(const void* address) {
-  std::ifstream smaps("/proc/self/smaps");
-  bool inside = false;
-  for (std::string line; std::getline(smaps, line);) {
-    unsigned long long first = 0;
-    unsigned long long end = 0;
-    if (std::sscanf(line.c_str(), "%llx-%llx ", &first, &end) == 2) {
-      const auto at = reinterpret_cast<std::uintptr_t>(address);
-      inside = at >= first && at < end;
-    }
-    unsigned long long kib = 0;
-    if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %llu kB", &kib) == 1) {
-      return kib << 10U;
-    }
-  }
-  return 0;
-}
-
 TEST(PoolFillerTest, HugePagesAreMadeWhereTheKernelGivesNoneByItself) {
-  if (!makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  if (!test::makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
   const UniqueFd fd = make_pool(kBytes);
   PoolFiller filler(
       fd, {.name = "filler-test", .size_bytes = kBytes, .threads = 2}, [](std::uint64_t) {},
@@ -142,7 +107,7 @@ TEST(PoolFillerTest, HugePagesAreMadeWhereTheKernelGivesNoneByItself) {
   const SharedMapping mapping = SharedMemory::map_pool(fd, kBytes).value();
   // One touch of each is enough for all of it.
   for (std::uint64_t at = 0; at < kBytes; at += kHugePageBytes) mapping.data()[at] = std::byte{1};
-  EXPECT_EQ(mapped_as_huge_bytes(mapping.data()), kBytes);
+  EXPECT_EQ(test::mapped_as_huge_bytes(mapping.data()), kBytes);
 }
 
 TEST(PoolFillerTest, SmallPagesAreUsedOnRequest) {

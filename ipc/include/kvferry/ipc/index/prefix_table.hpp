@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -25,6 +26,8 @@
 /// how much of one is by bisection. It grows by doubling, at two thirds full: between 24 and 48
 /// bytes a block, and all that it was before as much again.
 namespace kvferry::ipc {
+
+class HugePageMaker;
 
 namespace prefix_table {
 struct Hash;
@@ -82,6 +85,7 @@ class PrefixTable {
 
   std::uint32_t most_log2_;
   SharedMemory::SingleWriter memory_;
+  const std::unique_ptr<HugePageMaker> huge_pages_;
   const std::uint64_t seed_;
   prefix_table::Header* header_;
   prefix_table::Slot* slots_ = nullptr;
