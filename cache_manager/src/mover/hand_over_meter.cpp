@@ -52,8 +52,11 @@ void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint 
   seen.mib = static_cast<double>(bytes) / kBytesPerMiB;
   seen.us = std::clamp(std::chrono::duration<double, std::micro>(took).count(), 0.0, kMostCounted);
   seen.over_first = seen.us / (first.base_us + seen.mib * first.us_per_mib);
-  // What was seen before a pause is no judge of what comes after it.
-  if (seconds_between(seen_, now) > fading_s()) before_ = {};
+  // What was seen before a pause is half a judge of what comes after it, and none after a long one:
+  // one that is fast is not outvoted, and two that are slow are not two strays.
+  const double pause = seconds_between(seen_, now);
+  if (pause > fading_s()) before_[0].reset();
+  if (pause > kMostFadingS) before_[1].reset();
   seen_ = now;
   std::array<std::optional<Sighting>, 3> last{before_[0], before_[1], seen};
   std::sort(last.begin(), last.end(), [](const auto& one, const auto& other) {

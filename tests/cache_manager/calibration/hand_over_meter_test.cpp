@@ -116,6 +116,15 @@ TEST_F(HandOverMeterTest, StallsOfTwoAreOverInTwoSeconds) {
   EXPECT_LT(at(meter_.cost(now_ + 2s), 8), kMostFor8MiB);
 }
 
+TEST_F(HandOverMeterTest, SlowOnesNowAndThenAreLearned) {
+  for (int i = 0; i < 6; ++i) {
+    see({600, 2.5}, 2 * kMiB);
+    now_ += 200ms;
+  }
+  see({600, 2.5}, 2 * kMiB);
+  EXPECT_GT(at(meter_.cost(now_), 2), 1.5 * at(HandOverCost{}, 2));
+}
+
 TEST_F(HandOverMeterTest, TriesAgainLaterTheLongerItHasBeenSlow) {
   const HandOverCost slow{2000, 2.5};
   std::vector<ipc::Duration> pauses;
