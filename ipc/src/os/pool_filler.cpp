@@ -68,7 +68,7 @@ PoolFiller::PoolFiller(const UniqueFd& fd,
                        std::function<void(const Error&)> on_failed)
     : fd_(duplicate(fd)),
       options_(std::move(options)),
-      huge_pages_(std::make_unique<HugePageMaker>(options_.huge_pages)),
+      huge_pages_(std::make_unique<HugePageMaker>(options_.huge_pages, options_.numa_nodes.size())),
       on_filled_(std::move(on_filled)),
       on_failed_(std::move(on_failed)),
       filled_((options_.size_bytes + kPieceBytes - 1) / kPieceBytes, false) {
