@@ -52,14 +52,14 @@ Result<boost::interprocess::mapped_region> map(int fd,
                                                boost::interprocess::mode_t mode,
                                                std::uint64_t size_bytes) {
   const auto size = static_cast<std::size_t>(size_bytes);
-  // Anywhere where there is no such place.
+  // Anywhere where there is no such place. What fails leaves it alone: the kernel may have given the
+  // place back before it failed, and another thread may have something there by now.
   void* const place = size_bytes < kHugePageBytes ? nullptr : reserve_for_huge_pages(size_bytes);
   try {
     const MappableFd mappable(fd, mode);
     if (place == nullptr) return boost::interprocess::mapped_region(mappable, mode, 0, size);
     return boost::interprocess::mapped_region(mappable, mode, 0, size, place, MAP_FIXED);
   } catch (const boost::interprocess::interprocess_exception& exception) {
-    if (place != nullptr) ::munmap(place, size);
     errno = exception.get_native_error();
     return KVFERRY_ERRNO("mapping {} of shared memory", format_size(size_bytes));
   }
