@@ -84,8 +84,10 @@ void HugePageMaker::make(std::byte* data, std::uint64_t size_bytes) {
   } else if (error == EINVAL) {
     if (tries_.exchange(false)) {
       log_info(
-          "the kernel makes no huge pages of shared memory (Linux 6.1 does, unless "
-          "transparent_hugepage/shmem_enabled is deny): small ones are used");
+          "the kernel makes no huge pages of shared memory for this process (Linux 6.1 does, "
+          "unless "
+          "transparent_hugepage/shmem_enabled is deny, or the process was started without them, by "
+          "PR_SET_THP_DISABLE): small ones are used");
     }
   } else {
     log_debug("{} in huge pages: {}", format_size(size), std::generic_category().message(error));

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
 #include "os/huge_pages.hpp"
 #include "os/numa_nodes.hpp"
 #include "os/syscall.hpp"
@@ -49,8 +50,8 @@ class PieceMapping {
   [[nodiscard]] bool is_aligned() const noexcept { return place_ != nullptr; }
 
  private:
-  /// Null: the kernel chooses one. Left alone where mapping fails: the kernel may have given it back
-  /// before it failed, and another thread may have something there by now.
+  /// Null: the kernel chooses one. Left alone where mapping fails: the kernel may have given it
+  /// back before it failed, and another thread may have something there by now.
   void* place_;
   void* data_;
   std::uint64_t size_bytes_;
@@ -70,7 +71,8 @@ PoolFiller::PoolFiller(const UniqueFd& fd,
                        std::function<void(const Error&)> on_failed)
     : fd_(duplicate(fd)),
       options_(std::move(options)),
-      huge_pages_(std::make_unique<HugePageMaker>(options_.huge_pages, options_.numa_nodes.size())),
+      huge_pages_(std::make_unique<HugePageMaker>(
+          options_.huge_pages && !SharedMemory::is_of_huge_pages(fd_), options_.numa_nodes.size())),
       on_filled_(std::move(on_filled)),
       on_failed_(std::move(on_failed)),
       filled_((options_.size_bytes + kPieceBytes - 1) / kPieceBytes, false) {

@@ -12,6 +12,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
@@ -96,11 +98,21 @@ TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
   const UniqueFd fd =
       SharedMemory::create_large_pool("filler-test", kPiece, true, of_huge_pages).value();
   EXPECT_TRUE(of_huge_pages);
+  EXPECT_TRUE(SharedMemory::is_of_huge_pages(fd));
   PoolFiller filler(
       fd, {"filler-test", kPiece, 1, {}}, [](std::uint64_t) {},
       [](const Error& error) { ADD_FAILURE() << error.to_string(); });
   EXPECT_TRUE(filler.wait_filled(kPiece, {}).has_value());
   EXPECT_TRUE(SharedMemory::map_pool(fd, kPiece).has_value());
+}
+
+TEST(PoolFillerTest, PoolOfReservedHugePagesIsToldByItsDescriptor) {
+  constexpr unsigned kHugePages = MFD_HUGETLB | (21U << 26U);  // MFD_HUGE_2MB
+  const UniqueFd huge(::memfd_create("filler-test", MFD_CLOEXEC | kHugePages));
+  if (!huge.valid()) GTEST_SKIP() << "this kernel has no huge pages to reserve";
+  EXPECT_TRUE(SharedMemory::is_of_huge_pages(huge));
+  EXPECT_FALSE(SharedMemory::is_of_huge_pages(make_pool(kPiece)));
+  EXPECT_FALSE(SharedMemory::is_of_huge_pages(UniqueFd()));
 }
 
 /// Whether this kernel has MADV_COLLAPSE for shared memory (Linux 6.1) and may use it.
@@ -111,6 +123,7 @@ bool makes_huge_pages() {
   int minor = 0;
   if (std::sscanf(kernel.release, "%d.%d", &major, &minor) != 2) return false;
   if (std::pair(major, minor) < std::pair(6, 1)) return false;
+  if (::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) != 0) return false;
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return !text.empty() && text.find("[deny]") == std::string::npos;
