@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/utsname.h>
 
 #include <cstdint>
@@ -22,6 +23,7 @@ inline bool makes_huge_pages() {
   int minor = 0;
   if (std::sscanf(kernel.release, "%d.%d", &major, &minor) != 2) return false;
   if (std::pair(major, minor) < std::pair(6, 1)) return false;
+  if (::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) != 0) return false;
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return !text.empty() && text.find("[deny]") == std::string::npos;

@@ -98,11 +98,19 @@ void check_config(const ManagerConfig& config) {
 /// What of the pool is there before anybody is served.
 constexpr std::uint64_t kServesFrom = 256ULL << 20;
 
-void tell_complete(std::uint64_t pool_bytes, std::uint64_t huge_bytes, ipc::TimePoint began) {
+struct Filled {
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t from_bytes = 0;  ///< What an earlier manager had filled.
+  std::uint64_t huge_bytes = 0;  ///< Of the rest.
+};
+
+void tell_complete(const Filled& filled, ipc::TimePoint began) {
   const auto took =
       std::chrono::duration_cast<std::chrono::milliseconds>(ipc::MonotonicClock::now() - began);
-  ipc::log_info("host pool: all {} are there after {} ms, {} of it made huge pages",
-                ipc::format_size(pool_bytes), took.count(), ipc::format_size(huge_bytes));
+  ipc::log_info(
+      "host pool: all {} are there after {} ms; huge pages were made of {} of the {} filled",
+      ipc::format_size(filled.pool_bytes), took.count(), ipc::format_size(filled.huge_bytes),
+      ipc::format_size(filled.pool_bytes - filled.from_bytes));
 }
 
 struct KeptMemory {
@@ -240,23 +248,24 @@ void run_manager(const ManagerConfig& config) {
     // Serves with what is there: the rest comes beside it.
     pool.set_ready(adopts ? catalogue->filled_bytes() : 0);
     const ipc::TimePoint began = ipc::MonotonicClock::now();
+    const std::uint64_t from_bytes = catalogue->filled_bytes();
     std::optional<ipc::PoolFiller> filler;
-    if (catalogue->filled_bytes() < pool_bytes) {
+    if (from_bytes < pool_bytes) {
       filler.emplace(
           pool_fd,
           ipc::PoolFiller::Options{.name = pool_name,
                                    .size_bytes = pool_bytes,
                                    .numa_nodes = config.numa_nodes,
-                                   .huge_pages = config.huge_pages && !of_huge_pages,
-                                   .from_bytes = catalogue->filled_bytes()},
+                                   .huge_pages = config.huge_pages,
+                                   .from_bytes = from_bytes},
           [&](std::uint64_t filled) {
-            loop.post([&pool, &catalogue, &filler, filled, pool_bytes, began] {
+            loop.post([&pool, &catalogue, &filler, filled, pool_bytes, from_bytes, began] {
               // What an earlier manager had filled is there already.
               if (filled <= catalogue->filled_bytes()) return;
               pool.set_ready(filled);
               catalogue->set_filled(filled);
               if (filled < pool_bytes) return;
-              tell_complete(pool_bytes, filler->huge_page_bytes(), began);
+              tell_complete({pool_bytes, from_bytes, filler->huge_page_bytes()}, began);
               filler.reset();
             });
           },
@@ -285,7 +294,7 @@ void run_manager(const ManagerConfig& config) {
     });
     ipc::log_info("manager of instance {} is ready: {} in {}, host pool of {}{}", dir.instance(),
                   dir.registry_socket().string(), dir.path().string(), ipc::format_size(pool_bytes),
-                  of_huge_pages ? " in huge pages" : "");
+                  ipc::SharedMemory::is_of_huge_pages(pool_fd) ? " in huge pages" : "");
     const bool well = loop.run();
     // The end empties the pool, and not what is said of it: whoever keeps it may still give it on.
     pool.observe(nullptr);

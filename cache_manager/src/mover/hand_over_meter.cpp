@@ -19,6 +19,9 @@ constexpr double kKeptByEach = 0.95;
 constexpr double kMostFadingS = 5;
 /// Slow ones in as much as they have been slow for, but not in less than this.
 constexpr double kLeastFadingS = 0.1;
+/// After more without any, how long they have been slow for begins anew: the slowest keep staging
+/// away for little more than a minute.
+constexpr double kForgottenS = 120;
 /// Between sightings that follow each other nothing fades.
 constexpr double kNoPauseS = 0.02;
 /// Slow is what takes longer than the first estimate by this factor.
@@ -52,11 +55,13 @@ void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint 
   seen.mib = static_cast<double>(bytes) / kBytesPerMiB;
   seen.us = std::clamp(std::chrono::duration<double, std::micro>(took).count(), 0.0, kMostCounted);
   seen.over_first = seen.us / (first.base_us + seen.mib * first.us_per_mib);
-  // What was seen before a pause is half a judge of what comes after it, and none after a long one:
-  // one that is fast is not outvoted, and two that are slow are not two strays.
-  const double pause = seconds_between(seen_, now);
-  if (pause > fading_s()) before_[0].reset();
-  if (pause > kMostFadingS) before_[1].reset();
+  const double pause_s = seconds_between(seen_, now);
+  if (pause_s > kForgottenS) slow_since_.reset();
+  // What was seen before a pause is no judge of what comes after it, unless it is slow still: jobs
+  // of one hand-over each, further apart than what is slow for a moment fades in, would otherwise
+  // be slow for ever and never believed.
+  const bool still_slow = slow_since_ && seen.over_first > kSlow;
+  if (pause_s > (still_slow ? kMostFadingS : fading_s())) before_ = {};
   seen_ = now;
   std::array<std::optional<Sighting>, 3> last{before_[0], before_[1], seen};
   std::sort(last.begin(), last.end(), [](const auto& one, const auto& other) {

@@ -85,15 +85,16 @@ struct LockTable {
   bool in_one_read = false;  ///< The kernel holds its locks over one read: a true snapshot.
 };
 
-/// One read gives whole lines up to a page. One that leaves more of it than a line could take was
-/// not cut short, whereas what follows a cut may be gone before the next read: that finds nothing.
+/// One read gives whole locks up to a page. One that leaves more of it than a lock takes was not cut
+/// short, whereas what follows a cut may be gone before the next read: that finds nothing. A lock
+/// has a line of some 60 bytes, and so has each who waits for it.
 constexpr std::size_t kReadBytes = 4096;
-constexpr std::size_t kMostLine = 256;
+constexpr std::size_t kMostLock = 1024;
 
 Result<LockTable> read_lock_table() {
   KVFERRY_ASSIGN(ProcText locks, read_all("/proc/locks"));
   const bool in_one_read =
-      locks.text.size() == locks.first_read && locks.first_read + kMostLine < kReadBytes;
+      locks.text.size() == locks.first_read && locks.first_read + kMostLock < kReadBytes;
   return LockTable{std::move(locks.text), in_one_read};
 }
 

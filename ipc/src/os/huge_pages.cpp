@@ -43,13 +43,28 @@ void* reserve_for_huge_pages(std::uint64_t size_bytes) noexcept {
   return start + before;
 }
 
+std::uint64_t first_page_offset(std::uint64_t huge_page,
+                                std::uint64_t nodes,
+                                std::uint64_t page_bytes) noexcept {
+  if (nodes <= 1) return 0;
+  const std::uint64_t pages = kHugePageBytes / page_bytes;
+  // The node of page p is (p + something) % nodes: that of the page at `offset` pages of huge page
+  // h is to be (h + something) % nodes.
+  const std::uint64_t there = pages % nodes * (huge_page % nodes) % nodes;
+  const std::uint64_t offset = (huge_page % nodes + nodes - there) % nodes;
+  return offset % pages * page_bytes;
+}
+
 void HugePageMaker::make(std::byte* data, std::uint64_t size_bytes) {
   const std::uint64_t size = size_bytes / kHugePageBytes * kHugePageBytes;
   if (size == 0 || !tries_) return;
   // The kernel makes none of nothing at all. By a call, since a touch ends the process where memory
   // is out.
   for (std::uint64_t at = 0; at < size; at += kHugePageBytes) {
-    const auto first_page = [&] { return ::madvise(data + at, page_bytes(), MADV_POPULATE_WRITE); };
+    const std::uint64_t page = at + first_page_offset(at / kHugePageBytes, nodes_, page_bytes());
+    const auto first_page = [&] {
+      return ::madvise(data + page, page_bytes(), MADV_POPULATE_WRITE);
+    };
     if (retry_interrupted(first_page) != 0) return;
   }
   // One call for all of it: each first waits for every processor (lru_add_drain_all).
@@ -65,8 +80,10 @@ void HugePageMaker::make(std::byte* data, std::uint64_t size_bytes) {
   } else if (error == EINVAL) {
     if (tries_.exchange(false)) {
       log_info(
-          "the kernel makes no huge pages of shared memory (Linux 6.1 does, unless "
-          "transparent_hugepage/shmem_enabled is deny): small ones are used");
+          "the kernel makes no huge pages of shared memory for this process (Linux 6.1 does, "
+          "unless "
+          "transparent_hugepage/shmem_enabled is deny, or the process was started without them, by "
+          "PR_SET_THP_DISABLE): small ones are used");
     }
   } else {
     log_debug("{} in huge pages: {}", format_size(size), std::generic_category().message(error));

@@ -4,6 +4,7 @@
 
 #include "kvferry/ipc/base/log.hpp"
 #include "kvferry/ipc/base/size.hpp"
+#include "kvferry/ipc/os/shared_memory.hpp"
 #include "os/huge_pages.hpp"
 #include "os/numa_nodes.hpp"
 #include "os/syscall.hpp"
@@ -37,9 +38,7 @@ class PieceMapping {
                      MAP_SHARED | (place_ == nullptr ? 0 : MAP_FIXED),
                      fd,
                      static_cast<off_t>(offset))),
-        size_bytes_(size_bytes) {
-    if (!valid() && place_ != nullptr) ::munmap(place_, size_bytes_);
-  }
+        size_bytes_(size_bytes) {}
   PieceMapping(const PieceMapping&) = delete;
   PieceMapping& operator=(const PieceMapping&) = delete;
   ~PieceMapping() {
@@ -47,9 +46,13 @@ class PieceMapping {
   }
   [[nodiscard]] bool valid() const noexcept { return data_ != MAP_FAILED; }
   [[nodiscard]] void* data() const noexcept { return data_; }
+  /// Whether what it maps can be of huge pages.
+  [[nodiscard]] bool is_aligned() const noexcept { return place_ != nullptr; }
 
  private:
-  void* place_;  ///< Null: the kernel chooses one.
+  /// Null: the kernel chooses one. Left alone where mapping fails: the kernel may have given it
+  /// back before it failed, and another thread may have something there by now.
+  void* place_;
   void* data_;
   std::uint64_t size_bytes_;
 };
@@ -68,7 +71,8 @@ PoolFiller::PoolFiller(const UniqueFd& fd,
                        std::function<void(const Error&)> on_failed)
     : fd_(duplicate(fd)),
       options_(std::move(options)),
-      huge_pages_(std::make_unique<HugePageMaker>(options_.huge_pages)),
+      huge_pages_(std::make_unique<HugePageMaker>(
+          options_.huge_pages && !SharedMemory::is_of_huge_pages(fd_), options_.numa_nodes.size())),
       on_filled_(std::move(on_filled)),
       on_failed_(std::move(on_failed)),
       filled_((options_.size_bytes + kPieceBytes - 1) / kPieceBytes, false) {
@@ -132,7 +136,7 @@ Status PoolFiller::fill(std::uint64_t piece) const {
     return KVFERRY_ERRNO("mapping {} of host pool \"{}\"", format_size(size), options_.name);
   }
   bind_to_nodes(mapping.data(), size, options_.numa_nodes);
-  if (options_.huge_pages) {
+  if (options_.huge_pages && mapping.is_aligned()) {
     // Where the kernel gives shared memory huge pages when asked (shmem_enabled is advise); says
     // nothing elsewhere.
     static_cast<void>(::madvise(mapping.data(), size, MADV_HUGEPAGE));

@@ -12,8 +12,10 @@
 #include <boost/interprocess/mapped_region.hpp>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,14 +54,14 @@ Result<boost::interprocess::mapped_region> map(int fd,
                                                boost::interprocess::mode_t mode,
                                                std::uint64_t size_bytes) {
   const auto size = static_cast<std::size_t>(size_bytes);
-  // Anywhere where there is no such place.
+  // Anywhere where there is no such place. What fails leaves it alone: the kernel may have given
+  // the place back before it failed, and another thread may have something there by now.
   void* const place = size_bytes < kHugePageBytes ? nullptr : reserve_for_huge_pages(size_bytes);
   try {
     const MappableFd mappable(fd, mode);
     if (place == nullptr) return boost::interprocess::mapped_region(mappable, mode, 0, size);
     return boost::interprocess::mapped_region(mappable, mode, 0, size, place, MAP_FIXED);
   } catch (const boost::interprocess::interprocess_exception& exception) {
-    if (place != nullptr) ::munmap(place, size);
     errno = exception.get_native_error();
     return KVFERRY_ERRNO("mapping {} of shared memory", format_size(size_bytes));
   }
@@ -221,6 +223,11 @@ Result<UniqueFd> SharedMemory::create_large_pool(const std::string& name,
   KVFERRY_ASSIGN(UniqueFd fd, create_memfd(name, size_bytes));
   KVFERRY_TRY(seal(fd, name, kSizeSeals | F_SEAL_SEAL));
   return fd;
+}
+
+bool SharedMemory::is_of_huge_pages(const UniqueFd& fd) noexcept {
+  struct statfs info {};
+  return ::fstatfs(fd.get(), &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
 }
 
 Status SharedMemory::check_room(const std::string& name,

@@ -146,6 +146,36 @@ TEST_F(HandOverMeterTest, TriesAgainLaterTheLongerItHasBeenSlow) {
   EXPECT_LT(now_ - last, 4s);
 }
 
+TEST_F(HandOverMeterTest, SlowOnesThatComeOneByOneAreBelieved) {
+  const HandOverCost slow{2000, 2.5};
+  for (const ipc::Duration apart : {50ms, 90ms, 110ms, 150ms, 300ms, 1000ms}) {
+    HandOverMeter meter;
+    int gathered = 0;
+    // Gathers are made, and seen, only while they may be.
+    for (ipc::TimePoint now{1h}; now < ipc::TimePoint{1h + 600s}; now += apart) {
+      if (at(meter.cost(now), 8) > kMostFor8MiB) continue;
+      meter.add(8 * kMiB, took(slow, 8 * kMiB), now);
+      ++gathered;
+    }
+    EXPECT_LT(gathered, 100) << apart / 1ms << " ms apart";
+  }
+}
+
+TEST_F(HandOverMeterTest, HowLongItWasSlowIsForgottenInTime) {
+  for (int i = 0; i < 3; ++i) {
+    see({2000, 2.5}, 8 * kMiB, 2);
+    EXPECT_GT(at(meter_.cost(now_), 8), kMostFor8MiB);
+    EXPECT_LT(at(meter_.cost(now_ + 1s), 8), kMostFor8MiB) << i;
+    now_ += 1h;
+  }
+}
+
+TEST_F(HandOverMeterTest, KeepsStagingAwayForLittleMoreThanAMinuteAtMost) {
+  see({50'000, 0}, 8 * kMiB, 60'000);
+  EXPECT_GT(at(meter_.cost(now_ + 60s), 8), kMostFor8MiB);
+  EXPECT_LT(at(meter_.cost(now_ + 75s), 8), kMostFor8MiB);
+}
+
 TEST_F(HandOverMeterTest, StaysFiniteAndPositiveWhateverItSees) {
   for (int i = 0; i < 1000; ++i) {
     now_ += std::chrono::milliseconds(i % 7 == 0 ? 0 : 1 << (i % 20));

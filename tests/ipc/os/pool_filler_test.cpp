@@ -12,7 +12,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -29,6 +34,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr std::uint64_t kPiece = PoolFiller::kPieceBytes;
+constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kBytes = 5 * kPiece + kPiece / 2;
 
 std::uint64_t allocated_bytes(const UniqueFd& fd) {
@@ -89,11 +95,21 @@ TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
   const UniqueFd fd =
       SharedMemory::create_large_pool("filler-test", kPiece, true, of_huge_pages).value();
   EXPECT_TRUE(of_huge_pages);
+  EXPECT_TRUE(SharedMemory::is_of_huge_pages(fd));
   PoolFiller filler(
       fd, {"filler-test", kPiece, 1, {}}, [](std::uint64_t) {},
       [](const Error& error) { ADD_FAILURE() << error.to_string(); });
   EXPECT_TRUE(filler.wait_filled(kPiece, {}).has_value());
   EXPECT_TRUE(SharedMemory::map_pool(fd, kPiece).has_value());
+}
+
+TEST(PoolFillerTest, PoolOfReservedHugePagesIsToldByItsDescriptor) {
+  constexpr unsigned kHugePages = MFD_HUGETLB | (21U << 26U);  // MFD_HUGE_2MB
+  const UniqueFd huge(::memfd_create("filler-test", MFD_CLOEXEC | kHugePages));
+  if (!huge.valid()) GTEST_SKIP() << "this kernel has no huge pages to reserve";
+  EXPECT_TRUE(SharedMemory::is_of_huge_pages(huge));
+  EXPECT_FALSE(SharedMemory::is_of_huge_pages(make_pool(kPiece)));
+  EXPECT_FALSE(SharedMemory::is_of_huge_pages(UniqueFd()));
 }
 
 TEST(PoolFillerTest, HugePagesAreMadeWhereTheKernelGivesNoneByItself) {
@@ -108,6 +124,57 @@ TEST(PoolFillerTest, HugePagesAreMadeWhereTheKernelGivesNoneByItself) {
   // One touch of each is enough for all of it.
   for (std::uint64_t at = 0; at < kBytes; at += kHugePageBytes) mapping.data()[at] = std::byte{1};
   EXPECT_EQ(test::mapped_as_huge_bytes(mapping.data()), kBytes);
+}
+
+TEST(PoolFillerTest, HugePagesAreSpreadOverNodesLikeSmallOnes) {
+  constexpr std::uint64_t kPages = kHugePageBytes / kPage;
+  for (std::uint64_t nodes = 1; nodes <= 16; ++nodes) {
+    std::vector<std::uint64_t> on_node(nodes);
+    for (std::uint64_t huge = 0; huge < 10 * nodes; ++huge) {
+      const std::uint64_t offset = first_page_offset(huge, nodes, kPage);
+      ASSERT_LT(offset, kHugePageBytes);
+      ASSERT_EQ(offset % kPage, 0U);
+      // How the kernel interleaves: by page of the file.
+      ++on_node[(huge * kPages + offset / kPage) % nodes];
+    }
+    EXPECT_THAT(on_node, testing::Each(10U)) << nodes << " nodes";
+  }
+}
+
+/// Pages of a mapping by the node that they are on.
+std::vector<std::uint64_t> pages_by_node(std::byte* data, std::uint64_t size_bytes) {
+  std::vector<std::uint64_t> counts;
+  for (std::uint64_t at = 0; at < size_bytes; at += kPage) {
+    int node = -1;
+    EXPECT_EQ(::syscall(SYS_get_mempolicy, &node, nullptr, 0, data + at, MPOL_F_NODE | MPOL_F_ADDR),
+              0);
+    if (node < 0) continue;
+    counts.resize(std::max(counts.size(), static_cast<std::size_t>(node) + 1));
+    ++counts[static_cast<std::size_t>(node)];
+  }
+  return counts;
+}
+
+TEST(PoolFillerTest, PoolOfTwoNodesIsHalfOnEach) {
+  if (!parse_numa_nodes("0,1").has_value()) GTEST_SKIP() << "no two NUMA nodes";
+  for (const bool huge_pages : {false, true}) {
+    const UniqueFd fd = make_pool(kPiece);
+    PoolFiller filler(
+        fd,
+        {.name = "filler-test",
+         .size_bytes = kPiece,
+         .numa_nodes = {0, 1},
+         .huge_pages = huge_pages},
+        [](std::uint64_t) {}, [](const Error& error) { ADD_FAILURE() << error.to_string(); });
+    ASSERT_TRUE(filler.wait_filled(kPiece, {}).has_value());
+    const SharedMapping mapping = SharedMemory::map_pool(fd, kPiece).value();
+    const std::vector<std::uint64_t> pages = pages_by_node(mapping.data(), kPiece);
+    const bool is_half =
+        pages.size() == 2 && *std::min_element(pages.begin(), pages.end()) > kPiece / kPage * 2 / 5;
+    if (!huge_pages && !is_half)
+      GTEST_SKIP() << "one of two nodes is full, or not for this process";
+    EXPECT_TRUE(is_half) << testing::PrintToString(pages);
+  }
 }
 
 TEST(PoolFillerTest, SmallPagesAreUsedOnRequest) {

@@ -62,7 +62,7 @@ class PoolFiller {
   /// Until so many bytes are there; give_up is asked several times a second. kCancelled; the error
   /// that on_failed told.
   [[nodiscard]] Status wait_filled(std::uint64_t size_bytes, const std::function<bool()>& give_up);
-  /// What it filled that the kernel made huge pages of.
+  /// What it filled that the kernel made huge pages of: nothing of a pool of reserved ones.
   [[nodiscard]] std::uint64_t huge_page_bytes() const noexcept;
 
  private:

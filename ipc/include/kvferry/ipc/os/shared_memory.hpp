@@ -62,6 +62,9 @@ class SharedMemory {
                                                           std::uint64_t size_bytes,
                                                           bool wants_huge_pages,
                                                           bool& of_huge_pages);
+  /// Whether a pool is of huge pages that the machine had reserved, as create_large_pool says of
+  /// one that it makes.
+  [[nodiscard]] static bool is_of_huge_pages(const UniqueFd& fd) noexcept;
   /// Whether that would have its memory once so much is given back: kNoHostMemory otherwise.
   [[nodiscard]] static Status check_room(const std::string& name,
                                          std::uint64_t size_bytes,
