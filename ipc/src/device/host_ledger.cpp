@@ -85,9 +85,9 @@ struct LockTable {
   bool in_one_read = false;  ///< The kernel holds its locks over one read: a true snapshot.
 };
 
-/// One read gives whole locks up to a page. One that leaves more of it than a lock takes was not cut
-/// short, whereas what follows a cut may be gone before the next read: that finds nothing. A lock
-/// has a line of some 60 bytes, and so has each who waits for it.
+/// One read gives whole locks up to a page. One that leaves more of it than a lock takes was not
+/// cut short, whereas what follows a cut may be gone before the next read: that finds nothing. A
+/// lock has a line of some 60 bytes, and so has each who waits for it.
 constexpr std::size_t kReadBytes = 4096;
 constexpr std::size_t kMostLock = 1024;
 
