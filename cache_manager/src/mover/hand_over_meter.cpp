@@ -63,12 +63,13 @@ void HandOverMeter::add(std::uint64_t bytes, ipc::Duration took, ipc::TimePoint 
   const bool still_slow = slow_since_ && seen.over_first > kSlow;
   if (pause_s > (still_slow ? kMostFadingS : fading_s())) before_ = {};
   seen_ = now;
-  std::array<std::optional<Sighting>, 3> last{before_[0], before_[1], seen};
+  Before& before = before_.at(seen.mib < 1 ? 0 : seen.mib < 4 ? 1 : 2);
+  std::array<std::optional<Sighting>, 3> last{before[0], before[1], seen};
   std::sort(last.begin(), last.end(), [](const auto& one, const auto& other) {
     return one.value_or(Sighting{}).over_first < other.value_or(Sighting{}).over_first;
   });
   if (last[1]) count(*last[1], now);
-  before_ = {before_[1], seen};
+  before = {before[1], seen};
 }
 
 void HandOverMeter::count(const Sighting& seen, ipc::TimePoint now) noexcept {

@@ -15,7 +15,8 @@ namespace kvferry::cache_manager {
 /// multiprocessors is seen here, as slower ones, and nowhere else by a mover. A line through what
 /// was seen, of which the latest counts most. Of each three in a row the middle one counts: a
 /// worker's first launch, or one that came behind a long kernel, takes ten times as long, and one
-/// such sighting would keep staging, and with it all others, away until it had faded. What was seen
+/// such sighting would keep staging, and with it all others, away until it had faded. (Of three of
+/// about one size: large ones are no strays among small ones.) What was seen
 /// does fade, so that a cost that kept staging from being used is found out again: soon where it
 /// has been high for a moment, the later the longer that has been so.
 /// @threading one thread.
@@ -37,7 +38,9 @@ class HandOverMeter {
   void count(const Sighting& seen, ipc::TimePoint now) noexcept;
 
   /// Before anything was seen, all was as the first estimate says, which counts nothing.
-  std::array<std::optional<Sighting>, 2> before_;
+  using Before = std::array<std::optional<Sighting>, 2>;
+  /// Those of less than 1 MiB, than 4, and the rest.
+  std::array<Before, 3> before_;
   ipc::TimePoint seen_{};  ///< The last one.
 
   // Sums over sightings of MiB (x) and microseconds beyond the first estimate's line (y).

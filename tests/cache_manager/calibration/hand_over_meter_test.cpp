@@ -176,6 +176,16 @@ TEST_F(HandOverMeterTest, KeepsStagingAwayForLittleMoreThanAMinuteAtMost) {
   EXPECT_LT(at(meter_.cost(now_ + 75s), 8), kMostFor8MiB);
 }
 
+TEST_F(HandOverMeterTest, LargeOnesAmongSmallOnesAreNoStrays) {
+  const HandOverCost real{900, 60};
+  for (int i = 0; i < 40; ++i) {
+    see(real, kMiB / 2, 2);
+    see(real, 32 * kMiB);
+  }
+  EXPECT_NEAR(at(meter_.cost(now_), 32), at(real, 32), 0.15 * at(real, 32));
+  EXPECT_NEAR(at(meter_.cost(now_), 0.5), at(real, 0.5), 0.15 * at(real, 0.5));
+}
+
 TEST_F(HandOverMeterTest, StaysFiniteAndPositiveWhateverItSees) {
   for (int i = 0; i < 1000; ++i) {
     now_ += std::chrono::milliseconds(i % 7 == 0 ? 0 : 1 << (i % 20));
