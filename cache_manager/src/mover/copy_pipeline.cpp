@@ -79,6 +79,10 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
   const bool in_parts =
       job.strategy == CopyStrategy::kKernel || job.strategy == CopyStrategy::kAgent;
   if (job.job.layers && in_parts) job.strategy = CopyStrategy::kBatch;
+  const HandOverCost cost = hand_overs_.cost(ipc::MonotonicClock::now());
+  ipc::log_debug("job {}: {} blocks {}, {}; hand-overs take {:.0f} us and {:.1f} a MiB",
+                 job.job.job.value, job.job.items.size(), stores() ? "to host" : "to device",
+                 to_string(job.strategy), cost.base_us, cost.us_per_mib);
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   PlanMemory memory;
   if (!spare_.empty()) {
