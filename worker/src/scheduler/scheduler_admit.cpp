@@ -237,6 +237,7 @@ void Scheduler::submit_loads(Number number,
   }
   ipc::log_debug("scheduler: load not sent: {}", job.error().to_string());
   pins_.let_go(std::move(pinned));
+  sequence.found_nothing();
   sequence.state = Sequence::State::kReady;
   sequence.device_only = job.error().code != ipc::ErrorCode::kStaleEpoch;
   if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
@@ -282,8 +283,7 @@ void Scheduler::on_load_done(LoadJob job, const Completion& completion) {
     }
     keep_what_came(sequence, job, completion);
     sequence.device_only = true;
-    // What it was to find it did not; the next time tells.
-    if (sequence.cached_at == sequence.admissions) sequence.cached_at = sequence.cached_tokens = 0;
+    sequence.found_nothing();
     if (sequence.fate == Sequence::Fate::kGoesOn) sequence.fate = Sequence::Fate::kWaits;
   }
   pins_.let_go(std::move(job.pinned));
@@ -299,8 +299,11 @@ void Scheduler::keep_what_came(Sequence& sequence,
   std::vector<LoadItem> came;
   for (std::size_t i = 0; i < job.items.size(); ++i) {
     const auto code = static_cast<ErrorCode>(completion.results[i]);
-    // The memory may be another one's by now, of which the news has not come yet.
-    if (code == ErrorCode::kStaleEpoch || code == ErrorCode::kRevoked) return;
+    // The memory may be gone or another one's by now, of which the news has not come yet.
+    if (code == ErrorCode::kStaleEpoch || code == ErrorCode::kRevoked ||
+        code == ErrorCode::kPeerDied) {
+      return;
+    }
     if (completion.results[i] == 0) came.push_back(job.items[i]);
   }
   cache_.publish_loaded(sequence, came);

@@ -72,6 +72,10 @@ struct Sequence {
   std::uint32_t cached_at = 0;  ///< The admission that these are of; 0: of none yet.
   std::uint32_t admissions = 0;
 
+  /// What this admission was to find in host memory did not come: the next one tells.
+  void found_nothing() noexcept {
+    if (cached_at == admissions) cached_at = cached_tokens = 0;
+  }
   [[nodiscard]] std::uint32_t length() const noexcept {
     return static_cast<std::uint32_t>(tokens.size());
   }
