@@ -79,10 +79,6 @@ RunningJob& CopyPipeline::begin(LaneJob job) {
   const bool in_parts =
       job.strategy == CopyStrategy::kKernel || job.strategy == CopyStrategy::kAgent;
   if (job.job.layers && in_parts) job.strategy = CopyStrategy::kBatch;
-  const HandOverCost cost = hand_overs_.cost(ipc::MonotonicClock::now());
-  ipc::log_debug("job {}: {} blocks {}, {}; hand-overs take {:.0f} us and {:.1f} a MiB",
-                 job.job.job.value, job.job.items.size(), stores() ? "to host" : "to device",
-                 to_string(job.strategy), cost.base_us, cost.us_per_mib);
   context_.transitions.record(Transition::kMoverStart, {.job = job.job.job});
   PlanMemory memory;
   if (!spare_.empty()) {
@@ -109,8 +105,12 @@ CopyStrategy CopyPipeline::choose(const LaneJob& job, bool alone, bool agent) {
   if (arena.chooser == nullptr || job.job.layers) return arena.strategy;
   const StrategyChooser::Compute compute{context_.staging.is_mostly_computing(),
                                          load_waits_.are_waited_for()};
-  return arena.chooser->choose(job.job, alone, hand_overs_.cost(ipc::MonotonicClock::now()),
-                               compute, agent);
+  const HandOverCost hand_over = hand_overs_.cost(ipc::MonotonicClock::now());
+  const CopyStrategy chosen = arena.chooser->choose(job.job, alone, hand_over, compute, agent);
+  ipc::log_debug("job {}: {} blocks {}, {}; hand-overs take {:.0f} us and {:.1f} a MiB",
+                 job.job.job.value, job.job.items.size(), stores() ? "to host" : "to device",
+                 to_string(chosen), hand_over.base_us, hand_over.us_per_mib);
+  return chosen;
 }
 
 RunningJob* CopyPipeline::best() noexcept {
