@@ -225,7 +225,6 @@ void run_manager(const ManagerConfig& config) {
   HostPool pool(config.pool_bytes);
   const std::uint64_t pool_bytes = pool.stats().bytes;
   const std::string pool_name = "kvferry-pool-" + dir.instance();
-  bool of_huge_pages = false;
   // Of whole pages; before an earlier manager's pool is let go for it.
   if (ipc::Status good = config.quotas.check(pool_bytes); !good) {
     throw ipc::Exception(good.error());
@@ -234,10 +233,9 @@ void run_manager(const ManagerConfig& config) {
     return ipc::SharedMemory::check_room(pool_name, pool_bytes, config.huge_pages, given_back);
   });
   const bool adopts = kept.catalogue != nullptr;
-  const ipc::UniqueFd pool_fd = adopts
-                                    ? std::move(kept.pool)
-                                    : value_or_throw(ipc::SharedMemory::create_large_pool(
-                                          pool_name, pool_bytes, config.huge_pages, of_huge_pages));
+  const ipc::UniqueFd pool_fd = adopts ? std::move(kept.pool)
+                                       : value_or_throw(ipc::SharedMemory::create_large_pool(
+                                             pool_name, pool_bytes, config.huge_pages));
   const std::unique_ptr<PoolCatalogue> catalogue =
       adopts ? std::move(kept.catalogue)
              : value_or_throw(PoolCatalogue::create(pool.stats(), ipc::Digest::random()));

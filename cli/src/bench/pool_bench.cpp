@@ -50,9 +50,7 @@ void bench_pool(BenchContext& context, const BenchShape& shape) {
   for (std::uint32_t i = 0; i < context.config().repeats; ++i) {
     context.doing(fmt::format("pool: {} of {}", i + 1, context.config().repeats));
     const ipc::TimePoint start = ipc::MonotonicClock::now();
-    bool of_huge_pages = false;
-    ipc::UniqueFd fd =
-        must(ipc::SharedMemory::create_large_pool("kvferry-bench", bytes, true, of_huge_pages));
+    ipc::UniqueFd fd = must(ipc::SharedMemory::create_large_pool("kvferry-bench", bytes, true));
     std::optional<ipc::SharedMapping> mapped = must(ipc::SharedMemory::map_pool(fd, bytes));
     const ipc::SharedMapping& mapping = *mapped;
     std::array<ipc::TimePoint, 2> filled;  // the first GiB, all

@@ -45,6 +45,8 @@ class HugePageMaker {
 
   /// @pre data is mapped from a multiple of kHugePageBytes on, in memory and in the file alike.
   /// What pages it has keep their contents; some may be there that were not, whatever the answer.
+  /// Takes the kernel a few milliseconds at least: it first has each processor put in order what
+  /// pages it holds ready.
   void make(std::byte* data, std::uint64_t size_bytes);
   /// So much was asked for and is in huge pages.
   [[nodiscard]] std::uint64_t made_bytes() const noexcept { return made_bytes_; }

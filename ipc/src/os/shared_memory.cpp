@@ -203,14 +203,11 @@ Result<UniqueFd> SharedMemory::create_pool(const std::string& name,
 
 Result<UniqueFd> SharedMemory::create_large_pool(const std::string& name,
                                                  std::uint64_t size_bytes,
-                                                 bool wants_huge_pages,
-                                                 bool& of_huge_pages) {
-  of_huge_pages = false;
+                                                 bool wants_huge_pages) {
   if (wants_huge_pages && size_bytes % kHugePageBytes == 0 &&
       size_bytes <= free_huge_page_bytes()) {
     auto huge = create_memfd(name, size_bytes, MFD_HUGETLB | kHugePageFlag);
     if (huge) {
-      of_huge_pages = true;
       KVFERRY_TRY(seal(*huge, name, kSizeSeals | F_SEAL_SEAL));
       return huge;
     }

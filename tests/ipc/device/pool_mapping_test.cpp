@@ -88,12 +88,11 @@ class PoolMappingTest : public testing::Test {
     device_.emplace(open_device(spec));
   }
   std::shared_ptr<PoolMapping> map(Background* background) {
-    bool of_huge_pages = false;
-    return PoolMapping::map(*device_,
-                            SharedMemory::create_large_pool("pool-mapping-test", kPieces * kPiece,
-                                                            false, of_huge_pages)
-                                .value(),
-                            kPieces * kPiece, background)
+    return PoolMapping::map(
+               *device_,
+               SharedMemory::create_large_pool("pool-mapping-test", kPieces * kPiece, false)
+                   .value(),
+               kPieces * kPiece, background)
         .value();
   }
   static void touch(PoolMapping& pool, std::size_t piece) {
@@ -270,11 +269,8 @@ class PlacingTest : public PoolMappingTest {
     return status;
   }
   std::shared_ptr<PoolMapping> map_near(std::vector<int> nodes) {
-    bool of_huge_pages = false;
     return PoolMapping::map(
-               *device_,
-               SharedMemory::create_large_pool("placing-test", 4 * kPiece, false, of_huge_pages)
-                   .value(),
+               *device_, SharedMemory::create_large_pool("placing-test", 4 * kPiece, false).value(),
                4 * kPiece, nullptr, std::move(nodes))
         .value();
   }
@@ -299,9 +295,7 @@ TEST_F(PlacingTest, NothingIsPlacedUnlessItIsAskedFor) {
 TEST_F(PlacingTest, PagesThatExistElsewhereAreMovedAndKeepWhatIsInThem) {
   if (!parse_numa_nodes("0,1")) GTEST_SKIP() << "this machine has one NUMA node";
   for (const int node : {1, 0}) {
-    bool of_huge_pages = false;
-    const UniqueFd fd =
-        SharedMemory::create_large_pool("placing-test", kPiece, false, of_huge_pages).value();
+    const UniqueFd fd = SharedMemory::create_large_pool("placing-test", kPiece, false).value();
     {
       PoolFiller filler(
           fd, {"placing-test", kPiece, 1, {1 - node}}, [](std::uint64_t) {},

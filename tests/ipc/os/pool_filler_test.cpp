@@ -45,8 +45,7 @@ std::uint64_t allocated_bytes(const UniqueFd& fd) {
 }
 
 UniqueFd make_pool(std::uint64_t bytes) {
-  bool of_huge_pages = false;
-  return SharedMemory::create_large_pool("filler-test", bytes, false, of_huge_pages).value();
+  return SharedMemory::create_large_pool("filler-test", bytes, false).value();
 }
 
 TEST(PoolFillerTest, PoolIsThereFromTheStartOnUntilAllOfItIs) {
@@ -81,20 +80,14 @@ TEST(PoolFillerTest, WhoeverWaitsMayGiveUpAndItsEndLeavesTheRestEmpty) {
 }
 
 TEST(PoolFillerTest, PoolThatTheMachineHasNoRoomForIsRefusedAtOnce) {
-  bool of_huge_pages = true;
-  const auto refused =
-      SharedMemory::create_large_pool("p", std::uint64_t{1} << 50, true, of_huge_pages);
+  const auto refused = SharedMemory::create_large_pool("p", std::uint64_t{1} << 50, true);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kNoHostMemory);
-  EXPECT_FALSE(of_huge_pages);
 }
 
 TEST(PoolFillerTest, HugePagesAreTakenWhereTheMachineHasReservedThem) {
   if (free_huge_page_bytes() < kPiece) GTEST_SKIP() << "no huge pages are reserved here";
-  bool of_huge_pages = false;
-  const UniqueFd fd =
-      SharedMemory::create_large_pool("filler-test", kPiece, true, of_huge_pages).value();
-  EXPECT_TRUE(of_huge_pages);
+  const UniqueFd fd = SharedMemory::create_large_pool("filler-test", kPiece, true).value();
   EXPECT_TRUE(SharedMemory::is_of_huge_pages(fd));
   PoolFiller filler(
       fd, {"filler-test", kPiece, 1, {}}, [](std::uint64_t) {},

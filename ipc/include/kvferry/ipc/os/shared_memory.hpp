@@ -57,13 +57,11 @@ class SharedMemory {
                                                     const std::function<bool()>& give_up = {});
   /// The same without its memory, which a PoolFiller gives it; kNoHostMemory at once when there is
   /// less than that. It is of huge pages when the machine has reserved enough of them, and they are
-  /// wanted; of_huge_pages says so.
+  /// wanted; is_of_huge_pages() says so.
   [[nodiscard]] static Result<UniqueFd> create_large_pool(const std::string& name,
                                                           std::uint64_t size_bytes,
-                                                          bool wants_huge_pages,
-                                                          bool& of_huge_pages);
-  /// Whether a pool is of huge pages that the machine had reserved, as create_large_pool says of
-  /// one that it makes.
+                                                          bool wants_huge_pages);
+  /// Whether a pool is of huge pages that the machine had reserved.
   [[nodiscard]] static bool is_of_huge_pages(const UniqueFd& fd) noexcept;
   /// Whether that would have its memory once so much is given back: kNoHostMemory otherwise.
   [[nodiscard]] static Status check_room(const std::string& name,
